@@ -29,7 +29,20 @@ from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
 from normbench.training.parallel import Group
-from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
+from normbench.types import (
+    Batch,
+    Branch,
+    Data,
+    Model,
+    NormFactory,
+    NormFacts,
+    Placement,
+    Site,
+    Task,
+    optional_norm,
+    stable_seed,
+    worst_of,
+)
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
 
@@ -168,16 +181,25 @@ def own_code(tree: Tree) -> dict[str, str]:
 
 
 def norm_facts(tree: Tree) -> NormFacts:
-    """Return what the chosen norm declares about itself under the chosen options; what is measured, of another's."""
-    found, norm = target(tree, "norm")
+    """Return what holds of the norms of a run, at whatever site they stand: the worst case of all of them."""
+    sections = ["norm"]  # all sites have the same one
+    return worst_of([facts_of(tree, section) for section in sections])
+
+
+def facts_of(tree: Tree, section: str) -> NormFacts:
+    """Return what a section's norm declares about itself under its options; what is measured, of another's."""
+    found, norm = target(tree, section)
     if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
-        facts = norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
-        told = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
-        return facts if told or facts.sees_future == "never" else replace(facts, counts_padding=True)
+        options = {key: value for key, value in tree[section].items() if not key.startswith("_")}
+        facts = norm.facts_for(**options)
+        takes_mask = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
+        if takes_mask or facts.sees_future == "never":
+            return facts
+        return replace(facts, counts_padding=True)
     width = tree["model"].get("width")
     if not takes_place(found) and isinstance(width, int):
         with seeded("facts"), suppress(Exception):  # what makes it fail is said when the model is built
-            return measured(factory(tree, "norm")(width), width)
+            return measured(factory(tree, section)(width), width)
     return NormFacts(statistics_over="unknown", centers=False)
 
 
@@ -225,18 +247,32 @@ class NormsBySite:
     """A norm factory that keeps what it made by the name of its site, which with the seed decides its draws."""
 
     def __init__(self, factory: NormFactory, seed: int) -> None:
-        self.factory, self.seed = factory, seed
+        self.factory = factory
+        self.seed = seed
         self.made: dict[str, nn.Module] = {}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        name = site.name if site else f"norm{len(self.made)}"
         with seeded(self.seed, "norm", site.name if site else len(self.made)):
-            norm = taking_mask(self.factory(num_features, channel_dim=channel_dim, site=site))
-        if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
-            norm.channel_dim = channel_dim  # type: ignore[assignment]  # torch's modules may hold numbers
-        if name in self.made:
-            raise ContractError(f"two norms stand at {name}: give each norm its slot, as in site.at('mlp', 'out')")
-        self.made[name] = norm
+            norm = self.factory(num_features, channel_dim=channel_dim, site=site)
+        return self.keep(norm, channel_dim, site)
+
+    def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
+        """Return the norm for a place of `optional_norm`; None where the factory asks for none there."""
+        with seeded(self.seed, "norm", site.name):
+            norm = optional_norm(self.factory, num_features, channel_dim=channel_dim, site=site)
+        return None if norm is None else self.keep(norm, channel_dim, site)
+
+    def keep(self, norm: nn.Module, channel_dim: int, site: Site | None) -> nn.Module:
+        """Keep a norm, which takes a mask and knows its features and its place from now on."""
+        stands_at = site or Site(f"norm{len(self.made)}")
+        if stands_at.name in self.made:
+            where = f"two norms stand at {stands_at.name}"
+            raise ContractError(f"{where}: give each norm its slot, as in site.at('mlp', 'out')")
+        kept: Any = taking_mask(norm)
+        kept.stands_at = stands_at
+        if not hasattr(kept, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
+            kept.channel_dim = channel_dim
+        self.made[stands_at.name] = norm
         return norm
 
 
@@ -256,7 +292,11 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
             return make_placement(branches, norm, site)
 
     with seeded(seed, "model"):
-        return factory(tree, "model")(task, norms, place), norms.made
+        model = factory(tree, "model")(task, norms, place)
+    if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
+        what = f"model._target_={tree['model']['_target_']} has no blocks"
+        raise ContractError(f"{what}, and no anatomy of its own: {pages(Model)} says what it is for")
+    return model, norms.made
 
 
 def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
@@ -337,7 +377,8 @@ def rehearse(
     if logits.shape != shape:
         found = tuple(logits.shape)
         raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
-    return kept.of_step(segment_length(len(model.blocks)) if recompute else None) * size / len(batch.targets)
+    segment = segment_length(len(model.anatomy().blocks)) if recompute else None
+    return kept.of_step(segment) * size / len(batch.targets)
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

@@ -87,24 +87,30 @@ def counts_of(mask: Bool[Tensor, "..."]) -> Counts:
     """Return the counts of a mask."""
     memo = memos.get(mask)
     if memo is None:
-        return counted(mask)
+        return count(mask)
     if not memo.found:
-        memo.found += [counted(mask)] if memo.steps is None else counted_steps(memo.steps)
+        if memo.steps is None:
+            memo.found.append(count(mask))
+        else:
+            memo.found.extend(count_steps(memo.steps))
     return memo.found[memo.place]
 
 
-def counted(mask: Bool[Tensor, "..."]) -> Counts:
+def count(mask: Bool[Tensor, "..."]) -> Counts:
     """Count what is real, without a wait for the device."""
     column = mask.reshape(-1, 1)
     numbers = numbers_of(column.sum(), len(column))
     return Counts(~column, column * numbers[1], *numbers)
 
 
-def counted_steps(mask: Bool[Tensor, "batch time"]) -> list[Counts]:
+def count_steps(mask: Bool[Tensor, "batch time"]) -> list[Counts]:
     """Count what is real at each time step."""
     numbers = numbers_of(mask.sum(0), len(mask))
-    columns = [each.unsqueeze(-1).unbind(1) for each in (~mask, mask * numbers[1])]
-    return [Counts(*found) for found in zip(*columns, *(each.unbind() for each in numbers), strict=True)]
+    stretch = numbers[1]
+    absent = (~mask).unsqueeze(-1).unbind(1)
+    stretched = (mask * stretch).unsqueeze(-1).unbind(1)
+    by_step = [number.unbind() for number in numbers]
+    return [Counts(*found) for found in zip(absent, stretched, *by_step, strict=True)]
 
 
 def numbers_of(real: Tensor, positions: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

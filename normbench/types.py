@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -34,7 +34,7 @@ class Site:
     layer: index of the block, from 0; None outside the blocks.
     depth: number of blocks in the stack.
     branches: number of residual branches in the whole stack (DeepNorm's constants follow from it).
-    slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`).
+    slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`; see `optional_norm`).
     causal: whether the model predicts each position from those before it, as a language model does.
     side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
     `depth` and `branches` count the blocks of both, the encoder's first.
@@ -52,8 +52,10 @@ class Site:
     length: int | None = None
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
-        """Return the same block with another role or slot."""
-        return replace(self, role=self.role if role is None else role, slot=slot)
+        """Return the same block with another role, or its own, and this slot."""
+        if role is None:
+            role = self.role
+        return replace(self, role=role, slot=slot)
 
     @property
     def name(self) -> str:
@@ -83,6 +85,19 @@ class NormFacts:
     counts_padding: bool = False
 
 
+def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
+    """Return what holds of several norms of one model together: of each fact what one of them does at worst."""
+    severity: tuple[When, ...] = ("never", "training", "always")
+    return NormFacts(
+        statistics_over="; ".join(dict.fromkeys(each.statistics_over for each in facts)),
+        centers=any(each.centers for each in facts),
+        crosses_samples=any(each.crosses_samples for each in facts),
+        sees_future=max((each.sees_future for each in facts), key=severity.index),
+        needs_positions=any(each.needs_positions for each in facts),
+        counts_padding=any(each.counts_padding for each in facts),
+    )
+
+
 class Norm(nn.Module):
     """A normalization: `forward(x, mask=None)` keeps the shape and dtype of x, whose features are along `channel_dim`.
 
@@ -91,6 +106,7 @@ class Norm(nn.Module):
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
     recorded: attributes that `settings` tells of. used_in: networks that are known for it.
+    stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
     facts: ClassVar[NormFacts]
@@ -99,6 +115,7 @@ class Norm(nn.Module):
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
 
     channel_dim: int
+    stands_at: Site | None = None
     eps: float | None  # None: the formula has no epsilon
     eps_place: ClassVar[str] = "inside the root"
     implementation: str = "eager"  # which code runs: chosen once, at construction
@@ -113,7 +130,23 @@ class Norm(nn.Module):
         return {name: getattr(self, name) for name in self.recorded}
 
 
-NormFactory = Callable[..., nn.Module]  # (num_features, *, channel_dim=-1, site=None) to the norm for one place
+# (num_features, *, channel_dim=-1, site=None) to the norm for one place. It may have a method `optional` of the same
+# arguments, for the places of `optional_norm`, which gives a norm or None.
+NormFactory = Callable[..., nn.Module]
+
+
+def optional_norm(norm: NormFactory, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
+    """Return the norm for a place that has none unless it is asked for; None where the factory does not ask.
+
+    Such places are in attention (slots `q`, `k`, `v` of each head; `q_all`, `k_all` of all heads together; `context`,
+    what is read, before the output projection), in an MLP (`hidden`, before its last linear map), behind a learned
+    shortcut (`shortcut`) and behind the stem (role `stem`).
+    """
+    optional = getattr(norm, "optional", None)
+    if optional is None:
+        return None
+    found: nn.Module | None = optional(num_features, channel_dim=channel_dim, site=site)
+    return found
 
 
 class Branch(nn.Module):
@@ -165,6 +198,77 @@ class Placement(nn.Module):
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
 
 
+class InnerAttention(nn.Module):
+    """What attention makes of queries, keys and values, split by heads: `forward(q, k, v, mask)`.
+
+    It is a module so that probes and studies can look at what it is called with. mask: None, or bool (batch, keys),
+    False at keys that no query may look at.
+    """
+
+    def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the logits whose softmax weighs the values, −∞ where a query may not look."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a model, as whoever looks at it needs to know it.
+
+    module: is called with the residual stream, and returns it. layer: its place in the running order, from 0.
+    side: of an encoder–decoder, `encoder` or `decoder`. branches: by role. norms: by the name of their site, those
+    inside branches too. channel_dim: the axis of features of the stream.
+    """
+
+    module: nn.Module
+    layer: int
+    side: str
+    branches: Mapping[str, nn.Module]
+    norms: Mapping[str, nn.Module]
+    channel_dim: int
+
+    @property
+    def name(self) -> str:
+        """Return the name used in tags, as a site's: `block03`."""
+        return Site("block", self.layer).name
+
+    def attention(self) -> dict[str, InnerAttention]:
+        """Return the inner attention of each branch that has one, by role."""
+        found = {}
+        for role, branch in self.branches.items():
+            for module in branch.modules():
+                if isinstance(module, InnerAttention):
+                    found[role] = module
+        return found
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a model is made of, in the order in which it runs: all that probes, studies and checks know of its inside.
+
+    stem: makes the stream from the inputs; None where nothing does. norms: all of the model, by the name of their site.
+    """
+
+    stem: nn.Module | None
+    blocks: tuple[Block, ...]
+    norms: Mapping[str, nn.Module]
+
+    @property
+    def outer_norms(self) -> dict[str, nn.Module]:
+        """Return the norms that are in no block: the final ones, or one behind the stem."""
+        inside = [name for block in self.blocks for name in block.norms]
+        return {name: norm for name, norm in self.norms.items() if name not in inside}
+
+
+def norms_in(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms inside a module by the name of their site."""
+    found = {}
+    for part in module.modules():
+        site = getattr(part, "stands_at", None)
+        if isinstance(site, Site):
+            found[site.name] = part
+    return found
+
+
 class Model(nn.Module):
     """A stack of blocks between a stem and a head; it takes the two factories and imports no norm or placement.
 
@@ -174,6 +278,7 @@ class Model(nn.Module):
     kinds: the tasks it can do. roles: the branches that its blocks have. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
+    blocks: a ModuleList of placements, unless `anatomy` says otherwise.
     """
 
     kinds: ClassVar[frozenset[str]]
@@ -182,10 +287,21 @@ class Model(nn.Module):
     has_positions: ClassVar[bool] = True
     recompute: bool | None = None
 
-    blocks: nn.ModuleList
-
     def weights_drawn(self) -> None:
         """Set what follows from the weights as they start; called once they are drawn."""
+
+    def anatomy(self) -> Anatomy:
+        """Return what the model is made of, as its `blocks` and the norms from its factory have it."""
+        placements: Any = self.blocks
+        blocks = []
+        for layer, placement in enumerate(placements):
+            branches = dict(placement.branches.items())
+            channel_dim = next(iter(branches.values())).channel_dim
+            site = getattr(placement, "site", None)  # which a placement of a user's own need not keep
+            side = site.side if isinstance(site, Site) else ""
+            blocks.append(Block(placement, layer, side, branches, norms_in(placement), channel_dim))
+        stem: Any = getattr(self, "stem", None)
+        return Anatomy(stem, tuple(blocks), norms_in(self))
 
 
 class Task(ABC):
@@ -213,9 +329,12 @@ class Task(ABC):
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Task:
         """Make the task that a run has noted."""
-        made: Any = Task.by_kind[record["kind"]]  # a dataclass
-        values = {field.name: record[field.name] for field in fields(made)}
-        return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        task_class: Any = Task.by_kind[record["kind"]]  # a dataclass
+        values = {}
+        for field in fields(task_class):
+            value = record[field.name]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+        return task_class(**values)
 
     def record(self) -> dict[str, Any]:
         """Return what a run notes of its task."""
@@ -271,7 +390,9 @@ class LanguageModeling(Task):
         return self.vocabulary_size
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
+        perplexity = math.inf
+        if math.isfinite(loss):
+            perplexity = math.exp(min(loss, 700.0))
         return super().metrics(loss, accuracy) | {"perplexity": perplexity}
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
@@ -295,7 +416,8 @@ class TextClassification(Task):
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
         labels = torch.randint(self.num_classes, (size,), generator=generator)
         tokens = torch.randint(self.vocabulary_size, (size, self.context + 1), generator=generator)[:, :-1]
-        mask = torch.arange(self.context) < torch.arange(self.context, 0, -self.context // size)[:, None]
+        lengths = torch.arange(self.context, 0, -self.context // size)
+        mask = torch.arange(self.context) < lengths[:, None]
         return Batch(tokens * mask, labels, mask)
 
 
@@ -341,16 +463,21 @@ class Batch(NamedTuple):
         """Return what a model is called with."""
         if self.mask is None:
             return (self.inputs,)
-        return (self.inputs, self.mask, *(() if self.previous is None else (self.previous, self.targets != PADDING)))
+        if self.previous is None:
+            return (self.inputs, self.mask)
+        return (self.inputs, self.mask, self.previous, self.targets != PADDING)
 
     @property
     def predictions(self) -> int:
         """Return how many targets are no padding; waits for the device."""
-        return self.targets.numel() if self.previous is None else int((self.targets != PADDING).sum())
+        if self.previous is None:
+            return self.targets.numel()
+        return int((self.targets != PADDING).sum())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each tensor."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]  # the first two are there
+        mapped: list[Any] = [None if tensor is None else function(tensor) for tensor in self]
+        return Batch(*mapped)
 
 
 class Data(ABC):

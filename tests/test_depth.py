@@ -36,7 +36,7 @@ KINDS = {
 def step(model: Model, norms: dict[str, nn.Module], task: Task) -> list[tuple[str, Any]]:
     """Two steps' forward and backward passes; everything that can be seen of the second."""
     torch.manual_seed(0)
-    for probes in (Probes(model, norms, set()), Probes(model, norms, WANTED)):
+    for probes in (Probes(model, set()), Probes(model, WANTED)):
         batch = random_batch(task)
         with probes.watch() as reading:
             loss = task.loss(model.train()(*batch.arguments), batch.targets)

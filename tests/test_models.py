@@ -33,6 +33,7 @@ def is_refused(norm: str, placement: str, kind: str) -> bool:
     return refusal(builder.norm_facts(tree), *classes, data) is not None
 
 
+PLACE: Any = {"norm": NoNorm, "site": Site("block")}  # where a branch stands that has no norm inside
 ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
 RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image", "seq2seq"]
 PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch"]
@@ -150,7 +151,7 @@ def test_deepnorm_scales_the_paper_s_weights() -> None:
 def test_attention_against_torch(causal: bool) -> None:
     """The same weights in torch's MultiheadAttention give the same output."""
     torch.manual_seed(0)
-    ours = Attention(16, 4, causal=causal, bias=True, dropout=0.0).double()
+    ours = Attention(16, 4, causal=causal, bias=True, dropout=0.0, **PLACE).double()
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
     theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv.weight.data, ours.qkv.bias.data
     theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out.weight.data, ours.out.bias.data
@@ -162,10 +163,10 @@ def test_attention_against_torch(causal: bool) -> None:
 def test_mlps_against_formulas() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12)
-    mlp = MLP(12, "gelu", bias=True, dropout=0.0)
+    mlp = MLP(12, "gelu", bias=True, dropout=0.0, **PLACE)
     expected = F.gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias) @ mlp.fc2.weight.T + mlp.fc2.bias
     assert torch.allclose(mlp(x), expected, atol=1e-6)
-    swiglu = SwiGLU(12, bias=False, dropout=0.0)
+    swiglu = SwiGLU(12, bias=False, dropout=0.0, **PLACE)
     assert swiglu.fc2.in_features == 32  # 8/3 × 12
     gate, up = swiglu.fc1.weight.chunk(2)
     assert torch.allclose(swiglu(x), (F.silu(x @ gate.T) * (x @ up.T)) @ swiglu.fc2.weight.T, atol=1e-6)

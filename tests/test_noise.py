@@ -17,7 +17,7 @@ from support import TEXT, build, random_batch
 from normbench.analysis.measures import gradient_noise
 from normbench.analysis.records import read_run
 from normbench.config.compose import read
-from normbench.probes import Probes, Reading, statistics
+from normbench.probes import Probes, Reading, tensor_statistics
 from normbench.record.directory import RunDirectory
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
@@ -55,7 +55,7 @@ class Silent:
 @pytest.mark.parametrize("size", [1, 2])
 def test_variance_and_squared_gradient_against_gradients_by_hand(size: int) -> None:
     """In float64, each micro-batch by a backward pass of its own; by numpy, and as the paper writes its estimates."""
-    model, norms = build("layernorm")
+    model, _ = build("layernorm")
     model.double()
     batch, count = random_batch(TEXT, size=8), 8 // size
     by_hand = []
@@ -65,7 +65,7 @@ def test_variance_and_squared_gradient_against_gradients_by_hand(size: int) -> N
         TEXT.loss(own(inputs), targets).backward()
         by_hand.append({name: parameter.grad.flatten().numpy() for name, parameter in own.named_parameters()})
     flat = np.stack([np.concatenate([*one.values()]) for one in by_hand])
-    probes, reading = Probes(model, norms, {"updates"}), Reading({"updates"})
+    probes, reading = Probes(model, {"updates"}), Reading({"updates"})
     order = [name for name, _ in model.named_parameters()]
     probes.read_noise(reading, [[torch.from_numpy(one[name]) for name in order] for one in by_hand], size)
     found = {tag: value.item() for tag, value in reading.scalars.items()}
@@ -94,7 +94,7 @@ def test_the_noise_scale_of_a_linear_model_is_the_known_one() -> None:
     x = torch.randn(repeats, parts, size, d, generator=generator, dtype=torch.float64)
     noise = sigma * torch.randn(repeats, parts, size, generator=generator, dtype=torch.float64)
     gradients = (x * (x @ w - noise)[..., None]).mean(2)
-    estimates = [statistics.gradient_noise([[part] for part in one], size) for one in gradients]
+    estimates = [tensor_statistics.gradient_noise([[part] for part in one], size) for one in gradients]
     variance, squared = (float(np.mean([float(each[place].sum()) for each in estimates])) for place in (0, 1))
     expected = (d + 1) * float(w @ w) + d * sigma**2
     assert variance == pytest.approx(expected, rel=0.02)
@@ -104,7 +104,7 @@ def test_the_noise_scale_of_a_linear_model_is_the_known_one() -> None:
 
 def test_a_small_variance_is_not_lost_beside_a_large_mean() -> None:
     deviations = torch.tensor([-1.0, 0.0, 1.0])
-    variance, _ = statistics.gradient_noise([[torch.full((5,), 4096.0) + each / 64] for each in deviations], 1)
+    variance, _ = tensor_statistics.gradient_noise([[torch.full((5,), 4096.0) + each / 64] for each in deviations], 1)
     assert variance.item() == pytest.approx(5 / 64**2, rel=1e-5)
 
 
@@ -158,9 +158,9 @@ def test_effective_learning_rate_is_how_fast_weights_without_a_scale_turn(kind: 
     """Van Laarhoven 2017: the loss sees the weights' direction only, and they are made larger."""
     turns, rates = [], []
     for scale in (1, 3, 10):
-        model, norms = build("layernorm")
+        model, _ = build("layernorm")
         weights = [*model.double().blocks[1].branches["mlp"].parameters()]
-        probes, reading = Probes(model, norms, {"updates"}), Reading({"updates"})
+        probes, reading = Probes(model, {"updates"}), Reading({"updates"})
         with torch.no_grad():
             torch._foreach_mul_(weights, scale)
         before = torch.cat([p.flatten() for p in weights])

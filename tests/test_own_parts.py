@@ -19,7 +19,7 @@ from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.probes import Probes
-from normbench.types import Site
+from normbench.types import Model, Site
 
 EXAMPLE = REPOSITORY / "tests" / "example_package"
 FOLDER = ["--config-dir", str(EXAMPLE / "conf")]
@@ -219,14 +219,13 @@ def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.Monke
 def test_probes_know_the_channels_of_a_norm_that_does_not_keep_them() -> None:
     """In a CNN the features are the second axis, whether the norm says so or not."""
     norms = NormsBySite(lambda num_features, *, channel_dim, site: torch.nn.Identity(), seed=0)
-    norm = norms(3, channel_dim=1, site=Site("conv", 0))
+    model = Model()
+    model.blocks = torch.nn.ModuleList()
+    model.norm = norms(3, channel_dim=1, site=Site("conv", 0))
     x = torch.randn(2, 3, 4, 4)
     x[:, 1] = 0
-    model = torch.nn.Module()
-    model.blocks = torch.nn.ModuleList()
-    probes = Probes(model, norms.made, {"activations"})  # type: ignore[arg-type]  # no more is looked at
-    with probes.watch() as reading:
-        norm(x)
+    with Probes(model, {"activations"}).watch() as reading:
+        model.norm(x)
     assert reading.numbers()["act/block00.conv/dead_in"] == pytest.approx(1 / 3)
 
 

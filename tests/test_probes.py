@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
 from normbench.models import Normal
-from normbench.probes import Probes, Reading, statistics
+from normbench.probes import Probes, Reading
+from normbench.probes import tensor_statistics as stats
 from normbench.types import Task
 
 FULL = {"activations", "gradients", "parameters", "tails", "geometry", "attention", "updates"}
@@ -24,7 +26,7 @@ def test_moments_against_float64_formulas(channel_dim: int) -> None:
     x = torch.randn(3, 5, 7) * 2 + 0.5
     x[:, :, 2] = 0
     x[0, :, 3] = 0  # dead in one sample only
-    found = statistics.moments([statistics.activation(x.movedim(-1, channel_dim), channel_dim)])
+    found = stats.moments([stats.activation(x.movedim(-1, channel_dim), channel_dim)])
     y = x.double()
     centered = y - y.mean()
     expected = {
@@ -42,11 +44,11 @@ def test_moments_against_float64_formulas(channel_dim: int) -> None:
 
 def test_histogram_against_numpy() -> None:
     x = torch.tensor([0.0, 0.1, 0.1, 0.9, 1.0, 2.0])
-    found, found_edges = Reading(FULL, histograms={"x": statistics.histogram(x, bins=4)}).host_histograms()["x"]
+    found, found_edges = Reading(FULL, histograms={"x": stats.histogram(x, bins=4)}).host_histograms()["x"]
     counts, edges = np.histogram(x.numpy(), bins=4)
     assert found == counts.tolist() == [3.0, 1.0, 1.0, 1.0]
     assert found_edges == pytest.approx(edges.tolist())
-    assert statistics.histogram(torch.full((5,), 3.0))[0].sum() == 5
+    assert stats.histogram(torch.full((5,), 3.0))[0].sum() == 5
 
 
 @pytest.mark.parametrize("dead", [0, 1, 4, 6])
@@ -55,7 +57,7 @@ def test_tails_against_numpy(dead: int) -> None:
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     x[:, -1] *= 100
     x[:, :dead] = 0
-    found = statistics.tails([statistics.tail(x, -1)])
+    found = stats.tails([stats.tail(x, -1)])
     for share in (1, 25, 50, 75, 99):
         expected = np.quantile(x.numpy(), share / 100, method="nearest")
         assert found[f"q{share:02d}"].item() == pytest.approx(expected, rel=1e-6)
@@ -69,9 +71,9 @@ def test_tails_against_numpy(dead: int) -> None:
 def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
     """A stride that shares a factor with the width would see some channels only."""
     x = torch.arange(shape[-1], dtype=torch.float32).expand(shape)
-    assert statistics.tails([statistics.tail(x, -1)])["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
+    assert stats.tails([stats.tail(x, -1)])["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
     images = x.permute(0, 2, 1).contiguous()[..., None]
-    assert statistics.tails([statistics.tail(images, 1)])["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
+    assert stats.tails([stats.tail(images, 1)])["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
 
 
 def test_effective_rank_is_that_of_the_rows() -> None:
@@ -80,12 +82,12 @@ def test_effective_rank_is_that_of_the_rows() -> None:
     singular = np.linalg.svd(x.view(36, 5).double().numpy(), compute_uv=False)
     shares = singular / singular.sum()
     expected = np.exp(-(shares * np.log(shares)).sum())
-    assert statistics.effective_rank(statistics.second_moment(x, -1).double()) == pytest.approx(expected, rel=1e-5)
+    assert stats.effective_rank(stats.second_moment(x, -1).double()) == pytest.approx(expected, rel=1e-5)
     images = x.view(4, 3, 3, 5).permute(0, 3, 1, 2)
-    assert statistics.effective_rank(statistics.second_moment(images, 1).double()) == pytest.approx(expected, rel=1e-5)
-    assert statistics.effective_rank(torch.eye(8, dtype=torch.float64)) == pytest.approx(8)
-    assert statistics.effective_rank(torch.ones(8, 8, dtype=torch.float64)) == pytest.approx(1)
-    assert math.isnan(statistics.effective_rank(torch.full((3, 3), math.nan)))
+    assert stats.effective_rank(stats.second_moment(images, 1).double()) == pytest.approx(expected, rel=1e-5)
+    assert stats.effective_rank(torch.eye(8, dtype=torch.float64)) == pytest.approx(8)
+    assert stats.effective_rank(torch.ones(8, 8, dtype=torch.float64)) == pytest.approx(1)
+    assert math.isnan(stats.effective_rank(torch.full((3, 3), math.nan)))
 
 
 def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
@@ -93,13 +95,13 @@ def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
     x[0, 2] = 0  # like no other
     cosines = nn.functional.cosine_similarity(x[:, :, None], x[:, None], dim=-1)
     expected = cosines[:, ~torch.eye(5, dtype=torch.bool)].mean().item()
-    assert statistics.token_similarity(x, -1).item() == pytest.approx(expected, abs=1e-6)
-    assert statistics.token_similarity(x.transpose(1, 2)[..., None], 1).item() == pytest.approx(expected, abs=1e-6)
+    assert stats.token_similarity(x, -1).item() == pytest.approx(expected, abs=1e-6)
+    assert stats.token_similarity(x.transpose(1, 2)[..., None], 1).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_entropy_of_attention() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf]])
-    assert statistics.entropy(logits).item() == pytest.approx(math.log(2) / 2)
+    assert stats.entropy(logits).item() == pytest.approx(math.log(2) / 2)
 
 
 def test_attention_logits_are_those_that_torch_attends_by() -> None:
@@ -109,10 +111,12 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
         attention = model.blocks[0].branches["attention"]
         x, rotation = torch.randn(2, 16, 16), model.rotation
         mask = None if task is TEXT else (torch.arange(16) < torch.tensor([[16], [9]]))
-        logits = attention.attention_logits(x, rotation=rotation, mask=mask)
-        _, _, v = attention.queries_keys_values(x, rotation)
-        y = (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
-        assert torch.allclose(attention.out(y), attention(x, rotation=rotation, mask=mask), atol=1e-5)
+        calls: list[tuple[Any, torch.Tensor]] = []
+        attention.inner.register_forward_hook(partial(lambda found, _, given, y: found.append((given, y)), calls))
+        attention(x, rotation=rotation, mask=mask)
+        (((q, k, v, key_mask), y),) = calls
+        logits = attention.inner.logits(q, k, key_mask)
+        assert torch.allclose(logits.softmax(-1) @ v, y, atol=1e-5)
         assert logits.isinf().any()
 
 
@@ -125,7 +129,7 @@ def probed_step(
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, module in norms.items():
         module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
-    probes = Probes(made, norms, FULL)
+    probes = Probes(made, FULL)
     with probes.watch(histograms=True) as reading:
         task.loss(made(batch.inputs), batch.targets).backward()
     optimizer = torch.optim.SGD(made.parameters(), lr=lr)
@@ -145,12 +149,12 @@ def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
         assert reading.histograms[f"act/{name}/in"][0].sum() == x.numel()
     assert math.isclose(numbers["act/final/rms_out"], 1.0, rel_tol=0.02)
     mlp = list(model.blocks[1].branches["mlp"].parameters())
-    gradient = statistics.total_norm([p.grad for p in mlp]).item()
+    gradient = stats.total_norm([p.grad for p in mlp]).item()
     assert numbers["grad/block01.mlp/norm"] == pytest.approx(gradient, rel=1e-6)
-    ratio = 0.1 * gradient / statistics.total_norm(mlp).item()
+    ratio = 0.1 * gradient / stats.total_norm(mlp).item()
     assert numbers["update/block01.mlp/ratio"] == pytest.approx(ratio, rel=1e-4)
     parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
-    everything = statistics.total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
+    everything = stats.total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
     assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
     assert 0 < numbers["attention/block01.attention/entropy"] < math.log(16)
     assert math.isfinite(numbers["attention/block01.attention/largest_logit"])
@@ -175,7 +179,7 @@ def test_every_parameter_is_in_one_group(model: str, placement: str) -> None:
     made, norms = build("layernorm", placement, model, IMAGES)
     gain = nn.Parameter(torch.ones(()))
     made.blocks[1].register_parameter("gain", gain)
-    groups = {tag: set(parameters) for tag, parameters in Probes(made, norms, FULL).groups.items()}
+    groups = {tag: set(parameters) for tag, parameters in Probes(made, FULL).groups.items()}
     assert groups["block01.placement"] == {gain} and "block00.placement" not in groups
     assert groups["block00.norms"] == {
         p for name in norms if name.startswith("block00") for p in norms[name].parameters()
@@ -208,7 +212,7 @@ def test_padding_counts_in_no_statistic_of_a_text(masked: bool) -> None:
     batch, seen = random_batch(TEXTS), list[torch.Tensor]()
     assert batch.mask is not None and not batch.mask.all()
     norms["final"].register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
-    with Probes(model, norms, FULL).watch() as reading:
+    with Probes(model, FULL).watch() as reading:
         TEXTS.loss(model(*batch.arguments), batch.targets).backward()
     numbers = reading.numbers()
     for side, x in zip(("in", "out"), seen, strict=True):
@@ -226,9 +230,9 @@ def test_probes_change_nothing(norm: str) -> None:
     results = []
     for probed in (False, True):
         torch.manual_seed(3)
-        model, norms = build(norm, "sandwich", dropout=0.2)
+        model, _ = build(norm, "sandwich", dropout=0.2)
         batch = random_batch(TEXT)
-        probes = Probes(model, norms, FULL)
+        probes = Probes(model, FULL)
         for _ in range(2):
             with probes.watch(histograms=True) if probed else nullcontext():
                 logits = model(batch.inputs)
@@ -243,12 +247,12 @@ def test_probes_change_nothing(norm: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_probing_does_not_wait_for_a_gpu() -> None:
     """Everything up to `numbers` runs under CUDA's sync debug mode `error`."""
-    model, norms = build("batchnorm", "sandwich")
+    model, _ = build("batchnorm", "sandwich")
     inputs, targets, *_ = random_batch(TEXT).map(torch.Tensor.cuda)
     TEXT.loss(model.cuda()(inputs), targets).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with Probes(model, norms, FULL).watch(histograms=True) as reading:
+        with Probes(model, FULL).watch(histograms=True) as reading:
             TEXT.loss(model(inputs), targets).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -257,19 +261,19 @@ def test_probing_does_not_wait_for_a_gpu() -> None:
 
 def test_statistics_of_each_position_are_not_compared_with_a_batch() -> None:
     for settings, there in (({}, True), ({"per_position": True}, False)):
-        model, norms = build("batchnorm", task=TEXTS, norm_settings=settings)
-        with Probes(model, norms, {"parameters"}).watch() as reading:
+        model, _ = build("batchnorm", task=TEXTS, norm_settings=settings)
+        with Probes(model, {"parameters"}).watch() as reading:
             model(*random_batch(TEXTS).arguments)
         assert any(tag.endswith("mean_gap") for tag in reading.scalars) == there
 
 
 def test_saturation_leaves_out_padding() -> None:
-    model, norms = build("dyt", task=TEXTS)
+    model, _ = build("dyt", task=TEXTS)
     batch = random_batch(TEXTS)
     assert batch.mask is not None and not batch.mask.all()
     with torch.no_grad():
         model.stem.embedding.weight[0] = 1e4  # of the tokens that stand for padding
     padded = batch._replace(inputs=batch.inputs.clamp_min(1).where(batch.mask, 0))
-    with Probes(model, norms, {"activations"}).watch() as reading:
+    with Probes(model, {"activations"}).watch() as reading:
         model(*padded.arguments)
     assert reading.scalars["act/block00.attention/saturated_out"] == 0

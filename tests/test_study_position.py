@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from functools import partial
 from typing import Any
@@ -14,7 +15,9 @@ from studied import measured, subject, tables_of
 
 from normbench.errors import UsageError
 from normbench.models.transformer import Attention
+from normbench.norms import NoNorm
 from normbench.studies.position import Position, name_largest, see_attention
+from normbench.types import Site
 
 SMALL = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", "data.eval_batch_size=16")
 
@@ -51,8 +54,9 @@ def test_blocks_have_their_own_number_from_a_hundred_on() -> None:
 def attention_of(weights: Any) -> list[float]:
     """What is found of attention whose logits are given, (time, time), for one window and one head."""
     found: Any = defaultdict(list)
-    branch = type("Branch", (), {"attention_logits": lambda self, x, **_: torch.tensor(weights)[None, None]})()
-    see_attention(found, "block00", branch, (torch.zeros(1, len(weights), 1),), {}, None)
+    inner: Any = type("Inner", (), {"logits": lambda self, q, k, mask: torch.tensor(weights)[None, None]})()
+    nothing = torch.zeros(1, 1, len(weights), 1)
+    see_attention(found, "block00", inner, (nothing, nothing, nothing, None), None)
     (values,) = found["attention", "position", "block00"]
     return values["attention"].tolist()
 
@@ -72,12 +76,15 @@ def test_a_position_that_all_look_at_gets_its_share_more() -> None:
 
 def test_attention_is_that_of_the_models_own_branch() -> None:
     torch.manual_seed(0)
-    branch = Attention(8, 2, causal=True, bias=False, dropout=0.0).eval()
+    site = Site("attention", 0)
+    branch = Attention(8, 2, causal=True, bias=False, dropout=0.0, norm=NoNorm, site=site).eval()
     x, found = torch.randn(2, 4, 8), defaultdict(list)  # type: ignore[var-annotated]
-    branch.register_forward_hook(partial(see_attention, found, "block00"), with_kwargs=True)
+    branch.inner.register_forward_hook(partial(see_attention, found, "block00"))
     with torch.no_grad():
         branch(x)
-    weights = branch.attention_logits(x).softmax(-1).mean((0, 1)).tolist()
+        q, k, _ = branch.qkv(x).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    logits = (q @ k.transpose(-2, -1) / 2).masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf)
+    weights = logits.softmax(-1).mean((0, 1)).tolist()
     expected = [
         sum(weights[query][key] for query in range(key + 1, 4)) / sum(1 / (query + 1) for query in range(key + 1, 4))
         for key in range(3)

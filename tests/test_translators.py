@@ -78,7 +78,7 @@ def test_deepnorm_has_the_constants_of_an_encoder_decoder() -> None:
 def test_cross_attention_against_torch() -> None:
     """The same weights in torch's MultiheadAttention give the same output, and probes the logits that it attends by."""
     torch.manual_seed(0)
-    ours = CrossAttention(16, 4, bias=True, dropout=0.0).double()
+    ours = CrossAttention(16, 4, bias=True, dropout=0.0, norm=NoNorm, site=Site("cross")).double()
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
     theirs.in_proj_weight.data = torch.cat((ours.q.weight, ours.kv.weight)).detach()
     theirs.in_proj_bias.data = torch.cat((ours.q.bias, ours.kv.bias)).detach()
@@ -86,8 +86,10 @@ def test_cross_attention_against_torch() -> None:
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     y, weights = theirs(x, memory, memory, key_padding_mask=~mask, average_attn_weights=False)
+    seen: list[torch.Tensor] = []
+    ours.inner.register_forward_hook(lambda inner, given, _: seen.append(inner.logits(given[0], given[1], given[3])))
     torch.testing.assert_close(ours(x, memory=memory, memory_mask=mask), y)
-    torch.testing.assert_close(ours.attention_logits(x, memory=memory, memory_mask=mask).softmax(-1), weights)
+    torch.testing.assert_close(seen[0].softmax(-1), weights)
 
 
 def test_an_mlp_of_the_translator_is_as_wide_as_asked_for() -> None:
@@ -145,7 +147,7 @@ def test_norms_stand_before_the_gates_as_published() -> None:
     for parameter in unit.parameters():
         nn.init.normal_(parameter)
     x, h = torch.randn(3, 1, 4).double(), torch.randn(3, 6).double()
-    projected = [each[:, 0] for each in unit.projected("input", x, None)]
+    projected = [each[:, 0] for each in unit.project("input", x, None)]
 
     def normed(name: str, values: torch.Tensor) -> torch.Tensor:
         own: Any = unit.norms[name]
@@ -243,7 +245,7 @@ def test_probes_keep_the_mean_over_the_calls_of_a_norm(name: str, placement: str
     )
     batch = random_batch(TRANSLATIONS)
     wanted = ("activations", "parameters", "attention", "tails", "geometry")
-    with Probes(model, norms, wanted).watch(histograms=True) as reading:
+    with Probes(model, wanted).watch(histograms=True) as reading:
         for _ in range(2):
             outputs.clear()
             model(*batch.arguments).sum().backward()

@@ -81,9 +81,10 @@ def is_made(part: ModelPart, kind: str) -> str:
     """It can be made for a tiny task, has logits of its shape, and blocks of the branches in `roles`."""
     model, norms, data = part.make(kind)
     build.rehearse(model, norms, data, torch.device("cpu"))
-    found = {role for block in model.blocks for role in block.branches}  # type: ignore[union-attr]  # a ModuleDict
+    blocks = model.anatomy().blocks
+    found = {role for block in blocks for role in block.branches}
     expect(found == {*model.roles}, f"roles={tuple(model.roles)}, and its blocks have {sorted(found)}")
-    return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
+    return f"{kind}; {len(blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
 
 
 def start_is_seeded(part: ModelPart, kind: str) -> None:

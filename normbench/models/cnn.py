@@ -93,28 +93,38 @@ class ConvBranch(Branch):
         return F.pad(x, (0, 0, 0, 0, 0, new)) if new else x
 
 
-def projection(channels: Channels, stride: int) -> nn.Module:
-    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B).
+class ProjectedShortcut(Branch):
+    """A branch whose shortcut learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B).
 
-    It reads every `stride`-th pixel, which the branch picks: see `unsafe_convolutions`.
+    A norm stands behind what it learns, where one is asked for.
     """
-    if stride == 1 and channels[0] == channels[1]:
-        return nn.Identity()
-    return nn.Conv2d(*channels, 1, bias=False)
+
+    stride: int
+
+    def make_shortcut(self, channels: Channels, stride: int, inside: NormActivation) -> None:
+        """Make the shortcut from so many channels to so many, which reads every `stride`-th pixel."""
+        self.stride = stride
+        self.projection: nn.Module = nn.Identity()
+        self.shortcut_norm: nn.Module | None = None
+        if stride > 1 or channels[0] != channels[1]:
+            self.projection = nn.Conv2d(*channels, 1, bias=False)
+            self.shortcut_norm = inside.optional(channels[1], "shortcut")
+
+    def shortcut(self, x: Image) -> Image:
+        x = every_nth_pixel(x, self.stride)  # and not a stride of the convolution: see `unsafe_convolutions`
+        x = self.projection(x)
+        return x if self.shortcut_norm is None else self.shortcut_norm(x)
 
 
-class BasicBranch(ConvBranch):
+class BasicBranch(ProjectedShortcut, ConvBranch):
     """ConvBranch with a shortcut that learns where the shape changes."""
 
     def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__(channels, stride, inside)
-        self.projection = projection(channels, stride)
-
-    def shortcut(self, x: Image) -> Image:
-        return self.projection(every_nth_pixel(x, self.stride))
+        self.make_shortcut(channels, stride, inside)
 
 
-class BottleneckBranch(Branch):
+class BottleneckBranch(ProjectedShortcut):
     """activation, 1 × 1 convolution to a quarter of the channels, 3 × 3 there, 1 × 1 back; norm and activation between.
 
     The first norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
@@ -129,7 +139,6 @@ class BottleneckBranch(Branch):
     def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = channels
-        self.stride = stride
         inner = self.out_features // 4
         self.activation = nn.ReLU()
         self.conv1 = nn.Conv2d(self.in_features, inner, 1, bias=False)
@@ -137,14 +146,11 @@ class BottleneckBranch(Branch):
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
         self.between2 = inside(inner, "inner2")
         self.conv3 = nn.Conv2d(inner, self.out_features, 1, bias=False)
-        self.projection = projection(channels, stride)
+        self.make_shortcut(channels, stride, inside)
 
     def forward(self, x: Image, **_: Tensor | None) -> Image:
         x = self.between1(self.conv1(self.activation(x)))
         return self.conv3(self.between2(self.conv2(x)))
-
-    def shortcut(self, x: Image) -> Image:
-        return self.projection(every_nth_pixel(x, self.stride))
 
 
 class PlainConvBranch(Branch):
@@ -207,15 +213,18 @@ class ConvStack(BlockStack):
         channels, *sides = task.image_shape
         if self.residual:
             stem, first = self.make_stem(channels, max(sides), width, strides[0])
-            channels, strides = width, [first, *strides[1:]]
+            channels = width
+            strides = [first, *strides[1:]]
         shapes = []
         for factor, count, stride in zip(stages, blocks, strides, strict=True):
+            out = width * factor * self.expansion
+            shrinking = count - 1 if self.pooled else 0
             for index in range(count):
-                out, shrinks = width * factor * self.expansion, index == (count - 1 if self.pooled else 0)
-                shapes.append(((channels, out), stride if shrinks else 1))
+                shapes.append(((channels, out), stride if index == shrinking else 1))
                 channels = out
         super().__init__(stem, shapes, task, *factories, activation="relu", norm_order=norm_order)
-        self.layout, self.lies = layout, "contiguous"
+        self.layout = layout
+        self.lies = "contiguous"
         self.lay_out()
 
     def _apply(self, *given: Any, **how: Any) -> ConvStack:
@@ -233,7 +242,9 @@ class ConvStack(BlockStack):
 
     def layout_on(self, device: torch.device) -> str:
         """Return how images and weights lie in memory on a device."""
-        return LAYOUTS.get(device.type, OTHERWISE) if self.layout == "auto" else self.layout
+        if self.layout == "auto":
+            return LAYOUTS.get(device.type, OTHERWISE)
+        return self.layout
 
     def make_stem(self, channels: int, side: int, width: int, stride: int) -> tuple[nn.Module, int]:
         """Return the stem for images of this longest side, and the stride that it leaves to the first stage."""
@@ -269,7 +280,8 @@ class ConvNet(ConvStack):
         layout: Layout = "auto",
     ) -> None:
         if depth % len(stages):
-            nearby = sorted({max(1, depth // len(stages)) * len(stages), (depth // len(stages) + 1) * len(stages)})
+            each = depth // len(stages)
+            nearby = sorted({max(1, each) * len(stages), (each + 1) * len(stages)})
             cure = f"set model.depth to {either(map(str, nearby))}"
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages of this model: {cure}")
         blocks = [depth // len(stages)] * len(stages)

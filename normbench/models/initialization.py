@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.settings import Setting
-from normbench.types import Branch, Model, Placement, stable_seed
+from normbench.types import Block, Branch, Model, Placement, stable_seed
 
 Factor = Annotated[float, Setting("factor on all weights but embeddings", above=0, high=1e4)]
 
@@ -107,39 +107,64 @@ class Orthogonal(Initialization):
     def weight(self, draw: Tensor) -> Tensor:
         matrix = draw.flatten(1)
         wide = matrix.shape[0] < matrix.shape[1]
-        q, r = torch.linalg.qr(matrix.T if wide else matrix)
+        tall = matrix.T if wide else matrix
+        q, r = torch.linalg.qr(tall)
         q = q * r.diagonal().sign()
-        return (q.T if wide else q).reshape(draw.shape)
+        orthonormal = q.T if wide else q
+        return orthonormal.reshape(draw.shape)
 
 
 @torch.no_grad()
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
-    inside_norms = {id(module) for norm in norms for module in norm.modules()}
+    inside_norms = {module for norm in norms for module in norm.modules()}
     for name, module in model.named_modules():
-        if id(module) in inside_norms or not isinstance(module, nn.Embedding | nn.Linear | nn.Conv2d):
-            continue
-        generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
-        draw = torch.randn(module.weight.shape, generator=generator)
-        if isinstance(module, nn.Embedding):
-            module.weight.copy_(draw * init.embedding_std)
-        else:  # of a FusedLinear each part by itself
-            parts = [init.weight(part) for part in draw.chunk(getattr(module, "parts", 1))]
-            module.weight.copy_(torch.cat(parts) * init.factor)
-        if isinstance(bias := getattr(module, "bias", None), Tensor):
-            bias.zero_()
-    blocks = [module for module in model.modules() if isinstance(module, Placement)]
-    branches = [(block, branch) for block in blocks for branch in block.branches.values() if isinstance(branch, Branch)]
+        if module not in inside_norms:
+            draw_weight(name, module, init, seed)
+    blocks = model.anatomy().blocks
+    scale_by_place(blocks, init, inside_norms)
+    scale_branches(blocks, init)
+    model.weights_drawn()
+
+
+def draw_weight(name: str, module: nn.Module, init: Initialization, seed: int) -> None:
+    """Give the weight of an embedding, a linear map or a convolution its start, from a draw of its own; the bias 0."""
+    if not isinstance(module, nn.Embedding | nn.Linear | nn.Conv2d):
+        return
+    generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
+    draw = torch.randn(module.weight.shape, generator=generator)
+    if isinstance(module, nn.Embedding):
+        module.weight.copy_(draw * init.embedding_std)
+    else:  # of a FusedLinear each part by itself
+        parts = [init.weight(part) for part in draw.chunk(getattr(module, "parts", 1))]
+        module.weight.copy_(torch.cat(parts) * init.factor)
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor):
+        bias.zero_()
+
+
+def scale_by_place(blocks: Iterable[Block], init: Initialization, inside_norms: set[nn.Module]) -> None:
+    """Multiply the weights of each block's branches by what `init` gives its place in the stack of its side."""
     places = Counter[str]()
     for block in blocks:
-        side = str(getattr(getattr(block, "site", None), "side", ""))
-        places[side] += 1
-        for module in block.branches.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d) and id(module) not in inside_norms:
-                module.weight.mul_(init.at_place(places[side]))
-    for block, branch in branches:
+        places[block.side] += 1
+        factor = init.at_place(places[block.side])
+        for branch in block.branches.values():
+            for module in branch.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d) and module not in inside_norms:
+                    module.weight.mul_(factor)
+
+
+def scale_branches(blocks: Iterable[Block], init: Initialization) -> None:
+    """Multiply the weights that branches name by their placement's gain, and with `residual_scale` by 1/√branches."""
+    placed = []
+    for block in blocks:
+        for branch in block.branches.values():
+            if isinstance(block.module, Placement) and isinstance(branch, Branch):
+                placed.append((block.module, branch))
+    for placement, branch in placed:
         for weight in branch.scaled_weights():
-            weight.mul_(block.branch_gain)
-        for weight in branch.output_weights() if init.residual_scale else ():
-            weight.mul_(1.0 / math.sqrt(len(branches)))
-    model.weights_drawn()
+            weight.mul_(placement.branch_gain)
+        if init.residual_scale:
+            for weight in branch.output_weights():
+                weight.mul_(1.0 / math.sqrt(len(placed)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -68,19 +69,25 @@ class GRU(nn.Module):
         self.parts = {"gates": 2 * width, "candidate": width}
         self.input = FusedLinear(inputs, width, parts=3, bias=True)
         self.state = FusedLinear(width, width, parts=3, bias=False)
-        names = {f"{of}_{part}": size for of in ("input", "state") for part, size in self.parts.items()}
-        made = {each: norm(size, site=site.at("cell", f"{name}_{each}")) for each, size in names.items()}
-        self.norms = nn.ModuleDict(made)
+        self.norms = nn.ModuleDict()
+        for of in ("input", "state"):
+            for part, size in self.parts.items():
+                where = site.at("cell", f"{name}_{of}_{part}")
+                self.norms[f"{of}_{part}"] = norm(size, site=where)
 
-    def projected(self, of: str, x: Tensor, mask: Tensor | None) -> list[Tensor]:
+    def project(self, of: str, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return N(Wx + b), or with of=`state` N(Uh): of the gates, and of the candidate."""
-        split = self.get_submodule(of)(x).split((*self.parts.values(),), dim=-1)
-        return [self.norms[f"{of}_{part}"](each, mask=mask) for part, each in zip(self.parts, split, strict=True)]
+        linear = self.get_submodule(of)
+        sizes = list(self.parts.values())
+        gates, candidate = linear(x).split(sizes, dim=-1)
+        gates = self.norms[f"{of}_gates"](gates, mask=mask)
+        candidate = self.norms[f"{of}_candidate"](candidate, mask=mask)
+        return gates, candidate
 
     def forward(self, gates: Vector, candidate: Vector, state: Vector, step: Step) -> Vector:
-        """Return the next state from what `projected` made of the input; that of a text that has ended stays."""
+        """Return the next state from what `project` made of the input; that of a text that has ended stays."""
         real, counted = step
-        from_gates, from_candidate = self.projected("state", state, counted)
+        from_gates, from_candidate = self.project("state", state, counted)
         reset, update = torch.sigmoid(gates + from_gates).chunk(2, dim=-1)
         new = torch.tanh(candidate + reset * from_candidate)
         new = new + update * (state - new)
@@ -88,13 +95,18 @@ class GRU(nn.Module):
 
     def run(self, x: Stream, mask: Mask | None, told: list[Step], backwards: bool = False) -> Stream:
         """Return the states at all positions, from a state of 0. told: what `steps` says of them."""
-        projected = [each.unbind(1) for each in self.projected("input", x, mask)]
-        every = [*zip(*projected, told, strict=True)]
-        state, states = x.new_zeros(len(x), self.parts["candidate"]), list[Tensor]()
-        for gates, candidate, step in reversed(every) if backwards else every:
-            state = self(gates, candidate, state, step)
+        gates, candidates = self.project("input", x, mask)
+        times = list(zip(gates.unbind(1), candidates.unbind(1), told, strict=True))
+        if backwards:
+            times.reverse()
+        state = x.new_zeros(len(x), self.parts["candidate"])
+        states = []
+        for gate, candidate, step in times:
+            state = self(gate, candidate, state, step)
             states.append(state)
-        return torch.stack(states[::-1] if backwards else states, dim=1)
+        if backwards:
+            states.reverse()
+        return torch.stack(states, dim=1)
 
 
 class BidirectionalGRU(Branch):
@@ -109,8 +121,9 @@ class BidirectionalGRU(Branch):
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
         told = steps(mask, x.shape[1])
-        read = self.forwards.run(x, mask, told), self.backwards.run(x, mask, told, backwards=True)
-        return self.dropout(torch.cat(read, dim=-1))
+        forwards = self.forwards.run(x, mask, told)
+        backwards = self.backwards.run(x, mask, told, backwards=True)
+        return self.dropout(torch.cat((forwards, backwards), dim=-1))
 
 
 class ConditionalGRU(Branch):
@@ -131,34 +144,44 @@ class ConditionalGRU(Branch):
         self.keys = Normed(2 * width, width, norm, site.at("attention", "memory"))
         self.query = Normed(width, width, norm, site.at("attention", "state"))
         self.score = nn.Linear(width, 1, bias=False)
-        read = {"state": width, "embedding": inputs, "context": 2 * width}
-        made = {name: Normed(size, inputs, norm, site.at("output", name)) for name, size in read.items()}
-        self.outputs = nn.ModuleDict(made)
+        self.outputs = nn.ModuleDict()
+        for name, size in (("state", width), ("embedding", inputs), ("context", 2 * width)):
+            self.outputs[name] = Normed(size, inputs, norm, site.at("output", name))
         self.dropout = nn.Dropout(dropout)
 
     def begin(self, memory: Stream, memory_mask: Mask) -> tuple[Vector, Stream]:
         """Return the first state, and what attention compares it with at each position of the memory."""
         weights = memory_mask.to(memory.dtype).unsqueeze(-1)
         mean = (memory * weights).sum(dim=1) / weights.sum(dim=1)
-        return torch.tanh(self.initial(mean)), self.keys(memory, memory_mask)
+        first_state = torch.tanh(self.initial(mean))
+        return first_state, self.keys(memory, memory_mask)
 
     def go_on(
         self, x: Stream, state: Vector, keys: Stream, memory: Stream, memory_mask: Mask, mask: Mask | None = None
     ) -> tuple[Stream, Vector]:
         """Return the outputs from embeddings of the tokens before them, and the last state."""
-        projected = [each.unbind(1) for each in self.first.projected("input", x, mask)]
-        hidden, attended = [], []
+        gates, candidates = self.first.project("input", x, mask)
+        hidden, contexts = [], []
         bias = torch.zeros_like(memory_mask, dtype=x.dtype).masked_fill(~memory_mask, -torch.inf)
-        for gates, candidate, step in zip(*projected, steps(mask, x.shape[1]), strict=True):
-            state = self.first(gates, candidate, state, step)
-            scores = self.score(torch.tanh(keys + self.query(state, step[1]).unsqueeze(1))).squeeze(-1)
-            context = torch.bmm((scores + bias).softmax(dim=-1).unsqueeze(1), memory).squeeze(1)
-            state = self.second(*self.second.projected("input", context, step[1]), state, step)
+        times = zip(gates.unbind(1), candidates.unbind(1), steps(mask, x.shape[1]), strict=True)
+        for gate, candidate, step in times:
+            _, counted = step
+            state = self.first(gate, candidate, state, step)
+            query = self.query(state, counted).unsqueeze(1)
+            scores = self.score(torch.tanh(keys + query)).squeeze(-1)
+            weights = (scores + bias).softmax(dim=-1)
+            context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+            second_gates, second_candidate = self.second.project("input", context, counted)
+            state = self.second(second_gates, second_candidate, state, step)
             hidden.append(state)
-            attended.append(context)
-        read = {"state": torch.stack(hidden, dim=1), "embedding": x, "context": torch.stack(attended, dim=1)}
-        summed = torch.stack([self.outputs[name](each, mask) for name, each in read.items()]).sum(dim=0)
-        return self.dropout(torch.tanh(summed)), state
+            contexts.append(context)
+        read = [
+            self.outputs["state"](torch.stack(hidden, dim=1), mask),
+            self.outputs["embedding"](x, mask),
+            self.outputs["context"](torch.stack(contexts, dim=1), mask),
+        ]
+        outputs = torch.tanh(torch.stack(read).sum(dim=0))
+        return self.dropout(outputs), state
 
     def forward(self, x: Stream, *, memory: Stream, memory_mask: Mask, mask: Mask | None = None, **_: Any) -> Stream:
         return self.go_on(x, *self.begin(memory, memory_mask), memory, memory_mask, mask)[0]
@@ -196,13 +219,16 @@ class RNNSearch(Embedded):
     ) -> None:
         super().__init__()
         self.stem = TokenStem(task, embedding)
-        self.start_stream(task.context, embedding, 1, "none", embedding_scale, embedding_scale == "unit", dropout)
-        about: Any = {"depth": 2, "branches": 2, "sides": (1, 1), "length": task.context}
-        sites = Site("block", 0, side="encoder", **about), Site("block", 1, side="decoder", causal=True, **about)
-        made = [kind(embedding, width, norm, site, dropout)
-                for kind, site in zip((BidirectionalGRU, ConditionalGRU), sites, strict=True)]  # fmt: skip
-        placed = [placement({"cell": branch}, norm, site) for branch, site in zip(made, sites, strict=True)]
-        self.blocks = nn.ModuleList(placed)
+        whole = Site("block", depth=2, branches=2, sides=(1, 1), length=task.context)
+        unit = embedding_scale == "unit"
+        self.start_stream(embedding, 1, "none", embedding_scale, unit, dropout, norm, whole)
+        encoder = replace(whole, layer=0, side="encoder")
+        decoder = replace(whole, layer=1, side="decoder", causal=True)
+        reads = BidirectionalGRU(embedding, width, norm, encoder, dropout)
+        writes = ConditionalGRU(embedding, width, norm, decoder, dropout)
+        self.blocks = nn.ModuleList()
+        self.blocks.append(placement({"cell": reads}, norm, encoder))
+        self.blocks.append(placement({"cell": writes}, norm, decoder))
         self.head = Head(embedding, task.num_classes, "positions", tied)
 
     @property
@@ -210,25 +236,26 @@ class RNNSearch(Embedded):
         """Return what the second block is of: a ConditionalGRU."""
         return self.blocks[1].branches["cell"]  # type: ignore[index]  # a placement has them
 
-    def embedded(self, tokens: Int[Tensor, "batch time"]) -> Stream:
+    def embed(self, tokens: Int[Tensor, "batch time"], mask: Mask | None = None) -> Stream:
         """Return the embeddings of tokens."""
-        return self.stream(self.stem(tokens))[0]
+        x, _ = self.stream(self.stem(tokens), mask)
+        return x
 
     def forward(
         self, source: Int[Tensor, "batch source"], mask: Mask, previous: Int[Tensor, "batch time"], previous_mask: Mask
     ) -> Float[Tensor, "batch time vocabulary"]:
         share_counts(mask)
         share_counts(previous_mask)
-        memory = self.blocks[0](self.embedded(source), mask=mask)
-        x = self.blocks[1](self.embedded(previous), mask=previous_mask, memory=memory, memory_mask=mask)
+        memory = self.blocks[0](self.embed(source, mask), mask=mask)
+        x = self.blocks[1](self.embed(previous, previous_mask), mask=previous_mask, memory=memory, memory_mask=mask)
         return self.head(x, None, self.stem)
 
     def begin(self, source: Int[Tensor, "batch source"], mask: Mask) -> State:
         """Return the state in front of a translation: tensors (batch, ...)."""
-        memory = self.blocks[0](self.embedded(source), mask=mask)
+        memory = self.blocks[0](self.embed(source, mask), mask=mask)
         return *self.decoder.begin(memory, mask), memory, mask
 
     def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:
         """Return the logits behind one more token of each translation, and the state with it."""
-        x, last = self.decoder.go_on(self.embedded(tokens.unsqueeze(1)), *state)
+        x, last = self.decoder.go_on(self.embed(tokens.unsqueeze(1)), *state)
         return self.head(x[:, 0], None, self.stem), (last, *state[1:])

@@ -22,7 +22,6 @@ from normbench.models.transformer import (
     FusedLinear,
     Head,
     HeadCount,
-    Heads,
     Mask,
     MultiHead,
     Position,
@@ -33,7 +32,7 @@ from normbench.models.transformer import (
 )
 from normbench.settings import Setting
 from normbench.translation import Translation
-from normbench.types import NormFactory, PlacementFactory, Site
+from normbench.types import Branch, NormFactory, PlacementFactory, Site
 
 State = tuple[Tensor, ...]
 
@@ -48,23 +47,16 @@ class CrossAttention(MultiHead):
     q: FusedLinear
     kv: FusedLinear
 
-    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float, **place: Any) -> None:
         maps = {"q": FusedLinear(width, width, 1, bias), "kv": FusedLinear(width, width, 2, bias)}
-        super().__init__(width, heads, causal=False, bias=bias, dropout=dropout, **maps)
+        super().__init__(width, heads, maps, causal=False, bias=bias, dropout=dropout, **place)
 
-    def forward(self, x: Stream, *, memory: Stream, memory_mask: Mask | None = None, **_: Any) -> Stream:
-        return self.attended(*self.queries_keys_values(x, memory), memory_mask)
-
-    def queries_keys_values(self, x: Stream, memory: Stream) -> tuple[Heads, Heads, Heads]:
-        """Return queries of the stream, keys and values of the memory."""
-        k, v = self.split(self.kv(memory), 2)
-        return self.split(self.q(x), 1)[0], k, v
-
-    def attention_logits(
-        self, x: Stream, *, memory: Stream, memory_mask: Mask | None = None, **_: Any
-    ) -> Float[Tensor, "batch heads time source"]:
-        """Return the logits of each query and key, −∞ at padding; for probes."""
-        return self.logits(*self.queries_keys_values(x, memory)[:2], memory_mask)
+    def forward(
+        self, x: Stream, *, memory: Stream, memory_mask: Mask | None = None, mask: Mask | None = None, **_: Any
+    ) -> Stream:
+        k, v = self.split(self.kv(memory), ("k", "v"), memory_mask)
+        (q,) = self.split(self.q(x), ("q",), mask)
+        return self.attend(q, k, v, memory_mask, mask)
 
     def scaled_weights(self) -> list[Tensor]:
         return [self.kv.weight.chunk(2)[1], self.out.weight]
@@ -106,25 +98,37 @@ class Seq2Seq(Embedded):
         super().__init__()
         self.stem = TokenStem(task, width)
         unit = embedding_scale == "unit"
-        self.start_stream(task.context, width, width // heads, position, embedding_scale, unit, dropout)
-        whole = Site("block", depth=depth + decoder_depth, branches=2 * depth + 3 * decoder_depth, length=task.context)
-        whole = replace(whole, sides=(depth, decoder_depth))
-        sites = {"encoder": replace(whole, side="encoder"), "decoder": replace(whole, side="decoder", causal=True)}
-        self.blocks, self.depth = nn.ModuleList(), depth
-        for layer, side in enumerate(["encoder"] * depth + ["decoder"] * decoder_depth):
-            attention = Attention(width, heads, causal=sites[side].causal, bias=bias, dropout=dropout)
-            cross = {"cross": CrossAttention(width, heads, bias=bias, dropout=dropout)} if side == "decoder" else {}
-            branches = {"attention": attention, **cross, "mlp": feed_forward(width, mlp, bias, dropout, hidden)}
-            self.blocks.append(placement(branches, norm, replace(sites[side], layer=layer)))
-        finals = sites if self.blocks[-1].needs_final_norm else {}
-        made = {side: norm(width, site=replace(site, role="final", slot=side)) for side, site in finals.items()}
-        self.final_norms = nn.ModuleDict(made)
+        whole = Site(
+            "block",
+            depth=depth + decoder_depth,
+            branches=2 * depth + 3 * decoder_depth,
+            sides=(depth, decoder_depth),
+            length=task.context,
+        )
+        self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, whole)
+        encoder = replace(whole, side="encoder")
+        decoder = replace(whole, side="decoder", causal=True)
+        self.depth = depth
+        self.blocks = nn.ModuleList()
+        for layer in range(depth + decoder_depth):
+            site = replace(encoder if layer < depth else decoder, layer=layer)
+            about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
+            branches: dict[str, Branch] = {}
+            branches["attention"] = Attention(width, heads, causal=site.causal, site=site.at("attention"), **about)
+            if site.side == "decoder":
+                branches["cross"] = CrossAttention(width, heads, site=site.at("cross"), **about)
+            branches["mlp"] = feed_forward(width, mlp, hidden=hidden, site=site.at("mlp"), **about)
+            self.blocks.append(placement(branches, norm, site))
+        self.final_norms = nn.ModuleDict()
+        if self.blocks[-1].needs_final_norm:
+            for site in (encoder, decoder):
+                self.final_norms[site.side] = norm(width, site=site.at("final", site.side))
         self.head = Head(width, task.num_classes, "positions", tied)
 
-    def passed(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
+    def run(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""
         share_counts(mask)
-        x, rotation = self.stream(self.stem(tokens))
+        x, rotation = self.stream(self.stem(tokens), mask)
         blocks = self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]
         x = through(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)
         if side not in self.final_norms:
@@ -134,13 +138,13 @@ class Seq2Seq(Embedded):
     def forward(
         self, source: Int[Tensor, "batch source"], mask: Mask, previous: Int[Tensor, "batch time"], previous_mask: Mask
     ) -> Float[Tensor, "batch time vocabulary"]:
-        memory = self.passed("encoder", source, mask)
-        x = self.passed("decoder", previous, previous_mask, memory=memory, memory_mask=mask)
+        memory = self.run("encoder", source, mask)
+        x = self.run("decoder", previous, previous_mask, memory=memory, memory_mask=mask)
         return self.head(x, None, self.stem)
 
     def begin(self, source: Int[Tensor, "batch source"], mask: Mask) -> State:
         """Return the state in front of a translation: tensors (batch, ...) of the memory and of no tokens yet."""
-        return self.passed("encoder", source, mask), mask, source[:, :0]
+        return self.run("encoder", source, mask), mask, source[:, :0]
 
     def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:
         """Return the logits behind one more token of each translation, and the state with it.
@@ -149,5 +153,5 @@ class Seq2Seq(Embedded):
         """
         memory, mask, before = state
         previous = torch.cat((before, tokens[:, None]), dim=1)
-        x = self.passed("decoder", previous, None, memory=memory, memory_mask=mask)
+        x = self.run("decoder", previous, None, memory=memory, memory_mask=mask)
         return self.head(x[:, -1], None, self.stem), (memory, mask, previous)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normbench.settings import Setting
-from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site
+from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, optional_norm
 
 Depth = Annotated[int, Setting("number of blocks", low=1, high=10_000)]
 Width = Annotated[int, Setting("features of the stream (CNN: of the first stage)", low=1, high=10**5)]
@@ -38,8 +38,8 @@ def segment_length(depth: int) -> int:
 def through(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context: Any) -> Tensor:
     """Return x behind all blocks.
 
-    recompute: keep the inputs of segments of them for the backward pass, which computes the rest again, from the same
-    random numbers and running statistics: all results have the same bits.
+    recompute: keep only the inputs of segments of blocks for the backward pass, which computes the rest again, from the
+    same random numbers and running statistics: all results have the same bits.
     """
     if not (recompute and torch.is_grad_enabled()):
         for block in blocks:
@@ -61,8 +61,10 @@ class Rerun(AbstractContextManager[None]):
     """
 
     def __init__(self, segment: nn.Module) -> None:
-        self.before = [(module, name, buffer.clone()) for module in segment.modules()
-                       for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
+        self.before: list[tuple[nn.Module, str, Tensor]] = []
+        for module in segment.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                self.before.append((module, name, buffer.clone()))
 
     def __enter__(self) -> None:
         self.after = [(module, name, getattr(module, name)) for module, name, _ in self.before]
@@ -72,6 +74,24 @@ class Rerun(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         for module, name, buffer in self.after:
             setattr(module, name, buffer)
+
+
+class OptionalNorms(nn.ModuleDict):
+    """The norms inside a branch, by slot, at places that have none unless they are asked for: see `optional_norm`."""
+
+    def add(self, norm: NormFactory, num_features: int, site: Site, channel_dim: int = -1) -> None:
+        """Make the norm of a place, if it is asked for."""
+        made = optional_norm(norm, num_features, channel_dim=channel_dim, site=site)
+        if made is not None:
+            self[site.slot] = made
+
+    def normalize(self, slot: str, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return x behind the norm of a slot; x itself where there is none."""
+        if slot not in self:
+            return x
+        norm = self[slot]
+        y: Tensor = norm(x) if mask is None else norm(x, mask=mask)
+        return y
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,13 @@ class NormActivation:
         """Return the two in their order."""
         norm = self.norm(features, channel_dim=self.channel_dim, site=self.site.at(slot=slot))
         activation = self.activation()
-        return nn.Sequential(norm, activation) if self.order == "before" else nn.Sequential(activation, norm)
+        if self.order == "before":
+            return nn.Sequential(norm, activation)
+        return nn.Sequential(activation, norm)
+
+    def optional(self, features: int, slot: str) -> nn.Module | None:
+        """Return the norm of a place that has none unless it is asked for."""
+        return optional_norm(self.norm, features, channel_dim=self.channel_dim, site=self.site.at(slot=slot))
 
 
 class BlockStack(Model):
@@ -116,8 +142,14 @@ class BlockStack(Model):
         norm_order: NormOrder,
     ) -> None:
         super().__init__()
-        depth, role = len(shapes), self.roles[0]
+        depth = len(shapes)
+        role = self.roles[0]
         self.stem = stem
+        self.stem_norm: nn.Module | None = None
+        if self.residual:  # without residuals there is no stem
+            width = shapes[0][0][0]
+            site = Site("stem", depth=depth)
+            self.stem_norm = optional_norm(norm, width, channel_dim=self.channel_dim, site=site)
         self.blocks = nn.ModuleList()
         for layer, shape in enumerate(shapes):
             site = Site("block", layer, depth, branches=depth)
@@ -126,14 +158,18 @@ class BlockStack(Model):
             self.blocks.append(placement({role: branch}, norm, site))
         self.final: nn.Module = nn.Identity()
         if self.residual:
+            final: nn.Module = nn.Identity()
             if self.blocks[-1].needs_final_norm:
-                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=Site("final", depth=depth))
-            self.final = nn.Sequential(self.final, ACTIVATIONS[activation]())
+                final = norm(branch.out_features, channel_dim=self.channel_dim, site=Site("final", depth=depth))
+            self.final = nn.Sequential(final, ACTIVATIONS[activation]())
         self.head = nn.Linear(branch.out_features, task.num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the head reads."""
-        return self.final(through(self.blocks, self.stem(x), self.recompute))
+        x = self.stem(x)
+        if self.stem_norm is not None:
+            x = self.stem_norm(x)
+        return self.final(through(self.blocks, x, self.recompute))
 
 
 class LinearBranch(Branch):
@@ -180,9 +216,15 @@ class ResidualMLP(BlockStack):
 
     def __init__(self, task: ImageClassification, *factories: Any, depth: Depth, width: Width, **inside: Any) -> None:
         inputs = math.prod(task.image_shape)
-        widths = [width if self.residual else inputs, *[width] * depth]
-        stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
-        super().__init__(stem, [(features,) for features in pairwise(widths)], task, *factories, **inside)
+        stem: nn.Module
+        if self.residual:
+            stem = nn.Linear(inputs, width)
+            widths = [width] * (depth + 1)
+        else:
+            stem = nn.Identity()
+            widths = [inputs] + [width] * depth
+        shapes = [(features,) for features in pairwise(widths)]
+        super().__init__(stem, shapes, task, *factories, **inside)
 
     def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.flatten(1)))

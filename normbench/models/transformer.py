@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,13 +13,24 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError
 from normbench.masks import share_counts
-from normbench.models.stacks import ACTIVATIONS, Depth, Width, through
+from normbench.models.stacks import ACTIVATIONS, Depth, OptionalNorms, Width, through
 from normbench.settings import Setting
-from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
+from normbench.types import (
+    Branch,
+    ImageClassification,
+    InnerAttention,
+    Model,
+    NormFactory,
+    PlacementFactory,
+    Site,
+    TextTask,
+    optional_norm,
+)
 
 Stream = Float[Tensor, "batch time width"]
 Mask = Bool[Tensor, "batch time"]
 Heads = Float[Tensor, "batch heads time size"]
+Split = Float[Tensor, "batch time heads size"]
 
 # The kinds of task in which a setting plays a part, where that is not all of them.
 OF_TEXTS = ("language_model", "text_classification", "translation")
@@ -66,73 +78,110 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
+class DotProductAttention(InnerAttention):
+    """softmax(q·k/√size)·v of each head (Vaswani et al. 2017, equation 1), with dropout of the weights.
+
+    Padding is behind a text, where causal attention does not look: it needs no mask.
+    """
+
+    def __init__(self, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.causal = causal
+        self.dropout_p = dropout
+
+    def forward(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Heads:
+        dropout_p = self.dropout_p if self.training else 0.0
+        seen = None if mask is None or self.causal else mask[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
+
+    def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
+        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.causal:
+            seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        elif mask is not None:
+            seen = mask[:, None, None]
+        else:
+            return logits
+        return logits.masked_fill(~seen, -math.inf)
+
+
 class MultiHead(Branch):
     """What attention does with queries, keys and values, wherever they are from (Vaswani et al. 2017, §3.2)."""
 
     output = ("out",)
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float, **maps: FusedLinear
+        self,
+        width: int,
+        heads: int,
+        maps: Mapping[str, FusedLinear],
+        *,
+        norm: NormFactory,
+        site: Site,
+        causal: bool,
+        bias: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
-        self.heads, self.causal, self.dropout_p = heads, causal, dropout
-        for name, made in maps.items():
-            self.add_module(name, made)
+        self.heads = heads
+        for name, linear in maps.items():
+            self.add_module(name, linear)
+        self.inner = DotProductAttention(causal, dropout)
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
+        self.norms = OptionalNorms()
+        for slot in ("q_all", "k_all", "context"):
+            self.norms.add(norm, width, site.at(slot=slot))
+        for slot in ("q", "k", "v"):
+            self.norms.add(norm, width // heads, site.at(slot=slot))
 
-    def split(self, x: Stream, parts: int) -> list[Heads]:
-        """Return what a linear map has made of so many parts, each by its heads.
+    def split(self, x: Stream, names: Sequence[str], mask: Mask | None) -> list[Heads]:
+        """Return the queries, keys or values of these names that a linear map has made, each by its heads.
 
-        In the backward pass their gradients are put together with one copy.
+        mask: of the positions of x, for norms. In the backward pass their gradients are put together with one copy.
         """
         batch, time, features = x.shape
+        parts = len(names)
         split = x.view(batch, time, parts, self.heads, features // parts // self.heads).unbind(2)
-        return [split[part].transpose(1, 2) for part in range(parts)]  # which torch.fx can follow
+        # by number, which torch.fx can follow
+        return [self.normalize(names[part], split[part], mask).transpose(1, 2) for part in range(parts)]
 
-    def attended(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Stream:
-        """Return what the queries find; `mask` is False at keys that nobody may look at."""
-        dropout_p = self.dropout_p if self.training else 0.0
-        seen = None if mask is None or self.causal else mask[:, None, None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
-        return self.dropout(self.out(y.transpose(1, 2).flatten(2)))
+    def normalize(self, name: str, x: Split, mask: Mask | None) -> Split:
+        """Return queries, keys or values behind the norms that stand there, if any: of all heads, then of each."""
+        if f"{name}_all" in self.norms:
+            x = self.norms.normalize(f"{name}_all", x.flatten(2), mask).unflatten(2, (self.heads, -1))
+        if name in self.norms:
+            of_heads = None if mask is None else mask.unsqueeze(-1).expand(-1, -1, self.heads)
+            x = self.norms.normalize(name, x, of_heads)
+        return x
 
-    def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
-        """Return q·k/√size of each query and key, −∞ where a query may not look."""
-        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if self.causal:
-            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        elif mask is not None:
-            mask = mask[:, None, None]
-        return logits if mask is None else logits.masked_fill(~mask, -math.inf)
+    def attend(self, q: Heads, k: Heads, v: Heads, key_mask: Mask | None, mask: Mask | None) -> Stream:
+        """Return what the queries find; `key_mask` is False at keys that nobody may look at, `mask` of the queries."""
+        y = self.inner(q, k, v, key_mask).transpose(1, 2).flatten(2)
+        y = self.norms.normalize("context", y, mask)
+        return self.dropout(self.out(y))
 
 
 class Attention(MultiHead):
     """Multi-head self-attention: (batch, time, width) to the same shape.
 
     `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, time) is False where
-    nobody may look. Padding is behind a text, where causal attention does not look.
+    nobody may look.
     """
 
     qkv: FusedLinear
 
     def __init__(self, width: int, heads: int, *, bias: bool, **settings: Any) -> None:
-        super().__init__(width, heads, bias=bias, qkv=FusedLinear(width, width, 3, bias), **settings)
+        maps = {"qkv": FusedLinear(width, width, 3, bias)}
+        super().__init__(width, heads, maps, bias=bias, **settings)
 
     def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None, **_: Any) -> Stream:
-        return self.attended(*self.queries_keys_values(x, rotation), mask)
-
-    def queries_keys_values(self, x: Stream, rotation: Tensor | None) -> tuple[Heads, Heads, Heads]:
-        """Return queries, keys and values; the first two rotated where asked for."""
-        q, k, v = self.split(self.qkv(x), 3)
-        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
-
-    def attention_logits(
-        self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None, **_: Any
-    ) -> Float[Tensor, "batch heads time time"]:
-        """Return the logits of each query and key, −∞ where a query may not look; for probes."""
-        return self.logits(*self.queries_keys_values(x, rotation)[:2], mask)
+        q, k, v = self.split(self.qkv(x), ("q", "k", "v"), mask)
+        if rotation is not None:
+            q = rotate(q, rotation)
+            k = rotate(k, rotation)
+        return self.attend(q, k, v, mask, mask)
 
     def scaled_weights(self) -> list[Tensor]:
         return [self.qkv.weight.chunk(3)[2], self.out.weight]
@@ -145,7 +194,16 @@ class MLP(Branch):
     output = ("fc2",)
 
     def __init__(
-        self, width: int, activation: str, bias: bool, dropout: float, hidden: int = 0, parts: int = 1
+        self,
+        width: int,
+        activation: str,
+        *,
+        bias: bool,
+        dropout: float,
+        norm: NormFactory,
+        site: Site,
+        hidden: int = 0,
+        parts: int = 1,
     ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
@@ -154,27 +212,35 @@ class MLP(Branch):
         self.activation = ACTIVATIONS[activation]()
         self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
+        self.norms = OptionalNorms()
+        self.norms.add(norm, hidden, site.at(slot="hidden"))
 
-    def forward(self, x: Stream, **_: Tensor | None) -> Stream:
-        return self.dropout(self.fc2(self.activation(self.fc1(x))))
+    def inside(self, x: Stream) -> Float[Tensor, "batch time hidden"]:
+        """Return what the last linear map reads."""
+        return self.activation(self.fc1(x))
+
+    def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
+        hidden = self.norms.normalize("hidden", self.inside(x), mask)
+        return self.dropout(self.fc2(hidden))
 
 
 class SwiGLU(MLP):
     """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), `hidden` or 8/3 as wide inside, in multiples of 8."""
 
-    def __init__(self, width: int, bias: bool, dropout: float, hidden: int = 0) -> None:
-        super().__init__(width, "silu", bias, dropout, hidden=hidden or 8 * -(-width // 3), parts=2)
+    def __init__(self, width: int, *, hidden: int = 0, **settings: Any) -> None:
+        hidden = hidden or 8 * math.ceil(width / 3)
+        super().__init__(width, "silu", hidden=hidden, parts=2, **settings)
 
-    def forward(self, x: Stream, **_: Tensor | None) -> Stream:
+    def inside(self, x: Stream) -> Float[Tensor, "batch time hidden"]:
         gate, up = self.fc1(x).chunk(2, dim=-1)
-        return self.dropout(self.fc2(self.activation(gate) * up))
+        return self.activation(gate) * up
 
 
-def feed_forward(width: int, activation: str, bias: bool, dropout: float, hidden: int = 0) -> MLP:
-    """Return the MLP with this activation."""
+def feed_forward(width: int, activation: str, **settings: Any) -> MLP:
+    """Return the MLP with this activation, and the other settings of `MLP`."""
     if activation == "swiglu":
-        return SwiGLU(width, bias, dropout, hidden)
-    return MLP(width, activation, bias, dropout, hidden)
+        return SwiGLU(width, **settings)
+    return MLP(width, activation, **settings)
 
 
 class TokenStem(nn.Module):
@@ -236,31 +302,56 @@ class Embedded(Model):
     scale: Tensor
 
     def start_stream(
-        self, length: int, width: int, size: int, position: str, scale: float | str, unit: bool, dropout: float
+        self,
+        width: int,
+        size: int,
+        position: str,
+        scale: float | str,
+        unit: bool,
+        dropout: float,
+        norm: NormFactory,
+        site: Site,
     ) -> None:
-        """Make positions and scale of a stream of this length; size: of a head. unit: text starts at an RMS of 1."""
+        """Make positions, scale and the norm of the stem, if one is asked for, of a stream as long as its site is.
+
+        size: of a head. unit: text starts at a root mean square of 1.
+        """
+        length = site.length
+        assert length is not None
         if position == "rotary" and size % 2:
             raise UsageError(f"model.position=rotary needs an even width a head, not {size}: change model.heads")
         self.starts_at_unit = unit
         if scale == "learned":
             self.scale = nn.Parameter(torch.tensor(width**0.5))
+        elif scale == "unit":
+            self.register_buffer("scale", torch.tensor(1.0))
         else:
-            self.register_buffer("scale", torch.tensor(1.0 if isinstance(scale, str) else scale))
+            self.register_buffer("scale", torch.tensor(scale))
         self.positions = nn.Embedding(length, width) if position == "learned" else None
-        self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
+        rotation = rotary(length, size) if position == "rotary" else None
+        self.register_buffer("rotation", rotation, persistent=False)
         self.dropout = nn.Dropout(dropout)
+        self.stem_norm = optional_norm(norm, width, site=site.at("stem"))
 
     def weights_drawn(self) -> None:
-        if self.starts_at_unit:
-            summed = [module for module in (self.stem.embedding, self.positions) if isinstance(module, nn.Embedding)]
-            self.scale.copy_(torch.stack([module.weight.square().mean() for module in summed]).sum().rsqrt())
+        if not self.starts_at_unit:
+            return
+        mean_squares = []
+        for module in (self.stem.embedding, self.positions):
+            if isinstance(module, nn.Embedding):
+                mean_squares.append(module.weight.square().mean())
+        self.scale.copy_(torch.stack(mean_squares).sum().rsqrt())
 
-    def stream(self, x: Stream) -> tuple[Stream, Tensor | None]:
+    def stream(self, x: Stream, mask: Mask | None = None) -> tuple[Stream, Tensor | None]:
         """Return the stream that starts with these embeddings, and the rotations at its positions, if there are any."""
         time = x.shape[1]
         if self.positions is not None:
             x = x + self.positions.weight[:time]
-        return self.dropout(x * self.scale), None if self.rotation is None else self.rotation[:, :time]
+        x = x * self.scale
+        if self.stem_norm is not None:
+            x = self.stem_norm(x) if mask is None else self.stem_norm(x, mask=mask)
+        rotation = None if self.rotation is None else self.rotation[:, :time]
+        return self.dropout(x), rotation
 
 
 class Transformer(Embedded):
@@ -309,15 +400,18 @@ class Transformer(Embedded):
         self.class_token = nn.Embedding(1, width) if read == "class_token" else None
         length = self.stem.length + (read == "class_token")
         unit = embedding_scale == "unit" and not of_images
-        self.start_stream(length, width, width // heads, position, embedding_scale, unit, dropout)
+        outside = Site("outside", depth=depth, causal=task.causal, length=length)
+        self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, outside)
         self.blocks = nn.ModuleList()
         for layer in range(depth):
-            attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
-            branches = {"attention": attention, "mlp": feed_forward(width, mlp, bias, dropout)}
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
+            about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
+            attention = Attention(width, heads, causal=task.causal, site=site.at("attention"), **about)
+            branches = {"attention": attention, "mlp": feed_forward(width, mlp, site=site.at("mlp"), **about)}
             self.blocks.append(placement(branches, norm, site))
-        final = Site("final", depth=depth, causal=task.causal, length=length)
-        self.final_norm = norm(width, site=final) if self.blocks[-1].needs_final_norm else None
+        self.final_norm: nn.Module | None = None
+        if self.blocks[-1].needs_final_norm:
+            self.final_norm = norm(width, site=outside.at("final"))
         self.head = Head(width, task.num_classes, read, tied and task.causal)
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
@@ -326,7 +420,7 @@ class Transformer(Embedded):
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         share_counts(mask)
-        x, rotation = self.stream(x)
+        x, rotation = self.stream(x, mask)
         x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)

@@ -57,13 +57,15 @@ class BatchNorm(RunningNorm):
         **settings: Any,
     ) -> None:
         self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
-        length = site.length if site and settings.get("channel_dim", -1) == -1 else None
-        if per_position and length is None:
-            cure = "leave it out, or use a model of sequences that are seen at once"
-            raise UsageError(f"norm.per_position=true finds no positions in this model: {cure}")
-        self.positions = (length,) if per_position and length else ()
+        if per_position:
+            length = site.length if site and settings.get("channel_dim", -1) == -1 else None
+            if length is None:
+                cure = "leave it out, or use a model of sequences that are seen at once"
+                raise UsageError(f"norm.per_position=true finds no positions in this model: {cure}")
+            self.positions = (length,)
         super().__init__(num_features, eps=eps, site=site, **settings)
-        self.per_position, self.sync = per_position, sync
+        self.per_position = per_position
+        self.sync = sync
 
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: off the CPU torch's operator keeps the running statistics as well.
@@ -78,15 +80,17 @@ class BatchNorm(RunningNorm):
     @classmethod
     def facts_for(cls, *, per_position: bool = False, **options: Any) -> NormFacts:
         facts = super().facts_for(**options)
-        over = "batch, for each feature and position"
-        return replace(facts, statistics_over=over, sees_future="never") if per_position else facts
+        if not per_position:
+            return facts
+        return replace(facts, statistics_over="batch, for each feature and position", sees_future="never")
 
     def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None or not self.minds_in_few(x):
             return super().computed(x, mask)
-        counts, own = counts_of(mask), (self.weight, self.bias)
+        counts = counts_of(mask)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = (None if each is None else each.to(dtype) for each in own)
+        weight = None if self.weight is None else self.weight.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
         y, mean, var = MaskedBatchNormFunction.apply(x.flatten(0, -2), weight, bias, counts, self.eps)
         if self.track_running_stats:
             self.move_running(mean, var * counts.bessel, counts)
@@ -94,9 +98,11 @@ class BatchNorm(RunningNorm):
 
     def minds_in_few(self, x: Tensor) -> bool:
         """Tell whether a mask is minded in few operators: in training, over a whole batch of this process alone."""
-        if not (self.masks_in_few and self.masked and self.training) or self.per_position or self.freeze_after:
+        if not (self.masks_in_few and self.masked and self.training):
             return False
-        if self.channel_dim != -1 or x.numel() <= self.num_features or (self.sync and has_others()):
+        if self.per_position or self.freeze_after or self.channel_dim != -1:
+            return False
+        if x.numel() <= self.num_features or (self.sync and has_others()):
             return False
         return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
@@ -122,32 +128,39 @@ class BatchNorm(RunningNorm):
             dims = tuple(dim for dim in range(x.ndim) if dim != self.channel_dim % x.ndim)
             return self.from_real(x, weight, bias, real, dims)
         self.check_count(x.numel() // self.num_features, "use a larger data.batch_size")
+        return self.from_batch(flat, weight, bias).reshape(x.shape)
+
+    def from_batch(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return the output from the statistics of a whole batch, x `(batch, features, ...)`; move the running ones."""
         if self.keeps_buffers and self.track_running_stats and self.momentum and self.running_mean.dtype == x.dtype:
             self.num_batches_tracked.add_(1)
-            own = self.running_mean, self.running_var
-            y = F.batch_norm(flat, *own, weight, bias, training=True, momentum=self.momentum, eps=self.eps)
-            return y.reshape(x.shape)
+            running = self.running_mean, self.running_var
+            return F.batch_norm(x, *running, weight, bias, training=True, momentum=self.momentum, eps=self.eps)
         if self.fused:
             # with a momentum of 1 torch's moving averages are the batch's own statistics
-            mean, var = x.new_zeros(self.num_features), x.new_zeros(self.num_features)
-            y = F.batch_norm(flat, mean, var, weight, bias, training=True, momentum=1.0, eps=self.eps)
+            mean = x.new_zeros(self.num_features)
+            var = x.new_zeros(self.num_features)
+            y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=self.eps)
         else:
-            dims = (0, *range(2, flat.ndim))
-            var, mean = torch.var_mean(flat.detach(), dims)
-            y = scale_and_shift(standardize(flat, dims, self.eps), weight, bias, 1)
+            dims = (0, *range(2, x.ndim))
+            var, mean = torch.var_mean(x.detach(), dims)
+            y = scale_and_shift(standardize(x, dims, self.eps), weight, bias, 1)
         if self.track_running_stats:
             self.update_running(mean, var)
-        return y.reshape(x.shape)
+        return y
 
     def at_positions(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         """Normalize each position `(batch, time, features)` by statistics of its own."""
         if x.ndim != 3:
             raise UsageError("norm.per_position=true needs input with time, (batch, time, features): leave it out here")
         if self.track_running_stats and not self.training:
-            mean, var = self.beside(x)
+            mean, var = self.running_like(x)
             return scale_and_shift((x - mean) * torch.rsqrt(var + self.eps), weight, bias, -1)
-        real = x.new_ones(*x.shape[:2], 1) if real is None else real
+        if real is None:
+            real = x.new_ones(*x.shape[:2], 1)
         if not (self.sync and has_others()):
             return self.from_real(x, weight, bias, real, (0,))
-        behind = 0, 0, 0, self.positions[0] - x.shape[1]  # other processes may have longer texts
-        return self.from_real(F.pad(x, behind), weight, bias, F.pad(real, behind), (0,))[:, : x.shape[1]]
+        length = x.shape[1]
+        padding = (0, 0, 0, self.positions[0] - length)  # other processes may have longer texts
+        y = self.from_real(F.pad(x, padding), weight, bias, F.pad(real, padding), (0,))
+        return y[:, :length]

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,7 +19,7 @@ from normbench.compiling import compiled
 from normbench.errors import UsageError
 from normbench.norms.kernels import check_compiler, check_liger
 from normbench.settings import Setting
-from normbench.types import Norm, NormFacts, Site
+from normbench.types import Norm, NormFacts, Site, When
 
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
@@ -44,7 +43,11 @@ VERSIONS = 100  # of the compiled function: for each norm, its settings, trainin
 
 
 def refuse(impl: str) -> None:
-    """Refuse an implementation that a norm does not have."""
+    """Refuse an implementation that a norm does not have.
+
+    Raises:
+        UsageError: always.
+    """
     cure = "set norm.impl to auto or eager"
     raise UsageError(f"norm.impl={impl}: {LACKING[impl]} for this norm with these settings, {cure}")
 
@@ -52,15 +55,18 @@ def refuse(impl: str) -> None:
 def scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, channel_dim: int) -> Tensor:
     """Return γx + β, with each of them where there is one."""
     y = x.movedim(channel_dim, -1)
-    y = y if weight is None else y * weight
-    y = y if bias is None else y + bias
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
     return y.movedim(-1, channel_dim)
 
 
 def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     """Return (x−μ)/√(σ²+ε), with the mean and the biased variance over `dims`."""
     centered = x - x.mean(dims, keepdim=True)
-    return centered * torch.rsqrt(centered.square().mean(dims, keepdim=True) + eps)
+    variance = centered.square().mean(dims, keepdim=True)
+    return centered * torch.rsqrt(variance + eps)
 
 
 class AllReduce(torch.autograd.Function):
@@ -83,7 +89,9 @@ class AllReduce(torch.autograd.Function):
 
 def has_others() -> bool:
     """Tell whether this is one of several processes that train together."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
 
 
 def moments(
@@ -97,15 +105,22 @@ def moments(
     """
     counted = x.new_ones([1] * x.ndim) if real is None else real
     repeats = math.prod(x.shape[dim] // counted.shape[dim] for dim in dims)
-    total, count = x.sum(dims, keepdim=True), repeats * counted.sum(dims, keepdim=True)
+    total = x.sum(dims, keepdim=True)
+    count = repeats * counted.sum(dims, keepdim=True)
     if sync:
-        sums = AllReduce.apply(torch.cat((total.flatten(), count.flatten()))).split((total.numel(), count.numel()))
-        total, count = sums[0].view_as(total), sums[1].view_as(count)
+        joined = AllReduce.apply(torch.cat((total.flatten(), count.flatten())))
+        totals, counts = joined.split((total.numel(), count.numel()))
+        total = totals.view_as(total)
+        count = counts.view_as(count)
     n = count.clamp_min(1)
     mean = total / n
-    centered = x - mean if real is None else (x - mean).mul_(real)
+    centered = x - mean
+    if real is not None:
+        centered.mul_(real)
     squares = centered.square().sum(dims, keepdim=True)
-    return mean, (AllReduce.apply(squares) if sync else squares) / n, count, centered
+    if sync:
+        squares = AllReduce.apply(squares)
+    return mean, squares / n, count, centered
 
 
 class AffineNorm(Norm, ABC):
@@ -135,11 +150,16 @@ class AffineNorm(Norm, ABC):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        if (impl == "torch" and self.operator is None) or (impl in ("native", "liger") and impl not in self.kernels):
+        if impl == "torch" and self.operator is None:
             refuse(impl)
-        if impl in (checks := {"compile": check_compiler, "liger": check_liger}):
-            checks[impl]()
-        self.num_features, self.channel_dim = num_features, channel_dim
+        if impl in ("native", "liger") and impl not in self.kernels:
+            refuse(impl)
+        if impl == "compile":
+            check_compiler()
+        if impl == "liger":
+            check_liger()
+        self.num_features = num_features
+        self.channel_dim = channel_dim
         self.where = f" at {site.name}" if site else ""
         self.eps: Any = eps  # a number wherever the formula has one
         self.impl = impl
@@ -148,23 +168,32 @@ class AffineNorm(Norm, ABC):
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
     def settings(self) -> dict[str, Any]:
-        return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
+        affine = {"affine": self.weight is not None, "bias": self.bias is not None}
+        return affine | super().settings()
 
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: as the norm is built, and again when it moves."""
         word: str = self.impl
-        if word == "auto":  # on a GPU torch's operators are fused both ways
-            native = "native" in self.kernels and device.type == "cpu"
-            word = "native" if native else "torch" if self.operator else "eager"
-        self.fused, self.compiled, self.chosen = word == "torch", word == "compile", self.kernels.get(word)
+        if word == "auto":
+            word = self.fastest_on(device)
+        self.fused = word == "torch"
+        self.compiled = word == "compile"
+        self.chosen = self.kernels.get(word)
         names = {"torch": f"torch.nn.functional.{self.operator}", "compile": "torch.compile", "liger": "liger_kernel"}
         self.implementation = names.get(word, word)
+
+    def fastest_on(self, device: torch.device) -> str:
+        """Return the implementation that `auto` is on a device; on a GPU torch's operators are fused both ways."""
+        if "native" in self.kernels and device.type == "cpu":
+            return "native"
+        return "torch" if self.operator else "eager"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device, by torch's own way there, and choose again."""
         moved = super()._apply(fn, recurse)
-        own = next(chain(self.parameters(recurse=False), self.buffers(recurse=False)), None)
-        self.choose_for((fn(torch.empty(1)) if own is None else own).device)
+        own = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
+        example = own[0] if own else fn(torch.empty(1))
+        self.choose_for(example.device)
         return moved
 
     @property
@@ -185,8 +214,10 @@ class AffineNorm(Norm, ABC):
         if mask is None or not self.masked:
             return self.normalize(x.to(dtype), weight, bias, None).to(x.dtype)
         there = mask.unsqueeze(self.channel_dim)
-        cleaned, real = x.to(dtype).masked_fill(~there, 0), there.to(dtype)
-        return (self.normalize(cleaned, weight, bias, real) * real).to(x.dtype)
+        cleaned = x.to(dtype).masked_fill(~there, 0)
+        real = there.to(dtype)
+        y = self.normalize(cleaned, weight, bias, real) * real
+        return y.to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
@@ -197,8 +228,8 @@ class AffineNorm(Norm, ABC):
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
-            # under vmap over all seeds at once, where no single number can be read
-            self.check_count(int(torch.func.debug_unwrap(counts).max()), cure)
+            counts = torch.func.debug_unwrap(counts)  # under vmap all seeds at once: no single number can be read
+            self.check_count(int(counts.max()), cure)
 
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
@@ -247,26 +278,35 @@ class RunningNorm(AffineNorm):
         **place: Any,
     ) -> None:
         super().__init__(num_features, eps, affine, bias=True, **place)
-        self.momentum, self.track_running_stats, self.masked = momentum, track_running_stats, masked
-        self.freeze_after, self.recalibrate = freeze_after, recalibrate
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        self.masked = masked
+        self.freeze_after = freeze_after
+        self.recalibrate = recalibrate
         if not track_running_stats and (freeze_after or recalibrate):
             what = "norm.freeze_after" if freeze_after else "norm.recalibrate"
             raise UsageError(f"{what} is of running statistics: set norm.track_running_stats=true, or leave it out")
         shape = (*self.positions, num_features)
-        start = (torch.zeros(shape), torch.ones(shape), torch.zeros(self.positions, dtype=torch.int64))
-        for name, buffer in zip(("running_mean", "running_var", "num_batches_tracked"), start, strict=True):
-            self.register_buffer(name, buffer if track_running_stats else None)
+        self.make_buffer("running_mean", torch.zeros(shape))
+        self.make_buffer("running_var", torch.ones(shape))
+        self.make_buffer("num_batches_tracked", torch.zeros(self.positions, dtype=torch.int64))
+
+    def make_buffer(self, name: str, start: Tensor) -> None:
+        """Make a buffer for running statistics; None without these."""
+        self.register_buffer(name, start if self.track_running_stats else None)
 
     @classmethod
     def facts_for(cls, *, masked: bool = True, track_running_stats: bool | None = None, **_: Any) -> NormFacts:
         facts = replace(cls.facts, counts_padding=not masked)
         if track_running_stats is None:  # the class's default
             return facts
-        return replace(facts, sees_future="training" if track_running_stats else "always")
+        sees_future: When = "training" if track_running_stats else "always"
+        return replace(facts, sees_future=sees_future)
 
     def from_running(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return γ(x−μ)/√(σ²+ε)+β with the running statistics; x `(batch, features, ...)`."""
-        mean, var = self.running_mean.to(x.dtype), self.running_var.to(x.dtype)
+        mean = self.running_mean.to(x.dtype)
+        var = self.running_var.to(x.dtype)
         if self.fused:
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
         y = (x.movedim(1, -1) - mean) * torch.rsqrt(var + self.eps)
@@ -279,27 +319,33 @@ class RunningNorm(AffineNorm):
 
         dims: that share a statistic.
         """
-        mean, var, count, centered = moments(x, real, dims, self.sync and self.training and has_others())
+        sync = self.sync and self.training and has_others()
+        mean, var, count, centered = moments(x, real, dims, sync)
         self.check_counts(count, "use larger batches or longer texts")
         if self.freeze_after:
             moves = self.num_batches_tracked.max() < self.freeze_after
             self.take_in(mean, var, count, moves)
-            old_mean, old_var = self.beside(x)
-            mean, var = mean.where(moves, old_mean), var.where(moves, old_var)
+            old_mean, old_var = self.running_like(x)
+            mean = mean.where(moves, old_mean)
+            var = var.where(moves, old_var)
             centered = x - mean
         elif self.track_running_stats:
             self.take_in(mean, var, count)
         scale = scale_and_shift(torch.rsqrt(var + self.eps), weight, None, self.channel_dim)
         return scale_and_shift(centered * scale, None, bias, self.channel_dim)
 
-    def beside(self, x: Tensor) -> list[Tensor]:
+    def running_like(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return running mean and variance in a shape that goes with x; of a position never seen, the last one's."""
-        found = [self.running_mean.to(x.dtype), self.running_var.to(x.dtype)]
-        if not self.positions:
-            return [one.view(-1, *[1] * (x.ndim - 2)) if self.channel_dim == 1 else one for one in found]
-        last = (self.num_batches_tracked > 0).sum() - 1
-        places = torch.arange(x.shape[1], device=x.device).minimum(last).clamp_min(0)
-        return [one[places] for one in found]
+        mean = self.running_mean.to(x.dtype)
+        var = self.running_var.to(x.dtype)
+        if self.positions:
+            last = (self.num_batches_tracked > 0).sum() - 1
+            places = torch.arange(x.shape[1], device=x.device).minimum(last).clamp_min(0)
+            return mean[places], var[places]
+        if self.channel_dim == 1:
+            shape = (-1, *[1] * (x.ndim - 2))
+            return mean.view(shape), var.view(shape)
+        return mean, var
 
     @torch.no_grad()
     def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor | None = None) -> None:
@@ -307,27 +353,34 @@ class RunningNorm(AffineNorm):
 
         wanted: whether at all, where that is not sure.
         """
-        there = (mean.shape[1],) if self.positions else ()
-        mean, var = (one.movedim(self.channel_dim, -1).reshape(-1, *there, self.num_features) for one in (mean, var))
-        count = count.reshape(-1, *there)
-        known = (count > 1).expand(len(mean), *there)
+        positions = (mean.shape[1],) if self.positions else ()
+        mean = mean.movedim(self.channel_dim, -1).reshape(-1, *positions, self.num_features)
+        var = var.movedim(self.channel_dim, -1).reshape(-1, *positions, self.num_features)
+        count = count.reshape(-1, *positions)
+        known = (count > 1).expand(len(mean), *positions)
         if len(mean) == 1:  # one for all samples, with nothing to average
             unbiased = count / (count - 1).clamp_min(1)
-            mean, var, known = mean[0], (var * unbiased.unsqueeze(-1))[0], known[0]
+            mean = mean[0]
+            var = (var * unbiased.unsqueeze(-1))[0]
+            known = known[0]
         else:
             share = known / known.sum(0).clamp_min(1)
             unbiased = share * count / (count - 1).clamp_min(1)
-            mean, var = ((one * by.unsqueeze(-1)).sum(0) for one, by in ((mean, share), (var, unbiased)))
+            mean = (mean * share.unsqueeze(-1)).sum(0)
+            var = (var * unbiased.unsqueeze(-1)).sum(0)
             known = known.any(0)
-        self.update_running(mean, var, known if wanted is None else known & wanted)
+        if wanted is not None:
+            known = known & wanted
+        self.update_running(mean, var, known)
 
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, known: Tensor | None = None) -> None:
         """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
         first = slice(len(mean)) if self.positions else ...
         tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
-        taken = None if known is None else known.unsqueeze(-1)
         for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
             step = batch - running
             step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
-            running.add_(step if taken is None else step.where(taken, 0))
+            if known is not None:
+                step = step.where(known.unsqueeze(-1), 0)
+            running.add_(step)

@@ -67,6 +67,6 @@ def published_alpha0(num_features: int, site: Site | None) -> float:
     """Return 0.5; in a language model the row of the widest LLaMA that is not wider than this one, else the first."""
     if site is None or not site.causal:
         return 0.5
-    width = max((width for width in LLAMA_ALPHA0 if width <= num_features), default=min(LLAMA_ALPHA0))
-    attention, others = LLAMA_ALPHA0[width]
+    narrower = [width for width in LLAMA_ALPHA0 if width <= num_features]
+    attention, others = LLAMA_ALPHA0[max(narrower, default=min(LLAMA_ALPHA0))]
     return attention if site.role == "attention" else others

@@ -6,8 +6,6 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -57,10 +55,11 @@ class Fitted(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         moved = x.movedim(self.channel_dim, self.features_axis)
-        as_it_is = self.features_axis == -1 or moved.ndim == self.input_axes
-        shape = moved.shape if as_it_is else (*moved.shape[:2], -1, *[1] * (self.input_axes - 3))
-        found: Tensor = super().forward(moved.reshape(shape))
-        return found.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
+        shape: tuple[int, ...] = moved.shape
+        if self.features_axis == 1 and moved.ndim != self.input_axes:
+            shape = (*moved.shape[:2], -1, *[1] * (self.input_axes - 3))
+        y: Tensor = super().forward(moved.reshape(shape))
+        return y.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
 
 
 def takes_place(found: Any) -> bool:
@@ -77,9 +76,11 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
     Raises:
         ContractError: several arguments have no value, or it cannot be made or takes no such input.
     """
-    parameters = inspect.signature(make).parameters.values()
-    given = {each.name: each.default for each in parameters if "VAR" not in each.kind.name}
-    without = [name for name, value in given.items() if value is inspect.Parameter.empty]
+    defaults = {}
+    for parameter in inspect.signature(make).parameters.values():
+        if "VAR" not in parameter.kind.name:
+            defaults[parameter.name] = parameter.default
+    without = [name for name, value in defaults.items() if value is inspect.Parameter.empty]
     if len(without) > 1:
         cure = " or ".join(f"norm.{name}=VALUE" for name in without)
         raise ContractError(f"the norm needs {' and '.join(without)}, one for the number of features: set {cure}")
@@ -89,17 +90,32 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
         raise ContractError(f"the norm refuses {num_features} features or a setting ({error}): change these") from error
     kind = type(norm)
     norm.__class__ = type(kind.__name__, (Fitted, kind), {"__module__": kind.__module__})
-    norm.channel_dim, norm.eps = channel_dim, getattr(norm, "eps", given.get("eps"))
-    norm.implementation, why = f"{kind.__module__}.{kind.__name__}", ""
-    x = torch.randn(2, *POSITIONS[channel_dim], num_features).movedim(-1, channel_dim)
-    position = tuple(slice(None if axis == channel_dim % x.ndim else 1) for axis in range(x.ndim))
-    layouts = [(-1, x.ndim), *((1, axes) for axes in (x.ndim, 3, 4, 5)), (-1, x.ndim)]
-    for number, (norm.features_axis, norm.input_axes) in enumerate(layouts):
+    norm.channel_dim = channel_dim
+    norm.eps = getattr(norm, "eps", defaults.get("eps"))
+    norm.implementation = f"{kind.__module__}.{kind.__name__}"
+    fit(norm, num_features)
+    return norm
+
+
+def fit(norm: Any, num_features: int) -> None:
+    """Find where a norm's class has its features, by trying.
+
+    Raises:
+        ContractError: neither last nor second.
+    """
+    x = torch.randn(2, *POSITIONS[norm.channel_dim], num_features).movedim(-1, norm.channel_dim)
+    features_axis = norm.channel_dim % x.ndim
+    one_position = tuple(slice(None) if axis == features_axis else slice(1) for axis in range(x.ndim))
+    last = (-1, x.ndim)
+    second = [(1, axes) for axes in (x.ndim, 3, 4, 5)]
+    why = ""
+    for number, (norm.features_axis, norm.input_axes) in enumerate([last, *second, last]):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # of a size that does not fit
-                if not depends(norm, x, position) or number:
-                    return norm
+                # the first try must show that each position is normalized alone; for the others to run is enough
+                if not depends(norm, x, one_position) or number > 0:
+                    return
         except Exception as error:  # of a class that takes another layout
             why = explain(error)
     cure = "give it the form Norm(num_features, *, channel_dim=-1, site=None)"
@@ -121,8 +137,9 @@ def answer(norm: nn.Module, x: Tensor, **more: Tensor) -> Tensor:
 @torch.no_grad()
 def agree(norm: nn.Module, x: Tensor, other: Tensor, here: Any = ..., **more: Tensor) -> bool:
     """Tell whether the outputs for two inputs are alike somewhere; running statistics stay as they are."""
-    first, second = (answer(norm, each, **more)[here] for each in (x, other))
-    return torch.allclose(first, second, rtol=1e-3, atol=1e-4)
+    first = answer(norm, x, **more)
+    second = answer(norm, other, **more)
+    return torch.allclose(first[here], second[here], rtol=1e-3, atol=1e-4)
 
 
 def depends(norm: nn.Module, x: Tensor, here: Any, **more: Tensor) -> bool:
@@ -135,12 +152,29 @@ def depends(norm: nn.Module, x: Tensor, here: Any, **more: Tensor) -> bool:
 def measured(norm: nn.Module, num_features: int) -> NormFacts:
     """Measure what a norm of sequences depends on."""
     x = torch.randn(2, *POSITIONS[-1], num_features)
-    in_training, later = (depends(norm.train(mode), x, (slice(None), slice(3))) for mode in (True, False))
-    sees: When = "always" if later else "training" if in_training else "never"
-    mask = torch.arange(x.shape[1]) < torch.tensor([[x.shape[1] // 3], [x.shape[1] // 2]])
-    padding = depends(norm.train(), x, mask, mask=mask)
-    facts = NormFacts("unknown", agree(norm, x, x + 3), depends(norm, x, slice(1)), sees, counts_padding=padding)
-    with suppress(Exception):
-        agree(norm, x[:, 0], x[:, 0])
-        return facts
-    return replace(facts, needs_positions=True)
+    length = x.shape[1]
+    first_steps = (slice(None), slice(3))
+    sees_future: When = "never"
+    if depends(norm.train(), x, first_steps):
+        sees_future = "training"
+    if depends(norm.eval(), x, first_steps):
+        sees_future = "always"
+    mask = torch.arange(length) < torch.tensor([[length // 3], [length // 2]])
+    norm.train()
+    return NormFacts(
+        "unknown",
+        centers=agree(norm, x, x + 3),
+        crosses_samples=depends(norm, x, slice(1)),
+        sees_future=sees_future,
+        needs_positions=not takes(norm, x[:, 0]),
+        counts_padding=depends(norm, x, mask, mask=mask),
+    )
+
+
+def takes(norm: nn.Module, x: Tensor) -> bool:
+    """Tell whether a norm can be called with such an input."""
+    try:
+        agree(norm, x, x)
+    except Exception:  # of a norm of another library, which may raise anything
+        return False
+    return True

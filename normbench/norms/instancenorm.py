@@ -56,7 +56,8 @@ class InstanceNorm(RunningNorm):
             var, mean = torch.var_mean(x.detach(), dims)
             self.update_running(mean.mean(0), var.mean(0))
         if not self.fused:
-            y = scale_and_shift(standardize(x, dims, self.eps), weight, bias, 1)
+            y = standardize(x, dims, self.eps)
+            y = scale_and_shift(y, weight, bias, 1)
         else:
             y = F.group_norm(x.contiguous(), self.num_features, weight, bias, self.eps)  # fast if space is innermost
             if x.stride(1) == 1:  # channels_last in memory: what follows is faster if y is too

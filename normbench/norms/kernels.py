@@ -20,10 +20,12 @@ from normbench.masks import Counts
 BLOCK = 2**17  # values that a thread works on at once: half a MiB in float32, of which some fit into a core's own cache
 
 # Of so few values the formula takes less time than the call of an autograd function written in Python.
-RMS_FEW, DYT_FEW = 2**15, 2**17
+RMS_FEW = 2**15
+DYT_FEW = 2**17
 
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
-batch_norm, batch_norm_backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
+batch_norm = torch.ops.aten.native_batch_norm
+batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -32,7 +34,8 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if tensors[0].numel() <= block:
         return iter([tensors])
     rows = max(block // tensors[0].shape[-1], 1)
-    return zip(*(tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors), strict=True)
+    blocks = [tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors]
+    return zip(*blocks, strict=True)
 
 
 def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None) -> tuple[Any, ...]:
@@ -42,7 +45,9 @@ def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None
         given = iter(tensors)
         return formula(*(None if each is None else next(given) for each in inputs))
 
-    found = iter(torch.func.vjp(of_tensors, *(each for each in inputs if each is not None))[1](dy))
+    tensors = [each for each in inputs if each is not None]
+    pull_back = torch.func.vjp(of_tensors, *tensors)[1]
+    found = iter(pull_back(dy))
     return tuple(None if each is None else next(found) for each in inputs)
 
 
@@ -67,11 +72,12 @@ class RMSNormFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = norm.mul_(x.shape[-1] ** -0.5).square_().add_(eps).rsqrt_()
-        y, ctx.eps = torch.empty_like(x), eps
+        y = torch.empty_like(x)
         for rows, scales, out in in_blocks(x, scale, y):
             torch.mul(rows, scales, out=out)
             if weight is not None:
                 out.mul_(weight)
+        ctx.eps = eps
         ctx.save_for_backward(x, weight, scale)
         return y
 
@@ -80,12 +86,14 @@ class RMSNormFunction(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this is wanted, too
             return *gradients(partial(rms_formula, eps=ctx.eps), dy, x, weight), None
-        dy, wanted = dy.contiguous(), [*ctx.needs_input_grad[:2], False]
+        dy = dy.contiguous()
+        wanted = [*ctx.needs_input_grad[:2], False]
         dx, dweight, _ = layer_norm_backward(dy, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, wanted)
         if dx is not None:
             rows = dy.view(-1, x.shape[-1])
             sums = rows.sum(-1) if weight is None else rows.mv(weight)  # autocast leaves mv alone
-            dx.view_as(rows).add_(sums.mul_(scale.view(-1)).div_(x.shape[-1]).unsqueeze(-1))
+            missing = sums.mul_(scale.view(-1)).div_(x.shape[-1])
+            dx.view_as(rows).add_(missing.unsqueeze(-1))
         return dx, dweight, None
 
 
@@ -103,8 +111,11 @@ def native_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def dyt_formula(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return γ·tanh(αx)+β."""
     y = torch.tanh(alpha * x)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y
 
 
 class DyTFunction(torch.autograd.Function):
@@ -115,7 +126,8 @@ class DyTFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y, tanh = torch.empty_like(x), torch.empty_like(x)
+        y = torch.empty_like(x)
+        tanh = torch.empty_like(x)
         for rows, squashed, out in in_blocks(x, tanh, y):
             torch.mul(rows, alpha, out=squashed).tanh_()
             if bias is None:
@@ -130,7 +142,9 @@ class DyTFunction(torch.autograd.Function):
         x, alpha, weight, bias, tanh = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this is wanted, too
             return gradients(dyt_formula, dy, x, alpha, weight, bias)
-        dy, dx, sums = dy.contiguous(), torch.empty_like(x), list[Tensor]()
+        dy = dy.contiguous()
+        dx = torch.empty_like(x)
+        sums = []
         for rows, squashed, above, out in in_blocks(x, tanh, dy, dx):
             torch.mul(above, weight, out=out)
             torch.ops.aten.tanh_backward.grad_input(out, squashed, grad_input=out)
@@ -138,8 +152,9 @@ class DyTFunction(torch.autograd.Function):
             out.mul_(alpha)
         zeros = dy.new_zeros(*dy.shape[:-1], 1)
         wanted = [False, ctx.needs_input_grad[2], bias is not None and ctx.needs_input_grad[3]]
-        of_affine = layer_norm_backward(dy, tanh, dy.shape[-1:], zeros, zeros + 1, weight, bias, wanted)
-        return dx, torch.stack(sums).sum().view_as(alpha), *of_affine[1:]
+        _, dweight, dbias = layer_norm_backward(dy, tanh, dy.shape[-1:], zeros, zeros + 1, weight, bias, wanted)
+        dalpha = torch.stack(sums).sum().view_as(alpha)
+        return dx, dalpha, dweight, dbias
 
 
 def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -165,9 +180,12 @@ def masked_batch_formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, 
     cleaned = x.masked_fill(counts.absent, 0)
     mean = cleaned.sum(0) / counts.count
     centered = (cleaned - mean).masked_fill(counts.absent, 0)
-    y = centered * torch.rsqrt(centered.square().sum(0) / counts.count + eps)
-    y = y if weight is None else y * weight
-    y = y if bias is None else y + bias
+    variance = centered.square().sum(0) / counts.count
+    y = centered * torch.rsqrt(variance + eps)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
     return y.masked_fill(counts.absent, 0)
 
 
@@ -190,11 +208,13 @@ class MaskedBatchNormFunction(torch.autograd.Function):
         cleaned = at_least_float32(x).masked_fill(counts.absent, 0)
         mean = cleaned.sum(0) / counts.count
         stretched = (cleaned - mean).mul_(counts.factor(cleaned.dtype))
-        scale = (torch.ones_like(mean) if weight is None else weight) / counts.stretch
+        gamma = torch.ones_like(mean) if weight is None else weight
+        scale = gamma / counts.stretch
         # with a momentum of 1 the moving averages are the batch's own statistics
         own = cleaned.new_zeros(2, x.shape[1])
         y, center, scaling = batch_norm(stretched, scale, bias, own[0], own[1], True, 1.0, eps)
-        ctx.counts, ctx.eps = counts, eps
+        ctx.counts = counts
+        ctx.eps = eps
         ctx.save_for_backward(x, weight, bias, stretched, center, scaling)
         var = own[1]
         ctx.mark_non_differentiable(mean, var)
@@ -213,10 +233,11 @@ class MaskedBatchNormFunction(torch.autograd.Function):
         dy = dy.masked_fill(counts.absent, 0)
         dbias = dy.sum(0)
         filled = torch.where(counts.absent, dbias / counts.count, dy)
-        own, wanted = (None, None, center, scaling), [True, weight is not None, False]
-        dx, dweight, _ = batch_norm_backward(filled, stretched, weight, *own, True, ctx.eps, wanted)
-        dweight = None if weight is None else dweight / counts.stretch
+        statistics = (None, None, center, scaling)
+        wanted = [True, weight is not None, False]
+        dx, dweight, _ = batch_norm_backward(filled, stretched, weight, *statistics, True, ctx.eps, wanted)
         dx = dx.masked_fill_(counts.absent, 0).to(x.dtype)
+        dweight = None if weight is None else dweight / counts.stretch
         return dx, dweight, None if bias is None else dbias, None, None
 
 

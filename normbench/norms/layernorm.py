@@ -34,10 +34,13 @@ class LayerNorm(AffineNorm):
         super().__init__(num_features, eps, affine, bias, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
-            y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
+        kernel = self.kernel
+        if self.fused or kernel:
+            last = x.movedim(self.channel_dim, -1)  # which costs no copy if x is channels_last in memory
+            if kernel:
+                y = kernel(last, weight, bias, self.eps)
+            else:
+                y = F.layer_norm(last, (self.num_features,), weight, bias, self.eps)
             return y.movedim(-1, self.channel_dim)
-        if self.kernel:
-            return self.kernel(x.movedim(self.channel_dim, -1), weight, bias, self.eps).movedim(-1, self.channel_dim)
         y = standardize(x, (self.channel_dim,), self.eps)
         return scale_and_shift(y, weight, bias, self.channel_dim)

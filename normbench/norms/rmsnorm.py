@@ -42,7 +42,8 @@ class RMSNorm(AffineNorm):
         if self.fused:
             y = F.rms_norm(x, (self.num_features,), weight, self.eps)
         else:
-            y = (self.kernel or rms_formula)(x, weight, self.eps)
+            formula = self.kernel or rms_formula
+            y = formula(x, weight, self.eps)
         return y.movedim(-1, self.channel_dim)
 
 
@@ -75,8 +76,8 @@ class PartialRMSNorm(RMSNorm):
     ) -> None:
         super().__init__(num_features, **settings)
         self.fraction = fraction
-        # exact in decimal: in binary 0.07 * 100 is more than 7
-        self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)
+        k = math.ceil(Fraction(str(fraction)) * num_features)  # exact in decimal: in binary 0.07 * 100 is more than 7
+        self.k = min(max(k, FEWEST), num_features)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)

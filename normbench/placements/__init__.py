@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import add
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,10 +10,12 @@ from torch import Tensor, nn
 from normbench.types import Branch, NormFactory, Placement, Site
 
 
-def masked(context: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what a norm is told beside x: the mask of what is no padding, where there is one."""
+def mask_of(context: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the keyword that a norm is given beside x: the mask, False at padding, where there is one."""
     mask = context.get("mask")
-    return {} if mask is None else {"mask": mask}
+    if mask is None:
+        return {}
+    return {"mask": mask}
 
 
 class Residual(Placement):
@@ -36,14 +36,19 @@ class Residual(Placement):
 
     def make_norms(self, branches: Mapping[str, Branch], norm: NormFactory) -> nn.ModuleDict:
         """Return one norm for each branch and slot."""
-        return nn.ModuleDict({role: self.branch_norms(role, branch, norm) for role, branch in branches.items()})
+        norms = nn.ModuleDict()
+        for role, branch in branches.items():
+            norms[role] = self.branch_norms(role, branch, norm)
+        return norms
 
     def branch_norms(self, role: str, branch: Branch, norm: NormFactory) -> nn.ModuleDict:
         """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
-        widths = {"in": branch.in_features, "out": branch.out_features}
-        sites = {slot: self.site.at(role, slot if len(self.slots) > 1 else "") for slot in self.slots}
-        made = {slot: norm(widths[slot], channel_dim=branch.channel_dim, site=site) for slot, site in sites.items()}
-        return nn.ModuleDict(made)
+        norms = nn.ModuleDict()
+        for slot in self.slots:
+            width = branch.in_features if slot == "in" else branch.out_features
+            site = self.site.at(role, slot if len(self.slots) > 1 else "")
+            norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
+        return norms
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for role, branch in self.branches.items():
@@ -61,7 +66,9 @@ class Pre(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + f(norms["in"](x, **masked(context)), **context)
+        skip = f.shortcut(x)
+        y = norms["in"](x, **mask_of(context))
+        return skip + f(y, **context)
 
 
 class Post(Residual):
@@ -73,7 +80,8 @@ class Post(Residual):
     slots = ("out",)
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return norms["out"](f.shortcut(x) + f(x, **context), **masked(context))
+        y = f.shortcut(x) + f(x, **context)
+        return norms["out"](y, **mask_of(context))
 
 
 class Deep(Residual):
@@ -91,14 +99,18 @@ class Deep(Residual):
     def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
         super().__init__(branches, norm, site)
         encoder, decoder = site.sides
-        count = 3.0 * decoder if site.side == "decoder" else float(site.branches)
-        self.residual_gain, self.branch_gain = count**0.25, (4.0 * count) ** -0.25
         if site.side == "encoder":
             root = (encoder**4 * decoder) ** (1 / 16)
-            self.residual_gain, self.branch_gain = 0.81 * root, 0.87 / root
+            self.residual_gain = 0.81 * root
+            self.branch_gain = 0.87 / root
+        else:
+            count = 3.0 * decoder if site.side == "decoder" else float(site.branches)
+            self.residual_gain = count**0.25
+            self.branch_gain = (4.0 * count) ** -0.25
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return norms["out"](self.residual_gain * f.shortcut(x) + f(x, **context), **masked(context))
+        y = self.residual_gain * f.shortcut(x) + f(x, **context)
+        return norms["out"](y, **mask_of(context))
 
 
 class PostInside(Residual):
@@ -112,7 +124,9 @@ class PostInside(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + norms["out"](f(x, **context), **masked(context))
+        skip = f.shortcut(x)
+        y = f(x, **context)
+        return skip + norms["out"](y, **mask_of(context))
 
 
 class Sandwich(Residual):
@@ -125,7 +139,10 @@ class Sandwich(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + norms["out"](f(norms["in"](x, **masked(context)), **context), **masked(context))
+        skip = f.shortcut(x)
+        y = norms["in"](x, **mask_of(context))
+        y = f(y, **context)
+        return skip + norms["out"](y, **mask_of(context))
 
 
 class Parallel(Residual):
@@ -145,8 +162,10 @@ class Parallel(Residual):
         return nn.ModuleDict({"shared": self.branch_norms(self.site.role, first, norm)})
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        y = self.norms["shared"]["in"](x, **masked(context))  # type: ignore[index]  # a ModuleDict of ModuleDicts
-        return reduce(add, (f(y, **context) for f in self.branches.values()), x)
+        y = self.norms["shared"]["in"](x, **mask_of(context))  # type: ignore[index]  # a ModuleDict of ModuleDicts
+        for f in self.branches.values():
+            x = x + f(y, **context)
+        return x
 
 
 class Plain(Residual):

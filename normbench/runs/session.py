@@ -99,7 +99,7 @@ class Session:
             data=run.data,
             optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
             schedule=build.factory(tree, "schedule")(),
-            probes=Probes(model, self.norms, wanted),
+            probes=Probes(model, wanted),
             checkpoints=Checkpoints(self.directory),
             device=run.device,
             precision=self.precision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,11 +69,11 @@ class Depth(Study):
         model, _ = subject.build()
         batches = [to_device(batch, subject.device) for batch in subject.data.eval_batches("val", self.batches)]
         streams = streams_of(subject, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
-        blocks = list(model.blocks)
+        blocks = [block.module for block in model.anatomy().blocks]
 
         def loss_of(order: list[nn.Module]) -> float:
-            model.blocks = nn.ModuleList(order)
-            return evaluate(model, batches, subject.task, subject.device)["loss"]
+            with in_order(blocks, order):
+                return evaluate(model, batches, subject.task, subject.device)["loss"]
 
         yield {"what": "model", "loss": loss_of(blocks)}
         yield from measure_blocks(blocks, streams, loss_of)
@@ -152,6 +153,25 @@ def measure_blocks(
         yield row
 
 
+@contextmanager
+def in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
+    """Let a model compute some of its blocks in this order inside the `with`; the last places do nothing then."""
+    forwards: list[Callable[..., Tensor]] = [block.forward for block in order]
+    forwards += [pass_on] * (len(blocks) - len(order))
+    for block, forward in zip(blocks, forwards, strict=True):
+        block.forward = forward
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward  # that of its class is back
+
+
+def pass_on(x: Tensor, **_: Any) -> Tensor:
+    """Return the stream as it is."""
+    return x
+
+
 def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
     """Yield the angular distance of any two streams of one shape."""
     for (layer, one), (to, other) in combinations(enumerate(streams), 2):
@@ -171,12 +191,13 @@ def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
     def keep_output(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
         found.append(output)
 
-    for block in model.blocks:
-        block.register_forward_pre_hook(keep_input)
-    block.register_forward_hook(keep_output)
+    blocks = model.anatomy().blocks
+    for block in blocks:
+        block.module.register_forward_pre_hook(keep_input)
+    last = blocks[-1]
+    last.module.register_forward_hook(keep_output)
     model(*batch.arguments)
-    branch: Any = next(iter(block.branches.values()))  # type: ignore[operator]  # a placement has them
-    return [vectors(x, branch.channel_dim, batch.mask).cpu().double() for x in found]
+    return [vectors(x, last.channel_dim, batch.mask).cpu().double() for x in found]
 
 
 def angular_distance(one: Vectors, other: Vectors) -> float:

@@ -22,7 +22,7 @@ from normbench.studies.findings import Column, Findings, Told, arms_of, compare,
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
-from normbench.types import Model
+from normbench.types import InnerAttention, Model
 
 Place = tuple[str, str, str]  # what was seen, what is counted (positions or channels), and where
 Found = dict[Place, list[dict[str, Tensor]]]  # of each call, or batch, by column
@@ -75,7 +75,7 @@ class Position(Study):
                     batches[place].append(joined)
                 found.clear()
         for (what, counted, site), parts in batches.items():
-            block = {"block": block_of(site, last=len(model.blocks)), "site": site, "what": what}
+            block = {"block": block_of(site, last=len(model.anatomy().blocks)), "site": site, "what": what}
             columns = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
             for number, values in enumerate(zip(*columns.values(), strict=True)):
                 yield {**block, counted: number, **dict(zip(columns, values, strict=True))}
@@ -87,12 +87,12 @@ class Position(Study):
             raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {[*norms][-1]}")
         for site in sites:
             norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
-        for layer, block in enumerate(model.blocks):
-            name = f"block{layer:02d}"
-            block.register_forward_hook(partial(see_vectors, found, "stream", name), with_kwargs=True)
-            for branch in block.branches.values():  # type: ignore[operator]  # a placement has them
-                if hasattr(branch, "attention_logits") and not subject.data.pads:
-                    branch.register_forward_hook(partial(see_attention, found, name), with_kwargs=True)
+        for block in model.anatomy().blocks:
+            see_stream = partial(see_vectors, found, "stream", block.name)
+            block.module.register_forward_hook(see_stream, with_kwargs=True)
+            if not subject.data.pads:
+                for inner in block.attention().values():
+                    inner.register_forward_hook(partial(see_attention, found, block.name))
 
     # ---- what was found
 
@@ -187,9 +187,10 @@ def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, conte
         found["channels", "channel", site].append({"channel_rms": rms / rms.median()})
 
 
-def see_attention(found: Found, site: str, branch: Any, inputs: Any, context: dict[str, Any], _: Any) -> None:
+def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _: Any) -> None:
     """Keep what attention each position gets from queries far behind it, over what it would get were all alike."""
-    logits = branch.attention_logits(inputs[0][:EXAMPLES], **context)
+    q, k, _, mask = inputs
+    logits = inner.logits(q[:EXAMPLES], k[:EXAMPLES], mask)
     weights = logits.cpu().double().softmax(dim=-1)
     places = torch.arange(weights.shape[-1])
     queries = places[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.build import build_model
 from normbench.errors import UsageError
-from normbench.probes import statistics
+from normbench.probes import tensor_statistics
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
@@ -35,7 +35,7 @@ from normbench.studies.findings import (
 from normbench.studies.frame import Row, Study, Subject, check_memory
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
-from normbench.types import Branch, Model
+from normbench.types import Block
 
 Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it
 
@@ -73,7 +73,7 @@ class Propagation(Study):
         weights = sum(parameter.numel() for parameter in model.parameters())
         positions = subject.data.train_batch(0).targets.numel()
         stream = positions * subject.tree["model"].get("width", 1)
-        needed = 2 * weights + len(model.blocks) * stream
+        needed = 2 * weights + len(model.anatomy().blocks) * stream
         check_memory(4 * needed, "a stack with its gradients", subject.device)
 
     # ---- what is measured
@@ -82,14 +82,15 @@ class Propagation(Study):
         model, norms = subject.build()
         for norm in norms.values():
             norm.train()  # running statistics are those of no batch yet
-        depth = len(model.blocks)
+        blocks = model.anatomy().blocks
+        depth = len(blocks)
         seen: dict[Any, Passing] = {}
         for place in self.shown(depth):
-            model.blocks[place].register_forward_hook(partial(keep, seen, place))
+            blocks[place].module.register_forward_hook(partial(keep, seen, place))
         if subject.task.causal:
-            for module in output_layers(model.blocks[-1]):
+            for module in output_layers(blocks[-1]):
                 module.register_forward_hook(partial(keep, seen, LAST))
-        recompute_blocks(model)
+        recompute(blocks[:-1])
         batch = to_device(subject.data.train_batch(0), subject.device)
         loss = subject.task.loss(model(*batch.arguments), batch.targets)
         loss.backward()
@@ -98,7 +99,7 @@ class Propagation(Study):
             x, y = seen.pop(LAST)
             at_end[LAST] = batch.targets.numel() * position_gradient(x, y)
         for place, (x, y) in seen.items():
-            row = {"layer": place + 1, **what_passed(last_branch(model.blocks[place]), x, y)}
+            row = {"layer": place + 1, **what_passed(blocks[place], x, y)}
             if place == depth - 1:
                 row |= at_end
             yield row
@@ -154,39 +155,41 @@ def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Te
     seen[key] = inputs[0], output
 
 
-def last_branch(block: Any) -> Branch:
+def last_branch(block: Block) -> Any:
     """Return the branch of a block that writes to the stream last."""
     *_, last = block.branches.values()
     return last
 
 
-def output_layers(block: nn.Module) -> list[nn.Linear]:
+def output_layers(block: Block) -> list[nn.Linear]:
     """Return the linear layers that write to the stream last."""
     branch = last_branch(block)
     modules = [getattr(branch, name) for name in branch.output]
     return [module for module in modules if isinstance(module, nn.Linear)]
 
 
-def recompute_blocks(model: Model) -> None:
-    """Let all blocks but the last keep their inputs only, and be computed again on the way back."""
-    for block in model.blocks[:-1]:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+def recompute(blocks: Iterable[Block]) -> None:
+    """Let blocks keep their inputs only, and be computed again on the way back."""
+    for block in blocks:
+        forward = block.module.forward
+        block.module.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
 
 
 @torch.no_grad()
-def what_passed(branch: Branch, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Return what passed through a block with this last branch: the stream, x to y, and the gradient on the way back.
+def what_passed(block: Block, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Return what passed through a block: the stream, x to y, and the gradient on the way back.
 
-    That is the gradient of the branch's output weights; of one that names none, of all its parameters.
+    That is the gradient of the last branch's output weights; of one that names none, of all its parameters.
     """
+    branch = last_branch(block)
     weights: list[Any] = branch.output_weights() or list(branch.parameters())
     gradients = [weight.grad for weight in weights]
-    found = {"rms": statistics.rms(y), "gradient": statistics.total_norm(gradients)}
-    has_positions = y[0].numel() > y.shape[branch.channel_dim]
+    found = {"rms": tensor_statistics.rms(y), "gradient": tensor_statistics.total_norm(gradients)}
+    has_positions = y[0].numel() > y.shape[block.channel_dim]
     if has_positions:
-        found["similarity"] = statistics.token_similarity(y, branch.channel_dim)
+        found["similarity"] = tensor_statistics.token_similarity(y, block.channel_dim)
     if y.shape == x.shape:
-        found["angle"] = angle(x, y, branch.channel_dim)
+        found["angle"] = angle(x, y, block.channel_dim)
     return {name: float(value) for name, value in found.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbench.analysis.figures.style import Figure
 from normbench.build import seeded
@@ -68,11 +68,14 @@ LEVELS = {
 def changed(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
     """Let a model meet changed values inside the `with`: at its input (pixels, embedded text) or at half its depth."""
 
-    def change_input(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    anatomy = model.anatomy()
+    middle = anatomy.blocks[len(anatomy.blocks) // 2]
+
+    def change_input(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *others = given
         if not x.is_floating_point():
             return given
-        axis = 1 if module is model else next(iter(module.branches.values())).channel_dim
+        axis = 1 if module is model else middle.channel_dim
         return (change(x, axis), *others)
 
     def change_embedding(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -80,11 +83,11 @@ def changed(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -
         return change(output, -1) if is_text else output
 
     if place == "input":
-        stem: Any = model.stem
-        handles = [model.register_forward_pre_hook(change_input), stem.register_forward_hook(change_embedding)]
+        handles = [model.register_forward_pre_hook(change_input)]
+        if anatomy.stem is not None:
+            handles.append(anatomy.stem.register_forward_hook(change_embedding))
     else:
-        middle = model.blocks[len(model.blocks) // 2]
-        handles = [middle.register_forward_pre_hook(change_input)]
+        handles = [middle.module.register_forward_pre_hook(change_input)]
     try:
         yield
     finally:

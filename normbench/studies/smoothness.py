@@ -40,7 +40,7 @@ Loss = Callable[[], Tensor]
 
 def layers_of(model: Model) -> list[list[nn.Parameter]]:
     """Return the parameters by layer, from the inputs on: stem, blocks, what is behind."""
-    blocks = [list(block.parameters()) for block in model.blocks]
+    blocks = [list(block.module.parameters()) for block in model.anatomy().blocks]
     in_blocks = {parameter for block in blocks for parameter in block}
     stem, rest = list[nn.Parameter](), list[nn.Parameter]()
     has_passed = False

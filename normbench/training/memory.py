@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,25 +42,35 @@ class Kept:
         """Return the most that a step holds; segment: how many blocks in a row are computed again at once, if any."""
         if segment is None or not self.streams:
             return sum(self.parts)
-        blocks, starts = self.parts[1::2], range(0, len(self.streams), segment)
-        largest = max(sum(blocks[start : start + segment]) for start in starts)
-        return sum(self.parts[::2]) + sum(self.streams[start] for start in starts) + largest
+        outside = self.parts[::2]
+        blocks = self.parts[1::2]
+        inputs = 0
+        largest = 0
+        for start in range(0, len(self.streams), segment):
+            inputs += self.streams[start]
+            largest = max(largest, sum(blocks[start : start + segment]))
+        return sum(outside) + inputs + largest
 
 
 @contextmanager
 def counted(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
     """Count what a forward pass inside the `with` would keep for a backward pass, and let go of it block by block.
 
-    There can be no backward pass behind it. known: what is there anyway, as parameters and buffers are.
+    There can be no backward pass after it. known: what is there anyway, as parameters and buffers are.
     """
-    kept, seen = Kept(), dict[int, Any]()
-    there = {each.untyped_storage().data_ptr() for each in (*known, *model.parameters(), *model.buffers())}
+    kept = Kept()
+    seen = dict[int, Any]()
+    there = set()
+    for tensor in (*known, *model.parameters(), *model.buffers()):
+        there.add(tensor.untyped_storage().data_ptr())
 
     def keep(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if not (storage.data_ptr() in there or storage.data_ptr() in seen or is_cast(tensor)):
-            seen[storage.data_ptr()] = storage  # held, so that nothing else comes to lie there
-            kept.parts[-1] += storage.nbytes()
+        place = storage.data_ptr()
+        if place in there or place in seen or is_cast(tensor):
+            return
+        seen[place] = storage  # held, so that nothing else comes to lie there
+        kept.parts[-1] += storage.nbytes()
 
     def enter(block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         kept.streams.append(inputs[0].nbytes)
@@ -70,9 +81,9 @@ def counted(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
         seen.clear()
 
     with ExitStack() as stack:
-        for block in model.blocks:
-            stack.enter_context(block.register_forward_pre_hook(enter))
-            stack.enter_context(block.register_forward_hook(leave))
+        for block in model.anatomy().blocks:
+            stack.enter_context(block.module.register_forward_pre_hook(enter))
+            stack.enter_context(block.module.register_forward_hook(leave))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing))
         yield kept
@@ -90,8 +101,12 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
     """Return the size of an optimizer's state in that of the parameters, as a step of another parameter tells."""
     trial.grad = torch.zeros_like(trial)
     plain_step(optimizer)
-    states = (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
-    return sum(each.nbytes for each in states) / trial.nbytes
+    size = 0
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                size += value.nbytes
+    return size / trial.nbytes
 
 
 @contextmanager
@@ -103,7 +118,9 @@ def weights_that_fit(device: torch.device) -> Iterator[None]:
     Raises:
         UsageError: they are.
     """
-    most, size, seen = memory_of(torch.device("cpu"))[1], 0, set[nn.Parameter]()  # shared ones are registered twice
+    _, most = memory_of(torch.device("cpu"))
+    size = 0
+    seen = set[nn.Parameter]()  # shared ones are registered twice
 
     def add(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal size
@@ -128,7 +145,8 @@ def memory_line(needs: Mapping[str, float], device: torch.device, cure: str) -> 
         UsageError: the machine has less.
     """
     free, most = memory_of(device)
-    free, total = free + needs["weights"], sum(needs.values())  # the weights lie there already
+    free += needs["weights"]  # which lie there already
+    total = sum(needs.values())
     parts = ", ".join(f"{name} {decimal(int(size))}" for name, size in needs.items())
     whole = f"the tensors of a step need about {decimal(int(total))} of memory ({parts})"
     if total > most:
@@ -142,20 +160,23 @@ def memory_of(device: torch.device) -> tuple[float, float]:
     """Return the bytes that are free on a device, and all that it has; infinity where that is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
-    found = dict[str, str]()
+    kibibytes = {"MemAvailable": math.inf, "MemTotal": math.inf}
     with suppress(OSError):
-        found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free, most = (1024 * float(found.get(name, "inf").split()[0]) for name in ("MemAvailable", "MemTotal"))
-    return free, most
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, number = line.split(":")
+            if name in kibibytes:
+                kibibytes[name] = float(number.split()[0])
+    return 1024 * kibibytes["MemAvailable"], 1024 * kibibytes["MemTotal"]
 
 
 def keep_freed_memory() -> None:
     """Let the C library (glibc; others do as they do) keep what is freed for the next step.
 
-    By default it gives the activations of each step back to the system, which hands them out anew, page by page: 2,000
+    By default it gives the activations of each step back to the system, which hands them out again, page by page: 2,000
     page faults a step of `nano`, an eighth of its time.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        if any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in (KEPT, 2**25)):  # older ones take 32 MiB at the most
+        # older ones take 32 MiB at the most
+        if libc.mallopt(M_MMAP_THRESHOLD, KEPT) or libc.mallopt(M_MMAP_THRESHOLD, 2**25):
             libc.mallopt(M_TRIM_THRESHOLD, KEPT)

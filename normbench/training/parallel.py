@@ -20,7 +20,8 @@ from normbench.training.devices import make_current
 from normbench.types import Batch, Data, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
-WAIT_SECONDS, MOST_SECONDS = 300.0, 10**6
+WAIT_SECONDS = 300.0
+MOST_SECONDS = 10**6
 LOST = "gloo", "nccl", "closed by peer", "reset by peer", "broken pipe"  # torch's words for a process that is gone
 
 
@@ -102,7 +103,9 @@ class Processes(Group):
     """
 
     def __init__(self, rank: int, size: int, local: int) -> None:
-        self.rank, self.size, self.local = rank, size, local
+        self.rank = rank
+        self.size = size
+        self.local = local
 
     def place(self, device: torch.device) -> torch.device:
         """Return the device of this process.
@@ -114,7 +117,8 @@ class Processes(Group):
             raise UsageError(f"device={device} is one, and {self.size} processes need one each: use device=cuda or cpu")
         if device.type != "cuda":
             return device
-        if self.local >= (there := torch.cuda.device_count()):
+        there = torch.cuda.device_count()
+        if self.local >= there:
             raise UsageError(f"this machine has {there} GPUs, one for each process: use --nproc-per-node {there}")
         return torch.device("cuda", self.local)
 
@@ -124,7 +128,8 @@ class Processes(Group):
         Raises:
             UsageError: they have not a multiple of `size` examples.
         """
-        if (examples := len(data.train_batch(0).targets)) % self.size:
+        examples = len(data.train_batch(0).targets)
+        if examples % self.size:
             what = f"data.batch_size={examples} cannot be shared by {self.size} processes"
             whole = examples // self.size * self.size
             near = f"{whole} or {whole + self.size}" if whole else str(self.size)
@@ -198,22 +203,28 @@ class Processes(Group):
         from torch.distributed.device_mesh import init_device_mesh  # its imports take a second
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        if single := [name for name, parameter in model.named_parameters() if not parameter.ndim]:
-            raise UsageError(f"trainer.shard=true cannot cut {single[0]}, a single number: leave out what has it")
-        self.shards, mesh = True, init_device_mesh(device.type, (self.size,))
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 0:
+                raise UsageError(f"trainer.shard=true cannot cut {name}, a single number: leave out what has it")
+        self.shards = True
+        mesh = init_device_mesh(device.type, (self.size,))
         # the search for translations calls what is inside a recurrent model's blocks, so that model is one piece
-        for block in () if model.recompute is None else model.blocks:
-            fully_shard(block, mesh=mesh)
-        # what is outside the blocks is put away behind each forward too, so that its parameters are always parts
+        if model.recompute is not None:
+            for block in model.anatomy().blocks:
+                fully_shard(block.module, mesh=mesh)
+        # what is outside the blocks is put away after each forward too, so that its parameters are always parts
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        for name in {"begin", "advance"}.intersection(dir(model)):  # which a search calls in place of `forward`
-            register_fsdp_forward_method(model, name)
+        for name in ("begin", "advance"):  # which a search calls in place of `forward`
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
 
     def gathered(self, state: Any) -> Any:
         if isinstance(state, dict):
             return {key: self.gathered(value) for key, value in state.items()}
         tensor = whole(state)  # to which all give their parts, and which the first one keeps
-        return state if tensor is state else tensor.cpu() if self.writes else None
+        if tensor is state:
+            return state
+        return tensor.cpu() if self.writes else None
 
     def stopped(self, stop: Sequence[int]) -> int:
         number = torch.tensor(stop[0] if stop else 0)
@@ -235,7 +246,8 @@ def waiting_time() -> float:
         UsageError: the environment's word is no such number.
     """
     with suppress(ValueError):
-        if 0 < (seconds := float(os.environ.get(WAIT, WAIT_SECONDS))) <= MOST_SECONDS:
+        seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
+        if 0 < seconds <= MOST_SECONDS:
             return seconds
     raise UsageError(f"{WAIT}={os.environ[WAIT]} is not allowed: use seconds, above 0 and up to {MOST_SECONDS:,}")
 
@@ -275,6 +287,15 @@ def cut(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def from_environment() -> Group:
     """Return the group that the environment tells of, as torchrun sets it; a lone process where it tells of none."""
-    rank, size, local = (int(os.environ.get(name, "")) if os.environ.get(name, "").isdigit() else None
-                         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))  # fmt: skip
-    return Group() if rank is None or size is None or size < 2 else Processes(rank, size, local or 0)
+    rank = number_in_environment("RANK")
+    size = number_in_environment("WORLD_SIZE")
+    local = number_in_environment("LOCAL_RANK")
+    if rank is None or size is None or size < 2:
+        return Group()
+    return Processes(rank, size, local or 0)
+
+
+def number_in_environment(name: str) -> int | None:
+    """Return the number that a variable of the environment is; None where it is not a number."""
+    word = os.environ.get(name, "")
+    return int(word) if word.isdigit() else None

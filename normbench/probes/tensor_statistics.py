@@ -15,9 +15,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+Values = Float[Tensor, "..."]
 Scalar = Float[Tensor, ""]
 Numbers = Float[Tensor, " seen"]  # one of each
 SHARES = (1, 25, 50, 75, 99)  # quantiles, in percent
+MOST_RANKED = 65_536  # values whose quantiles are taken
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Activation(NamedTuple):
@@ -32,12 +35,19 @@ class Activation(NamedTuple):
     peaks: Float[Tensor, " channels"]
 
 
-def activation(x: Float[Tensor, "..."], channel_dim: int) -> Activation:
+def values_of(x: Values) -> Values:
+    """Return the values of x in float32, without a history for a backward pass."""
+    return x.detach().float()
+
+
+def activation(x: Values, channel_dim: int) -> Activation:
     """Read an activation, in as few operators as its size allows."""
-    x = x.detach().float()
+    x = values_of(x)
     mean = x.mean()
     squares = (x - mean).square_()
-    return Activation(mean, squares.mean(), squares.square().mean(), x.abs().amax(dim=all_but(x, channel_dim)))
+    fourths = squares.square()
+    peaks = x.abs().amax(dim=all_but(x, channel_dim))
+    return Activation(mean, squares.mean(), fourths.mean(), peaks)
 
 
 def moments(seen: Sequence[Activation]) -> dict[str, Numbers]:
@@ -46,7 +56,10 @@ def moments(seen: Sequence[Activation]) -> dict[str, Numbers]:
     mean, std (biased), rms, max (of |x|), kurtosis (E(x−μ)⁴ / σ⁴; 3 for a Gaussian) and dead (share of the channels
     that are exactly 0 at every position of the batch).
     """
-    mean, variance, fourth = torch.stack([number for one in seen for number in one[:3]]).view(-1, 3).unbind(1)
+    numbers: list[Scalar] = []
+    for one in seen:
+        numbers += [one.mean, one.second, one.fourth]
+    mean, variance, fourth = torch.stack(numbers).view(-1, 3).unbind(1)
     largest, dead = rowwise(largest_and_dead, [one.peaks for one in seen])
     return {
         "mean": mean,
@@ -60,17 +73,18 @@ def moments(seen: Sequence[Activation]) -> dict[str, Numbers]:
 
 def largest_and_dead(peaks: Float[Tensor, "activations channels"]) -> Float[Tensor, "2 activations"]:
     """Return each row's largest value, and the share of its values that are 0."""
-    return torch.stack((peaks.amax(dim=1), (peaks == 0).float().mean(dim=1)))
+    dead = (peaks == 0).float().mean(dim=1)
+    return torch.stack((peaks.amax(dim=1), dead))
 
 
-def rms(x: Float[Tensor, "..."]) -> Scalar:
+def rms(x: Values) -> Scalar:
     """Return √ of the mean square of all elements."""
     return mean_square(x).sqrt()
 
 
-def mean_square(x: Float[Tensor, "..."]) -> Scalar:
+def mean_square(x: Values) -> Scalar:
     """Return the mean square of all elements."""
-    return x.detach().float().square().mean()
+    return values_of(x).square().mean()
 
 
 class Tail(NamedTuple):
@@ -83,15 +97,17 @@ class Tail(NamedTuple):
     channels: Float[Tensor, " channels"]
 
 
-def tail(x: Float[Tensor, "..."], channel_dim: int) -> Tail:
+def tail(x: Values, channel_dim: int) -> Tail:
     """Read an activation's tails."""
-    x = x.detach().float()
-    step = -(-x.numel() // 65_536)
+    x = values_of(x)
+    step = math.ceil(x.numel() / MOST_RANKED)
     while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
         step += 1
     ranked = x.flatten()[::step].sort().values
-    quantiles = [ranked[round(share / 100 * (ranked.numel() - 1))] for share in SHARES]
-    return Tail(quantiles, x.square().mean(dim=all_but(x, channel_dim)))
+    last = ranked.numel() - 1
+    quantiles = [ranked[round(share / 100 * last)] for share in SHARES]
+    channels = x.square().mean(dim=all_but(x, channel_dim))
+    return Tail(quantiles, channels)
 
 
 def tails(seen: Sequence[Tail]) -> dict[str, Numbers]:
@@ -101,10 +117,17 @@ def tails(seen: Sequence[Tail]) -> dict[str, Numbers]:
     root mean square of a channel over the (lower) median channel's, of those that are not 0 throughout; outliers:
     share of channels where that is above 6.
     """
-    quantiles = torch.stack([number for one in seen for number in one.quantiles]).view(-1, len(SHARES))
+    every_quantile: list[Scalar] = []
+    for one in seen:
+        every_quantile += one.quantiles
+    quantiles = torch.stack(every_quantile).view(-1, len(SHARES))
     ratio, outliers = rowwise(outlying, [one.channels for one in seen])
-    named = {f"q{share:02d}": quantiles[:, place] for place, share in enumerate(SHARES)}
-    return {**named, "outlier_ratio": ratio, "outliers": outliers}
+    numbers = {}
+    for share, values in zip(SHARES, quantiles.unbind(1), strict=True):
+        numbers[f"q{share:02d}"] = values
+    numbers["outlier_ratio"] = ratio
+    numbers["outliers"] = outliers
+    return numbers
 
 
 def outlying(squares: Float[Tensor, "activations channels"]) -> Float[Tensor, "2 activations"]:
@@ -113,9 +136,10 @@ def outlying(squares: Float[Tensor, "activations channels"]) -> Float[Tensor, "2
     ordered = channels.sort(dim=1).values
     zeros = (ordered == 0).sum(dim=1, keepdim=True)
     # `nanmedian` and a mask would wait for the device
-    median = ordered.gather(1, zeros + (ordered.shape[1] - zeros - 1) // 2)
-    ratio = channels / median
-    return torch.stack((ratio.amax(dim=1), (ratio > 6).float().mean(dim=1)))
+    middle = zeros + (ordered.shape[1] - zeros - 1) // 2
+    ratio = channels / ordered.gather(1, middle)
+    share = (ratio > 6).float().mean(dim=1)
+    return torch.stack((ratio.amax(dim=1), share))
 
 
 def gaps(seen: Sequence[Float[Tensor, "4 channels"]]) -> dict[str, Numbers]:
@@ -133,7 +157,9 @@ def gap(seen: Float[Tensor, "norms 4 channels"]) -> Float[Tensor, "2 norms"]:
     mean, variance, running_mean, running_variance = seen.unbind(dim=1)
     running_std = running_variance.sqrt()
     squares = ((mean - running_mean) / running_std).square()
-    return torch.stack((squares.mean(dim=1).sqrt(), (variance.sqrt() / running_std).mean(dim=1)))
+    mean_gap = squares.mean(dim=1).sqrt()
+    std_ratio = (variance.sqrt() / running_std).mean(dim=1)
+    return torch.stack((mean_gap, std_ratio))
 
 
 def rowwise(function: Callable[[Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
@@ -141,12 +167,14 @@ def rowwise(function: Callable[[Tensor], Tensor], parts: Sequence[Tensor]) -> Te
 
     It gives several numbers for each row: (numbers, rows), as is what is returned.
     """
-    places = defaultdict[torch.Size, list[int]](list)
+    places_by_shape = defaultdict[torch.Size, list[int]](list)
     for place, part in enumerate(parts):
-        places[part.shape].append(place)
-    found = {shape: function(torch.stack([parts[place] for place in own])) for shape, own in places.items()}
-    columns = {place: column for shape, own in places.items()
-               for place, column in zip(own, found[shape].unbind(1), strict=True)}  # fmt: skip
+        places_by_shape[part.shape].append(place)
+    columns = {}
+    for places in places_by_shape.values():
+        rows = torch.stack([parts[place] for place in places])
+        for place, column in zip(places, function(rows).unbind(1), strict=True):
+            columns[place] = column
     return torch.stack([columns[place] for place in range(len(parts))], dim=1)
 
 
@@ -155,10 +183,11 @@ def all_but(x: Tensor, dim: int) -> list[int]:
     return [d for d in range(x.ndim) if d != dim % x.ndim]
 
 
-def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
+def second_moment(x: Values, channel_dim: int) -> Float[Tensor, "features features"]:
     """Return the mean of x xᵀ over all positions, in float64 where there is one: ranks need its smallest values too."""
     precise = torch.float32 if x.device.type == "mps" else torch.float64
-    rows = x.detach().to(precise).movedim(channel_dim, -1).flatten(0, -2)
+    x = x.detach().to(precise)
+    rows = x.movedim(channel_dim, -1).flatten(0, -2)
     return rows.T @ rows / rows.shape[0]
 
 
@@ -169,8 +198,11 @@ def effective_rank(moment: Float[Tensor, "features features"]) -> float:
     """
     if not moment.isfinite().all():
         return float("nan")
-    singular = torch.linalg.eigvalsh(moment).clamp_min(0).sqrt()
-    return float(torch.special.entr(singular / singular.sum()).sum().exp())
+    squares = torch.linalg.eigvalsh(moment).clamp_min(0)
+    singular = squares.sqrt()
+    shares = singular / singular.sum()
+    entropy = torch.special.entr(shares).sum()
+    return float(entropy.exp())
 
 
 def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
@@ -178,16 +210,22 @@ def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
 
     There are at least two; the cosine with one that is all 0 is 0.
     """
-    rows = x.detach().float().movedim(channel_dim, -1).flatten(1, -2)
-    rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    rows = values_of(x).movedim(channel_dim, -1).flatten(1, -2)
+    lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    rows = rows / lengths.clamp_min(TINY)
     count = rows.shape[1]
-    pairs = rows.sum(1).square().sum(-1) - rows.square().sum((-1, -2))
+    # Σ over i ≠ j of uᵢ·uⱼ is |Σu|² − Σ|u|²
+    all_pairs = rows.sum(1).square().sum(-1)
+    with_itself = rows.square().sum((-1, -2))
+    pairs = all_pairs - with_itself
     return (pairs / (count * (count - 1))).mean()
 
 
 def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
     """Return the mean entropy of softmax(logits), in nats."""
-    return torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).mean()
+    weights = logits.softmax(dim=-1)
+    entropies = torch.special.entr(weights).sum(dim=-1)
+    return entropies.mean()
 
 
 def total_norm(tensors: list[Tensor]) -> Scalar:
@@ -197,8 +235,10 @@ def total_norm(tensors: list[Tensor]) -> Scalar:
 
 def total_norms(groups: Sequence[Sequence[Tensor]]) -> list[Scalar]:
     """Return the Euclidean norm of each group, of all elements of all of its tensors."""
-    norms = torch.stack(torch._foreach_norm([tensor for group in groups for tensor in group]))
-    return [*torch._foreach_norm([*norms.split([len(group) for group in groups])])]
+    every_tensor = [tensor for group in groups for tensor in group]
+    norms = torch.stack(torch._foreach_norm(every_tensor))
+    sizes = [len(group) for group in groups]
+    return list(torch._foreach_norm(list(norms.split(sizes))))
 
 
 def gradient_noise(gradients: Iterable[Sequence[Tensor]], size: int) -> tuple[Float[Tensor, " tensors"], Scalar]:
@@ -213,17 +253,20 @@ def gradient_noise(gradients: Iterable[Sequence[Tensor]], size: int) -> tuple[Fl
     for number, sample in enumerate(gradients, 1):  # Welford 1962: a difference of sums would lose small variances
         means = means or [torch.zeros_like(tensor) for tensor in sample]
         moved = torch._foreach_sub([*sample], means)
-        deviations.append((1 - 1 / number) * torch.stack(torch._foreach_norm(moved)).square())
+        squares = torch.stack(torch._foreach_norm(moved)).square()
+        deviations.append((1 - 1 / number) * squares)
         torch._foreach_add_(means, moved, alpha=1 / number)
     variances = torch.stack(deviations).sum(0) / (number - 1)
-    return size * variances, total_norm(means).square() - variances.sum() / number
+    squared_gradient = total_norm(means).square() - variances.sum() / number
+    return size * variances, squared_gradient
 
 
-def histogram(x: Float[Tensor, "..."], bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:
+def histogram(x: Values, bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:
     """Count x in equal bins between its extremes; return the counts, and the extremes."""
-    x = x.detach().float().flatten()
+    x = values_of(x).flatten()
     low, high = x.aminmax()
-    width = ((high - low) / bins).clamp_min(torch.finfo(torch.float32).tiny)
+    width = ((high - low) / bins).clamp_min(TINY)
     index = ((x - low) / width).long().clamp_(0, bins - 1)
-    counts = torch.zeros(bins, device=x.device, dtype=torch.int64).scatter_add_(0, index, torch.ones_like(index))
+    counts = torch.zeros(bins, device=x.device, dtype=torch.int64)
+    counts.scatter_add_(0, index, torch.ones_like(index))
     return counts, torch.stack((low, high))
