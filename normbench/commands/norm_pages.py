@@ -1,4 +1,4 @@
-"""The pages of norms and placements: what their classes declare, and what is measured of them as they are made."""
+"""The pages of norms and placements: what their classes declare, and what is measured on them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Ref
 
 @dataclass(frozen=True)
 class Picture:
-    """From what one value comes. layouts, modes: in which it is the same, such as `sequences` and `training`."""
+    """What one value is computed from. layouts, modes: in which it is the same, such as `sequences` and `training`."""
 
     drawing: str
     layouts: str
@@ -138,7 +138,7 @@ class NormPage:
 
     learned, kept: its parameters and buffers, in words. crosses_samples, sees_future: when a value depends on other
     samples and on later positions: `never`, `in training` or `always`. pointwise: whether each value comes from one.
-    invariances: changes of norm(Wx) -> whether it stays as it is.
+    invariances: changes of W or x -> whether norm(Wx) stays the same.
     """
 
     norm: Norm
@@ -173,11 +173,13 @@ class NormPage:
         if self.crosses_samples == "never":
             uses.append("batches of any size: no sample depends on another")
         if self.invariances["W × c"]:
-            uses.append("weights before it that grow: their steps shrink by themselves, as the gradient goes by 1 / c")
+            uses.append(
+                "weights before it that grow: their steps shrink by themselves, as the gradient falls with 1 / c"
+            )
         if self.invariances["one sample × c"]:
-            uses.append("samples of unlike scale, all of which it brings to the same")
+            uses.append("samples of unlike scale, which it brings to the same scale")
         if self.pointwise and self.computes:
-            uses.append("fused operators: each value comes from one, and waits for no other")
+            uses.append("fused operators: each output value depends on one input value alone")
         return uses
 
     @property
@@ -185,15 +187,16 @@ class NormPage:
         """Say what it is not for, from what was measured."""
         uses = []
         if self.crosses_samples != "never":
-            uses.append("small batches, whose statistics are rough, nor for samples that are to stay apart")
+            uses.append("small batches, whose statistics are noisy, nor for samples that must not influence each other")
         if self.differs_in_evaluation:
-            uses.append("evaluation on data unlike those of training, whose statistics it keeps")
+            uses.append("evaluation on data unlike the training data, whose statistics it keeps")
         if self.sees_future == "in training":
             uses.append(
-                "language models, though it runs there: in training they see what they predict, and a run says so"
+                "language models, though it runs there: in training its statistics show them what they predict, and a "
+                "run warns of that"
             )
         if not self.invariances["data × c"]:
-            uses.append("a stream of unknown scale, which it does not take out: starting values have to fit")
+            uses.append("inputs of unknown scale, which it does not remove: the starting values have to fit")
         return uses
 
 
@@ -370,7 +373,7 @@ class PlacementPage:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a placement does to x, drawn while it does it. sides: the ways that it adds up. after: what comes behind."""
+    """What a placement does to x, drawn while it does it. sides: the ways that it adds up. after: what follows them."""
 
     sides: tuple[str, ...] = ("",)
     after: str = ""
