@@ -299,7 +299,8 @@ def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
     with initialized(), translated():
         config = hydra.compose("train", [word.lstrip("+") for word in words], return_hydra_config=True)
-        return str(config.name), resolve(config.hydra.sweeper.get("params") or OmegaConf.create())
+        params = config.hydra.sweeper.get("params")
+        return str(config.name), resolve(params) if params else {}
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

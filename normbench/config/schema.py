@@ -156,7 +156,9 @@ def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     result = check_values("", tree, keys, "normbench train")
     for section in (*CLOSED, *CLASS_SECTIONS):
         result[section] = check_section(section, tree[section])
-    result[LOGGER] = {name: check_section(f"{LOGGER}.{name}", values) for name, values in tree[LOGGER].items()}
+    result[LOGGER] = {}
+    for name, section_values in tree[LOGGER].items():
+        result[LOGGER][name] = check_section(f"{LOGGER}.{name}", section_values)
     values = {name: result[name] for name in ROOT}
     values["trainer"] = TrainerConfig(**result["trainer"])
     values["probes"] = ProbesConfig(**result["probes"])

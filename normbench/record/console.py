@@ -90,7 +90,11 @@ class Display(Progress, Logger):
         }
         if self.evaluated != self.step:  # on a terminal the last evaluation stays, with its step
             shown["loss/val"] += f" at step {self.evaluated:,}"
-        return "  ".join(form.format(self.values[tag]) for tag, form in shown.items() if tag in self.values)
+        parts: list[str] = []
+        for tag, form in shown.items():
+            if tag in self.values:
+                parts.append(form.format(self.values[tag]))
+        return "  ".join(parts)
 
 
 def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:

@@ -71,12 +71,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
-    """Return a JSON object, or None where the file is missing, damaged, or has not the shape of its kind."""
+    """Return a JSON object, or None where the file is missing, damaged, or does not have the shape of its kind."""
     return read_object(path, json.loads, shape)
 
 
 def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
-    """Return what a JSON or YAML holds, or None where it is missing, damaged, or has not the shape of its kind."""
+    """Return what a JSON or YAML holds, or None where it is missing, damaged, or not of the shape of its kind."""
     expected = shape or SHAPES.get(path.name, {})
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
         if path.stat().st_size > LARGEST:

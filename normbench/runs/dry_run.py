@@ -7,6 +7,7 @@ from contextlib import closing
 from datetime import timedelta
 
 from rich.filesize import decimal
+from torch import nn
 
 from normbench.record.console import show_table
 from normbench.record.files import read_json
@@ -74,12 +75,19 @@ def describe(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     stay = "2 stay"
     keep = run.config.closed.trainer.keep_checkpoint
     if keep == "best":
-        weights = {tensor.data_ptr(): tensor.nbytes for tensor in found.loop.model.state_dict().values()}
-        stay = f"2 stay, with {decimal(sum(weights.values()))} of the best weights"
+        stay = f"2 stay, with {decimal(size_of_weights(found.loop.model))} of the best weights"
     elif keep == "none":
         stay = "none stays"
     rows["disk, checkpoints"] = f"{decimal(found.checkpoint)} each: 3 while one is written, {stay}"
     return rows
+
+
+def size_of_weights(model: nn.Module) -> int:
+    """Return the bytes of a model's weights and buffers, each counted once."""
+    sizes: dict[int, int] = {}
+    for tensor in model.state_dict().values():
+        sizes[tensor.data_ptr()] = tensor.nbytes
+    return sum(sizes.values())
 
 
 def state_of(run: Run) -> str:

@@ -214,7 +214,8 @@ def check_unchanged(run: Run) -> None:
     Raises:
         RunFailure: its device, threads, data or own class differ.
     """
-    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent, run.stack)
+    config = run.config
+    here = directory_of(config.tree, config.choices, run.data, run.device, run.threads, run.parent, run.stack)
     if here.path != run.directory.path:
         what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
         raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")
@@ -256,8 +257,10 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     for run in runs:
         path = run.directory.path
         if not run.directory.config.exists():
-            wanted[fingerprint(without(run.config.tree, UNHASHED_KEYS))] = run
-            patterns.add((path.parent, f"{path.name.rpartition('-')[0]}-????????"))
+            content = fingerprint(without(run.config.tree, UNHASHED_KEYS))
+            wanted[content] = run
+            words = path.name.rpartition("-")[0]
+            patterns.add((path.parent, f"{words}-????????"))
     candidates: list[Path] = []
     for folder, pattern in patterns:
         candidates += folder.glob(pattern)

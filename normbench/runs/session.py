@@ -76,9 +76,10 @@ class Session:
             UsageError: the parts do not fit each other, or the model does not fit into memory.
         """
         run = self.run
+        task = run.data.task
         recompute = self.settings.trainer.recompute
         with weights_that_fit(run.device):
-            model, self.norms = build.make_model(run.config.tree, run.data.task, self.settings.seed)
+            model, self.norms = build.make_model(run.config.tree, task, self.settings.seed)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)
@@ -183,8 +184,9 @@ class Session:
             RunFailure: the checkpoint does not fit.
         """
         checkpoints = self.loop.checkpoints
-        if self.run.parent is not None and self.group.writes and checkpoints.load(self.say) is None:
-            copy_record(self.run.parent, self.directory)
+        parent = self.run.parent
+        if parent is not None and self.group.writes and checkpoints.load(self.say) is None:
+            copy_record(parent, self.directory)
         self.group.first(None)  # what the others read is there now
         state = checkpoints.load(self.say)
         step = None if state is None else state.get("step")
@@ -231,13 +233,16 @@ class Session:
 
     def open_loggers(self) -> Recorder:
         """Return the recorder of the loggers that were chosen, and of the display that a person sees."""
+        run = self.run
+        path = self.directory.path
+        step = self.loop.step
         loggers: list[Logger] = []
         if self.settings.quiet:
             quiet_loggers()
         else:
-            loggers.append(Display(self.run.steps, self.run.data.task.unit, self.loop.step))
-        loggers += build.make_loggers(self.run.config.tree, self.directory.path, self.loop.step)
-        return Recorder(self.directory.path, loggers)
+            loggers.append(Display(run.steps, run.data.task.unit, start_step=step))
+        loggers += build.make_loggers(run.config.tree, path, step)
+        return Recorder(path, loggers)
 
     def begin_logs(self, page: str) -> None:
         """Tell the loggers what the run will log, and which choices made it. page: its configuration."""
@@ -280,10 +285,12 @@ class Session:
 
     def interrupt(self, number: int) -> int:
         """End a run that a signal has stopped after a checkpoint; return the exit status."""
+        step = self.loop.step
+        steps = self.run.steps
         self.loop.recorder.close()
-        self.directory.write_status("interrupted", self.loop.step, self.run.steps, signal.Signals(number).name)
+        self.directory.write_status("interrupted", step, steps, message=signal.Signals(number).name)
         command = "the same command without rerun=true" if self.settings.rerun else "the same command"
-        self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
+        self.say(f"stopped at step {step:,} of {steps:,}; {command} goes on from here")
         return 128 + number
 
     @contextmanager
