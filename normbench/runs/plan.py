@@ -78,7 +78,9 @@ def prepare(
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
         config = extend(config, parent, trust)
-    check_parts(config)
+    for section in CLASS_SECTIONS:
+        build.target(config.tree, section)  # whether it can be imported, and is for its section
+    build.loggers(config.tree)
     for sentence in unchecked(config.tree):
         warn_once(sentence)
     facts = build.check_combination(config.tree, config.choices.groups)
@@ -123,17 +125,6 @@ def warn_once(sentence: str) -> None:
 
 
 # ---- what is refused
-
-
-def check_parts(config: Config) -> None:
-    """Refuse a class that cannot be imported, or makes something else than its section is for.
-
-    Raises:
-        UsageError: with the reason.
-    """
-    for section in CLASS_SECTIONS:
-        build.target(config.tree, section)
-    build.loggers(config.tree)
 
 
 def replays(config: Config) -> bool:
