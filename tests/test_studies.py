@@ -127,6 +127,27 @@ def test_a_study_leaves_rows_figures_findings_and_a_page(here: Path) -> None:
     assert len(list(folder.glob("arms/*/events.out.*"))) == 2
 
 
+def test_what_a_page_says_is_there_as_values(here: Path) -> None:
+    rows = make().set_index(["norm", "seed", "layer"])["rms"]
+    folder = here / "outputs/stream/studies/stream"
+    answer = json.loads((folder / "answer.json").read_text())
+    assert answer["finding"] == json.loads((folder / "study.json").read_text())["finding"]
+    assert answer["baseline"] == {"norm": "layernorm"} and len(answer["measured"]) == 2 * 2
+    for one in answer["measured"]:
+        own = rows[one["settings"]["norm"], :, one["at"]["layer"]]
+        assert one["values"] == pytest.approx(own.tolist()) and one["mean"] == pytest.approx(own.mean())
+        difference = one["difference"]
+        assert (difference is None) == (one["arm"] == "LayerNorm")
+        if difference:
+            test = stats.ttest_rel(own, rows["layernorm", :, one["at"]["layer"]])
+            ends = [difference["interval"]["lower"], difference["interval"]["upper"]]
+            assert (difference["p"], ends) == (pytest.approx(test.pvalue), pytest.approx([*test.confidence_interval()]))
+    tests = [*answer["differences"], *(one["difference"] for one in answer["measured"] if one["difference"])]
+    assert {one["family"] for one in tests} == {3} and all(one["corrected"] >= one["p"] for one in tests)
+    real = {one["verdict"] == "different" for one in tests if one["real"]}
+    assert real <= {True}
+
+
 def test_words_of_a_person_replace_the_study_s_and_keep_what_goes_with_them(here: Path) -> None:
     rows = make("norm=dyt,none", "norm=none", "seed=7", "study.factor=2")
     assert {*rows["norm"]} == {"none"}

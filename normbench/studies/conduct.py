@@ -39,6 +39,7 @@ from normbench.record.tensorboard import TensorBoard, event_files
 from normbench.runs.contexts import limits_named
 from normbench.runs.load import TrainedRun
 from normbench.settings import show
+from normbench.studies.answers import answer_of
 from normbench.studies.findings import Difference, Findings, Value, keys_of
 from normbench.studies.frame import (
     Row,
@@ -326,9 +327,11 @@ def save(
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
         figures = ask(study, "figures", rows, Figure)
-    tables, sentences = write(
-        ask(study, "tables", rows, Table, Findings), ask(study, "finding", rows, str, Value, Difference)
-    )
+    findings = ask(study, "tables", rows, Table, Findings)
+    told = ask(study, "finding", rows, str, Value, Difference)
+    tables, sentences = write(findings, told)
+    answer = answer_of(name, command, study.baseline, findings, told, sentences)
+    write_bytes(folder / "answer.json", answer.to_json().encode())
     if left_out:
         tables.append(rows_table("left-out", "Left out", left_out, 2))
     machine = " and ".join((cpu_name(), *gpus))

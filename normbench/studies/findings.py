@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normbench.analysis.answers import Verdict
 from normbench.analysis.comparisons import Tested, corrected_with
 from normbench.analysis.figures import style
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
+    ALPHA,
     Interval,
     Sample,
     detectable_difference,
@@ -145,6 +147,17 @@ class Difference(Sample, Tested):
     def test(self) -> Hashable:
         """Return what tells this test from others: stated twice, in a table and in a sentence, it is one."""
         return self.of or self.what, self.values, self.resolution, self.seeds
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what can be said of it."""
+        if self.n < 2:
+            return Verdict.ONE_SEED if self.n else Verdict.NO_SEED
+        if self.interval is None or self.p is None:
+            return Verdict.CONSTANT if self.mean else Verdict.SAME
+        if self.real:
+            return Verdict.DIFFERENT
+        return Verdict.POSSIBLE if self.p < ALPHA else Verdict.UNKNOWN
 
     @cached_property
     def detectable_factor(self) -> float | None:

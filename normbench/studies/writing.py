@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.statistics import ALPHA, Interval, mean_interval, power
+from normbench.analysis.answers import Verdict
+from normbench.analysis.statistics import Interval, mean_interval, power
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.findings import Cell, Difference, Findings, Told, Value, correct, corrected_like, label_of
@@ -77,19 +78,24 @@ def tell_difference(one: Difference) -> str:
     """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
     mean, ends = in_unit(one.mean, one.interval, one.ratio)
     size = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}".rstrip()
-    if ends is None or one.p is None or one.corrected is None:
-        is_same = one.n > 1 and not one.mean
-        found = "no difference in any seed" if is_same else why_unknown(one.n)
-        return f"{one.what}: {size}: {found}."
+    if ends is not None:
+        size += f" (95 % {span(ends, sign=not one.ratio)}, {one.n} seeds)"
+    return f"{one.what}: {size}: {tell_verdict(one)}."
+
+
+def tell_verdict(one: Difference) -> str:
+    """Say what is known of a difference."""
+    if one.verdict == Verdict.SAME:
+        return "no difference in any seed"
+    if one.p is None or one.corrected is None or one.interval is None:
+        return why_unknown(one.n)
     holm = " after Holm" if one.family > 1 else ""
-    if one.real:
-        found = f"a difference, {write_p(one.corrected)}{holm}"
-    elif one.p < ALPHA:
+    if one.verdict == Verdict.DIFFERENT:
+        return f"a difference, {write_p(one.corrected)}{holm}"
+    if one.verdict == Verdict.POSSIBLE:
         found = f"not certain, {write_p(one.p)} by itself and {chance(one.corrected)} after Holm"
-        found += "; repeat it with new seeds"
-    else:
-        found = f"no difference can be told, {write_p(one.corrected)}{holm}; more seeds would narrow the interval"
-    return f"{one.what}: {size} (95 % {span(ends, sign=not one.ratio)}, {one.n} seeds): {found}."
+        return f"{found}; repeat it with new seeds"
+    return f"no difference can be told, {write_p(one.corrected)}{holm}; more seeds would narrow the interval"
 
 
 def write_p(p: float) -> str:
