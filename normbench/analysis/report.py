@@ -184,6 +184,7 @@ def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies:
         "latex": latex,
         "lead": facts.lead(study),
         "question": say_question(answer.question),
+        "caveats": answer.caveats,
         "methods": methods(report),
         "command": answer.question.command,
         "facts": facts.facts(study, options_of(study), report.by.primary.words, baseline),

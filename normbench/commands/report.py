@@ -159,11 +159,11 @@ def print_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
     for sentence, _ in report.verdict:
         console().print(Text(sentence))
-    serious = [finding for finding in report.findings if finding.serious]
+    serious = [caveat for caveat in report.answer.caveats if caveat.serious]
     if serious:
         grid = Grid.grid(padding=(0, 2))
-        for finding in serious:
-            grid.add_row(Text(finding.topic), Text(finding.text))
+        for caveat in serious:
+            grid.add_row(Text(caveat.kind), Text(caveat.text))
         console().print("\nunfair:", grid, sep="\n")
 
 
