@@ -7,7 +7,7 @@ how large one may still be.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from normbench.analysis.answers import (
@@ -86,7 +86,7 @@ def say(answer: Answer) -> list[Statement]:
     *found, nothing = say_differences(answer.differences, answer.question.margin)
     effects = say_effects(answer.effects)
     told: list[tuple[str, Sequence[str]]] = [
-        ("arms", say_stuck(compared_arms(answer) or answer.arms)),
+        ("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})),
         ("costs", say_losses(answer.losses)),
         *(("designs", kind) for kind in effects),
         *(("differences", kind) for kind in found),
@@ -104,11 +104,14 @@ def say(answer: Answer) -> list[Statement]:
     return statements
 
 
-def compared_arms(answer: Answer) -> list[ArmResult]:
-    """Return the arms that are compared, each once, in the order of the comparisons."""
+def compared_arms(answer: Answer) -> dict[str, ArmResult]:
+    """Return the arms that are compared, by what they are called there, in the order of the comparisons."""
     by_name = {arm.compared_as: arm for arm in answer.arms}
-    names = dict.fromkeys(name for one in answer.differences for name in (one.arm, one.baseline))
-    return [by_name[name] for name in names]
+    found = {}
+    for one in answer.differences:
+        for name in (one.arm, one.baseline):
+            found[name] = by_name[name]
+    return found
 
 
 def shares(lengths: Sequence[int]) -> list[int]:
@@ -136,38 +139,33 @@ def first_of(texts: Sequence[str], most: int) -> list[str]:
 # ---- arms that did not train
 
 
-def say_stuck(arms: Sequence[ArmResult]) -> list[str]:
-    """Name the arms that did not train, or some of whose runs did not."""
-    never = [arm for arm in arms if not arm.trained]
+def say_stuck(arms: Mapping[str, ArmResult]) -> list[str]:
+    """Name the arms that did not train, or some of whose runs did not. arms: by what they are called."""
+    never = {name: arm for name, arm in arms.items() if not arm.trained}
     texts = []
     if len(never) > FEW_STUCK:
-        ends = [run.loss for arm in never for run in arm.stuck]
-        names = ", ".join(named(arm) for arm in never)
+        stuck = [run for arm in never.values() for run in arm.stuck]
+        ends = [run.loss for run in stuck]
         texts.append(
-            f"{len(never)} of {len(arms)} arms did not train, and are not compared ({names}): their validation losses "
-            f"end at {fixed(min(ends), 3)} to {fixed(max(ends), 3)} nats, {missed(never[0].stuck[0])}."
+            f"{len(never)} of {len(arms)} arms did not train, and are not compared ({', '.join(never)}): their "
+            f"validation losses end at {fixed(min(ends), 3)} to {fixed(max(ends), 3)} nats, {missed(stuck[0])}."
         )
-    for arm in arms:
+    for name, arm in arms.items():
         if arm.stuck and (arm.trained or len(never) <= FEW_STUCK):
-            texts.append(say_stuck_arm(arm))
+            texts.append(say_stuck_arm(name, arm))
     return texts
 
 
-def say_stuck_arm(arm: ArmResult) -> str:
+def say_stuck_arm(name: str, arm: ArmResult) -> str:
     """Say in how many runs an arm did not train."""
     ends = sorted(run.loss for run in arm.stuck)
     finished = arm.statuses["finished"]
     some = "" if len(ends) == finished else f" in {len(ends)} of {finished} runs"
     on_average = " on average" if len(ends) > 1 else ""
     return (
-        f"{named(arm)} did not train{some}: its validation loss ends at {fixed(sum(ends) / len(ends), 3)} nats"
+        f"{name} did not train{some}: its validation loss ends at {fixed(sum(ends) / len(ends), 3)} nats"
         f"{on_average}, {missed(arm.stuck[0])}."
     )
-
-
-def named(arm: ArmResult) -> str:
-    """Return what an arm is called where it is compared."""
-    return arm.compared_as or arm.name
 
 
 def missed(run: Stuck) -> str:
@@ -481,20 +479,18 @@ def say_sensitivity(one: Effect) -> str:
 def say_change(one: Effect) -> str:
     """Say which arm takes to a change, or to each doubling, better."""
     (winner, gains), (loser, losses) = sides(one)
-    good = (sum(gains) < 0) == one.metric.lower_is_better
-    first, second = (winner, loser) if good else (loser, winner)
+    helps = (sum(gains) < 0) == one.metric.lower_is_better
+    more, less = (winner, loser) if helps else (loser, winner)
     if one.metric.judges:
-        verb, of_first, of_second = ("help" if good else "harm"), first, second
+        verb = "help" if helps else "harm"
     else:
-        verb, of_first, of_second = (
-            ("lower" if good else "raise"),
-            f"the {one.metric.words} of {first}",
-            f"that of {second}",
-        )
+        verb = "lower" if helps else "raise"
+        more = f"the {one.metric.words} of {more}"
+        less = f"that of {less}"
     verb = f"{verb}s" if one.real else f"may {verb}"
     other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
     return (
-        f"{step_of(one)} {verb} {of_first} by {amount(one)} more than {of_second} {evidence(one)}: the "
+        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {evidence(one)}: the "
         f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
         f"{mean_size(one, losses)}."
     )
