@@ -184,7 +184,7 @@ def ending(run: Run, metric: Metric) -> float:
 
     NaN where it has failed or not ended.
     """
-    constant = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
+    constant = run.constant.get(f"{metric.kind}/val")
     has_ended = run.status in ("finished", "diverged")
     worst = metric.scale * constant if has_ended and constant is not None else NAN
     better_of = np.fmin if metric.lower_is_better else np.fmax

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from normbench.analysis.records import LEARNING_RATE, Run, Study, shortened
-from normbench.analysis.wording import count, plain
+from normbench.analysis.wording import count, one_line, plain
 
 STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
 SPLITS = ("train", "val", "test")  # as the names of counts of data begin
@@ -21,7 +20,7 @@ MOST = 4  # values that a sentence names
 
 def distinct(runs: Iterable[Run], read: Callable[[Run], str]) -> tuple[str, ...]:
     """Return all that is read of runs, once each, but nothing empty."""
-    found = dict.fromkeys(" ".join(read(run).split()) for run in runs)
+    found = dict.fromkeys(one_line(read(run)) for run in runs)
     return tuple(text for text in found if text)
 
 
@@ -40,7 +39,7 @@ def parameters_of(runs: Iterable[Run]) -> tuple[int, int] | None:
     """Return how many parameters the smallest and the largest model have; None where nobody knows."""
     known = list[int]()
     for run in runs:
-        total = run.summary.get("ledger", {}).get("parameters", {}).get("total", 0)
+        total = run.ledger.get("parameters", {}).get("total", 0)
         if total:
             known.append(total)
     return (min(known), max(known)) if known else None
@@ -127,16 +126,10 @@ def facts(study: Study, options: Mapping[str, str], judged_by: str, baseline: st
         "versions": every(runs, versions),
         "code": every(runs, code),
     }
-    return {name: " ".join(text.split()) for name, text in found.items() if text}
+    return {name: one_line(text) for name, text in found.items() if text}
 
 
 # ---- of a run
-
-
-def data_of(run: Run) -> Mapping[str, Any]:
-    """Return what a run's newest session tells of its data."""
-    about: Mapping[str, Any] = run.session.get("data", {})
-    return about
 
 
 def option(group: str) -> Callable[[Run], str]:
@@ -151,7 +144,7 @@ def steps(run: Run) -> str:
 
 def batch(run: Run) -> str:
     """Write what a batch has, such as `32 sequences of 64 tokens`."""
-    about = data_of(run)
+    about = run.data
     context = about.get("context")
     if not context:
         examples = "examples"
@@ -159,7 +152,7 @@ def batch(run: Run) -> str:
         examples = f"pairs of sentences of up to {context} tokens"
     else:
         examples = f"sequences of {context} tokens"
-    batches = run.summary.get("ledger", {}).get("batches_a_step", 1)
+    batches = run.ledger.get("batches_a_step", 1)
     more = f" in each of {batches} batches" if batches > 1 else ""
     return f"{run.config.get('data.batch_size')} {examples}{more}"
 
@@ -177,7 +170,7 @@ def clip(run: Run) -> str:
 
 def amounts(run: Run) -> str:
     """Write how many data there are, such as `1,437 training images, fingerprint 0123abcd`."""
-    about = data_of(run)
+    about = run.data
     parts = []
     for key, value in about.items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
@@ -190,7 +183,7 @@ def amounts(run: Run) -> str:
 
 def bleu(run: Run) -> str:
     """Write how translations were found and scored; nothing where there are none."""
-    about = data_of(run)
+    about = run.data
     return f"beam {about.get('beam')}, {about['bleu']}" if about.get("bleu") else ""
 
 
@@ -217,5 +210,9 @@ def versions(run: Run) -> str:
     packages = run.session.get("packages") or {}
     if not packages:
         return ""
-    found = [f"{name} {packages[name]}" for name in ("torch", "numpy") if packages.get(name)]
-    return ", ".join([*found, f"Python {run.session.get('python')}"])
+    found = []
+    for name in ("torch", "numpy"):
+        if packages.get(name):
+            found.append(f"{name} {packages[name]}")
+    found.append(f"Python {run.session.get('python')}")
+    return ", ".join(found)

@@ -58,14 +58,20 @@ class Metric:
     judges: bool = True
 
     @property
+    def kind(self) -> str:
+        """Return what it is of any split, such as `loss`."""
+        return self.tag.partition("/")[0]
+
+    @property
     def words(self) -> str:
         """Name it, such as `validation loss`."""
         if self.tag == BEST:
             return "best validation loss during training"
-        kind, _, split = self.tag.partition("/")
+        split = self.tag.partition("/")[2]
         if split not in SPLITS:
             return self.tag
-        return f"{SPLITS[split]} {kind.replace('bleu', 'BLEU')}"
+        kind = self.kind.replace("bleu", "BLEU")
+        return f"{SPLITS[split]} {kind}"
 
 
 def loss_on(split: str) -> Metric:
@@ -180,8 +186,7 @@ def batches_judged(run: Run, limit: int | None) -> float:
     """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
     if limit is None:
         return math.inf
-    data = run.session.get("data", {})
-    total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
+    total = next((run.data[name] for name in ("val_images", "val_texts", "val_sentences") if name in run.data), None)
     judged = limit * run.config.get("data.eval_batch_size", 0)
     return math.inf if total is not None and judged >= total else limit
 
@@ -209,7 +214,7 @@ def alike(run: Run, tag: str) -> Curve:
 
 def implementation(run: Run) -> str:
     """Return what ran its norms, such as `torch.nn.functional.layer_norm`; empty where that is not recorded."""
-    found = run.summary.get("ledger", {}).get("implementation") or ""
+    found = run.ledger.get("implementation") or ""
     return found if isinstance(found, str) else " and ".join(found)
 
 
@@ -246,7 +251,8 @@ def seconds_at(run: Run, steps: Any) -> Any:
     if not len(timed.steps):
         return np.full(np.shape(steps), NAN)
     ends = np.concatenate([[0], timed.steps])
-    seconds = np.concatenate([[0.0], np.cumsum(timed.values * np.diff(ends)) / 1e3])
+    milliseconds = np.cumsum(timed.values * np.diff(ends))
+    seconds = np.concatenate([[0.0], milliseconds / 1e3])
     pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
 
@@ -326,7 +332,8 @@ class Yardstick:
     @property
     def on_way(self) -> Metric:
         """Return what evaluations during training tell of it."""
-        return OF_KINDS.get(self.primary.tag.partition("/")[0], loss_on)("val")
+        on = OF_KINDS.get(self.primary.kind, loss_on)
+        return on("val")
 
 
 def yardstick(
@@ -385,7 +392,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     """
     rows = []
     for arm, run in study.pairs:
-        logged = run.summary.get("metrics", {})
+        logged = shown_metrics(run)
         times = run.summary.get("step_time", {})
         target = by.targets.get(arm.name, NAN)
         reached = stays_at(run, target)
@@ -400,7 +407,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "trained": run.trained,
             "step": run.step,
             "steps": run.steps,
-            **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", *OF_KINDS)},
+            **logged,
             by.primary.tag: final(run, by.primary) / by.primary.scale,
             "best": best,
             "best_step": best_step,
@@ -424,6 +431,15 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
     return frame.assign(**frame[mixed].map(str, na_action="ignore"))
+
+
+def shown_metrics(run: Run) -> dict[str, float | None]:
+    """Return the last losses, accuracies and BLEUs of a run."""
+    found = {}
+    for tag, value in run.summary.get("metrics", {}).items():
+        if tag.partition("/")[0] in ("loss", *OF_KINDS):
+            found[tag] = value
+    return found
 
 
 def best_on_way(run: Run, metric: Metric) -> tuple[float, int]:

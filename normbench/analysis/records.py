@@ -92,6 +92,16 @@ class Run:
         return self.sessions[-1]
 
     @property
+    def data(self) -> Mapping[str, Any]:
+        """Return what its newest session tells of its data."""
+        return self.session.get("data") or {}
+
+    @property
+    def ledger(self) -> Mapping[str, Any]:
+        """Return what it has noted of the model and of a step; empty until it has ended."""
+        return self.summary.get("ledger") or {}
+
+    @property
     def metrics(self) -> Mapping[str, float | None]:
         """Return its last metrics; none for a run that did not finish."""
         return self.summary["metrics"] if self.status == "finished" else {}
@@ -104,12 +114,12 @@ class Run:
     @property
     def operators(self) -> float:
         """Return how many operators a step gives to its device; NaN where they were not counted."""
-        return float(self.summary.get("ledger", {}).get("operators_a_step") or "nan")
+        return float(self.ledger.get("operators_a_step") or "nan")
 
     @property
     def host_share(self) -> float:
         """Return the share of a step's time for which a GPU's host was at work on it; NaN where nobody knows."""
-        return float(self.summary.get("ledger", {}).get("host_share_of_step") or "nan")
+        return float(self.ledger.get("host_share_of_step") or "nan")
 
     @property
     def ended(self) -> bool:
@@ -119,7 +129,7 @@ class Run:
     @property
     def constant(self) -> Mapping[str, float]:
         """Return what a predictor that always says the same reaches on its data; empty where that is not recorded."""
-        return dict(self.session.get("data", {}).get("constant") or {})
+        return dict(self.data.get("constant") or {})
 
     @property
     def trained(self) -> bool | None:
@@ -432,7 +442,9 @@ def name_arm(settings: Mapping[str, Any]) -> str:
     words = []
     for key, value in settings.items():
         word = PLAIN.get(str(value), str(value))
-        words.append(word if key in GROUPS else f"{key.rpartition('.')[2]}={word}")
+        if key not in GROUPS:
+            word = f"{key.rpartition('.')[2]}={word}"
+        words.append(word)
     return " · ".join(words) or "all runs"
 
 
