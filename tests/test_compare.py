@@ -95,7 +95,7 @@ def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is no arm: did you mean rmsnorm?"),
+        (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is not an arm: did you mean rmsnorm?"),
         (["again", "sw"], "sw names 3 arms: name one of dyt, layernorm, rmsnorm"),
         (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),
         (["--plan", "alone", "again"], "a plan needs a pilot of two seeds or more"),

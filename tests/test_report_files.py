@@ -296,7 +296,7 @@ def test_the_command_prints_the_verdict_what_is_unfair_and_the_page_without_torc
     [
         ("", "Missing argument"),
         ("runs none", "none is not a folder"),
-        ("runs --baseline layernom", "--baseline layernom is no arm: did you mean layernorm?"),
+        ("runs --baseline layernom", "--baseline layernom is not an arm: did you mean layernorm?"),
         ("runs --out file", "give another folder with --out"),
         ("runs --width wide", "--width wide is not a width: give column (3.5 inches), page (7), or 3 to 20 inches"),
         ("empty", "holds no runs: "),

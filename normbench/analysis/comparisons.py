@@ -188,7 +188,7 @@ class Comparison(Compared):
 
     @property
     def ranked_p(self) -> float | None:
-        """Return the p of the signed-rank test in which a lost run ranks behind all others; none over two groups."""
+        """Return the p of the signed-rank test in which a lost run ranks last; none over two groups."""
         return None if self.torn else replace(self, values=self.ranked).wilcoxon_p
 
     @property
@@ -387,11 +387,11 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
         name, equals, value = word.rpartition("=")
         found = known.get(word, known.get(f"{name}{equals}{number(value)}"))
         if found is None:
-            raise UsageError(f"{flag}{word} is no arm: {nearest(word, known)}allowed are {shortened([*known])}")
+            raise UsageError(f"{flag}{word} is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
         allowed = shortened([arm.name for arm in study.arms])
-        raise UsageError(f"{flag}{words} is no arm: allowed are {allowed}")
+        raise UsageError(f"{flag}{words} is not an arm: allowed are {allowed}")
     return settings
 
 

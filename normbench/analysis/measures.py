@@ -43,7 +43,7 @@ IN_BLOCKS = {
 class Metric:
     """A figure by which runs are judged.
 
-    tag: as it is recorded. unit: of a difference. symbol: what stands behind a value; a difference of two shares is in
+    tag: as it is recorded. unit: of a difference. symbol: what stands after a value; a difference of two shares is in
     points. scale: from what is recorded to the unit. decimals: of a value. bounds: between what values lie.
     judges: whether lower or higher is better at all.
     """
@@ -245,7 +245,7 @@ def seconds_at(run: Run, steps: Any) -> Any:
     """Return the seconds of training before a step, or some (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
-    recorded time count as those behind it, and those behind the last one as those before it. NaN where there is none.
+    recorded time count as those after it, and those after the last one as those before it. NaN where there is none.
     """
     timed = finite(run.curves.get(STEP_TIME))
     if not len(timed.steps):

@@ -37,7 +37,7 @@ TEX |= str.maketrans({"←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\d
 TEX |= str.maketrans({"µ": r"$\mu$", "Δ": r"$\Delta$", "∞": r"$\infty$", "≈": r"$\approx$"})
 TEX |= {0x2080 + digit: f"$_{digit}$" for digit in range(10)}  # subscripts, as in α₀
 
-# A command in a sentence of HTML, without the full stop behind it.
+# A command in a sentence of HTML, without the full stop after it.
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
 
 
