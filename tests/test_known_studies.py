@@ -9,6 +9,7 @@ import pytest
 from known_studies import STUDIES
 from made_runs import make_report
 
+from normbench.analysis.answers import Answer
 from normbench.analysis.report import Report, save
 from normbench.analysis.sentences import say_question
 
@@ -17,8 +18,11 @@ BETTER = r"is (better|worse) than"
 
 @pytest.fixture
 def answer(tmp_path: Path, request: pytest.FixtureRequest) -> Report:
+    """A report whose answer comes back from JSON as it is."""
     STUDIES[request.param](tmp_path)
-    return make_report([tmp_path])
+    report = make_report([tmp_path])
+    assert Answer.from_json(report.answer.to_json()) == report.answer
+    return report
 
 
 def said(report: Report) -> str:
