@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,7 +114,7 @@ class Compared(Sample, Tested):
 class Comparison(Compared):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both."""
 
-    @property
+    @cached_property
     def torn(self) -> list[Arm]:
         """Return the arms whose runs end in two groups far apart, as some of them did not train."""
         return [arm for arm in (self.arm, self.baseline) if in_two_groups(arm, self.metric, self.seeds)]
@@ -158,7 +159,7 @@ class Comparison(Compared):
         runs = (*self.arm.runs, *self.baseline.runs)
         return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
-    @property
+    @cached_property
     def lost(self) -> tuple[set[int], set[int]]:
         """Return the seeds that the arm and the baseline lost, of those that have ended in both."""
         ours, theirs = ends_by_seed(self.arm), ends_by_seed(self.baseline)

@@ -226,6 +226,7 @@ def state_result(arm: Arm, metric: Metric) -> Result:
 def state_difference(one: Comparison, margin: float | None = None) -> Difference:
     """Return what is found of an arm and its baseline."""
     ours, theirs = one.lost
+    decided_by = one.decided_by
     return Difference(
         arm=one.arm.name,
         baseline=one.baseline.name,
@@ -252,7 +253,7 @@ def state_difference(one: Comparison, margin: float | None = None) -> Difference
         ranks=len(one.ranked),
         ranked_p=one.ranked_p,
         skewed=one.skewed,
-        deciding=Deciding(*one.decided_by) if one.decided_by else None,
+        deciding=Deciding(*decided_by) if decided_by else None,
     )
 
 
