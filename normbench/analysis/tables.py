@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.answers import ArmResult, Difference, Effect, EffectKind, Paired, Verdict
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
-from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known, ran_as
+from normbench.analysis.measures import (
+    IN_BLOCKS,
+    Metric,
+    Yardstick,
+    evaluations_in_words,
+    gradient_noise,
+    known,
+    ran_as,
+)
 from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
@@ -74,12 +83,22 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     A baseline that is the same in all rows stands in the title.
     """
     frame = pd.DataFrame(rows)
-    if len(names := set(frame.get("against", ()))) == 1:
-        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), heads - 1
+    baselines = set(frame.get("against", ()))
+    if len(baselines) == 1:
+        title = f"{title}, against {baselines.pop()}"
+        frame = frame.drop(columns="against")
+        heads -= 1
     frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
-    frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+    has_figures = (frame != NONE).any().to_numpy()
+    is_head = np.arange(frame.shape[1]) < heads
+    frame = frame.loc[:, has_figures | is_head]
     notes = write_notes(key.partition("-")[0], [*frame], **about)
     return Table(key, title, frame, notes, heads, marked)
+
+
+def some_of(number: int, of: int) -> str:
+    """Write how many of so many there are: `3 of 5`, or `5` where that is all."""
+    return str(of) if number == of else f"{number} of {of}"
 
 
 # ---- the arms
@@ -88,61 +107,97 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows, badness = [], []
-    by_name = {arm.name: arm for arm in arms}
-    live = {arm.name: arm for arm in study.arms}
+    results = {arm.name: arm.results for arm in arms}
+    of_study = {arm.name: arm for arm in study.arms}
     for name, own in runs.groupby("arm", sort=False):
         finished = own[own["status"] == "finished"]
         seeds = {*finished["seed"]}
-        torn = any(in_two_groups(live[str(name)], metric, seeds) for metric in by.metrics)
+        torn = any(in_two_groups(of_study[str(name)], metric, seeds) for metric in by.metrics)
         averaged = finished.iloc[:0] if torn else finished  # of two groups there is no mean
-        row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
-        for place, (metric, result) in enumerate(zip(by.metrics, by_name[str(name)].results, strict=True)):
+        row = {"arm": name, "n": some_of(len(finished), len(own))}
+        for place, (metric, result) in enumerate(zip(by.metrics, results[str(name)], strict=True)):
             row[f"{metric.words}, {metric.symbol}"] = fixed(result.mean, metric.decimals)
             row["95 % interval" + " " * place] = span(result.interval, metric.decimals)
-        best = f"best {by.on_way.words} during training, {by.on_way.symbol}"
-        row[best] = fixed(averaged["best"].mean(), by.on_way.decimals)
-        row["train–validation gap, nats"] = fixed(averaged["gap"].mean(), 4, sign=True)
-        row[f"loss at {duration(by.seconds)}, nats"] = fixed(averaged[f"{by.timed}_at_equal_time"].mean(), 4)
-        if (target := by.targets.get(str(name))) is not None:
-            ended = own[own["status"].isin(["finished", "diverged"])]
+        row |= on_the_way(averaged, by)
+        target = by.targets.get(str(name))
+        if target is not None:
             which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
+            ended = own[own["status"].isin(["finished", "diverged"])]
             row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
         rows.append(row)
-        mean = finished[by.primary.tag].mean() if by.primary.tag in finished else math.nan
-        badness.append(math.inf if math.isnan(mean) else mean if by.primary.lower_is_better else -mean)
+        badness.append(badness_of(finished, by.primary))
     rows = [rows[place] for place in np.argsort(badness, kind="stable")]
     ran = ran_as(study.arms)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs), ran=ran)
 
 
+def on_the_way(runs: pd.DataFrame, by: Yardstick) -> dict[str, str]:
+    """Return what the runs of an arm reached before their end, in the mean."""
+    loss = runs[f"{by.timed}_at_equal_time"].mean()
+    return {
+        f"best {by.on_way.words} during training, {by.on_way.symbol}": fixed(runs["best"].mean(), by.on_way.decimals),
+        "train–validation gap, nats": fixed(runs["gap"].mean(), 4, sign=True),
+        f"loss at {duration(by.seconds)}, nats": fixed(loss, 4),
+    }
+
+
+def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
+    """Return a number that sorts the best arm first, and one without a result last."""
+    mean = finished[metric.tag].mean() if metric.tag in finished else math.nan
+    if math.isnan(mean):
+        return math.inf
+    return float(mean if metric.lower_is_better else -mean)
+
+
 def time_to_target(times: pd.Series) -> str:
     """Return the median time of an arm's runs to the target, where some never got there also how many did."""
+    median = times.median()
+    told = "not reached" if median == math.inf else duration(median)
     reached = int(np.isfinite(times).sum())
-    some = f" ({reached} of {len(times)})" if 0 < reached < len(times) else ""
-    return ("not reached" if times.median() == math.inf else duration(times.median())) + some
+    if 0 < reached < len(times):
+        told += f" ({reached} of {len(times)})"
+    return told
 
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
     ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
     ends = ends.mask(runs["trained"].eq(False), "did not train")
-    sums = {"memory": runs["peak_memory_bytes"] / 2**20} | {words: ends.eq(words) for words in BAD}
-    sums["seconds"] = runs["training_seconds"].where(runs["status"] == "finished")
-    arms = runs.assign(**sums).groupby("arm", sort=False)
-    counts = arms["operators_a_step"].median()
-    columns = {
-        **({"processes": arms["processes"].max().map(str)} if runs["processes"].max() > 1 else {}),
-        "norms run as": arms["implementation"].agg(lambda own: " or ".join(filter(None, own.unique())) or NONE),
-        "step time, ms": arms["step_median_ms"].median().map(significant),
-        "90th percentile, ms": arms["step_p90_ms"].median().map(significant),
-        **({"operators a step": counts.map("{:,.0f}".format, na_action="ignore").fillna(NONE)} if counts.any() else {}),
-        "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),
-        "training time": arms["seconds"].mean().map(duration),
-        "peak memory, MiB": arms["memory"].median().map(significant),
-        **{words: arms[words].agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0") for words in BAD},
-        "spikes": arms["spikes"].mean().map(lambda share: NONE if math.isnan(share) else f"{100 * share:.2g} %"),
-    }
+    seconds = runs["training_seconds"].where(runs["status"] == "finished")
+    memory = runs["peak_memory_bytes"] / 2**20
+    arms = runs.assign(end=ends, seconds=seconds, memory=memory).groupby("arm", sort=False)
+    columns = {}
+    if runs["processes"].max() > 1:
+        columns["processes"] = arms["processes"].max().map(str)
+    columns["norms run as"] = arms["implementation"].agg(either)
+    columns["step time, ms"] = arms["step_median_ms"].median().map(significant)
+    columns["90th percentile, ms"] = arms["step_p90_ms"].median().map(significant)
+    operators = arms["operators_a_step"].median()
+    if operators.any():
+        columns["operators a step"] = operators.map("{:,.0f}".format, na_action="ignore").fillna(NONE)
+    columns["steps timed"] = arms["steps_timed"].sum().map("{:,.0f}".format)
+    columns["training time"] = arms["seconds"].mean().map(duration)
+    columns["peak memory, MiB"] = arms["memory"].median().map(significant)
+    for end in BAD:
+        columns[end] = arms["end"].agg(partial(count_of, end=end))
+    columns["spikes"] = arms["spikes"].mean().map(percent)
     return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
+
+
+def either(names: pd.Series) -> str:
+    """Return the names that there are, such as `a or b`."""
+    return " or ".join(filter(None, names.unique())) or NONE
+
+
+def count_of(ends: pd.Series, end: str) -> str:
+    """Write how many runs of an arm have ended like this, and of how many."""
+    number = int(ends.eq(end).sum())
+    return f"{number} of {len(ends)}" if number else "0"
+
+
+def percent(share: float) -> str:
+    """Write a share."""
+    return NONE if math.isnan(share) else f"{100 * share:.2g} %"
 
 
 def activations_table(blocks: pd.DataFrame) -> Table:
@@ -152,11 +207,16 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     """
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
+        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own))}
         shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
-        words = shown[[*IN_BLOCKS]].apply(lambda own: " → ".join(map(significant, own)) if own.notna().any() else NONE)
-        trend = own["block"].corr(own["mean γ"], method="spearman") if own["mean γ"].nunique() > 2 else math.nan
-        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words}
-        rows.append(row | {"γ with depth": fixed(trend, 2, sign=True)})
+        for column in IN_BLOCKS:
+            values = shown[column]
+            row[column] = " → ".join(map(significant, values)) if values.notna().any() else NONE
+        trend = math.nan
+        if own["mean γ"].nunique() > 2:
+            trend = own["block"].corr(own["mean γ"], method="spearman")
+        row["γ with depth"] = fixed(trend, 2, sign=True)
+        rows.append(row)
     return made("activations", "Activations by depth", rows, heads=3)
 
 
@@ -165,32 +225,44 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 
 def pair_of(one: Paired) -> dict[str, str]:
     """Return the columns that say what is compared, and over how many seeds."""
-    seeds = f"{one.n} of {one.tried}" if one.n < one.tried else str(one.n)
-    return {"arm": one.arm, "against": one.baseline, "seeds": seeds}
+    return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
 
 
 def differences_table(found: Sequence[Difference], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = found[0].metric, found[0].family
-    sign = 1 if metric.lower_is_better else -1
-    comparisons = sorted(found, key=lambda one: sign * one.mean if one.n else math.inf)
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
-    title, rows = f"Differences in {metric.words}", []
-    for one in comparisons:
+    ordered = sorted(found, key=badness_of_difference)
+    rows = []
+    for one in ordered:
         places = wording.precision(one.mean, one.interval) if one.n else 0
-        row = pair_of(one) | {
-            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean)),
-            "95 % interval": span(one.interval, places, sign=True),
-            "effect size": wording.effect(one.effect_size),
-            "p": wording.chance(one.p),
-            "p after Holm": NONE if family == 1 and one.corrected == one.p else wording.chance(one.corrected),
-            "Wilcoxon p": wording.chance(one.ranked_p),
-            "minimum detectable effect": detectable_of(one),
-            "found": FOUND.get(one.verdict, "not shown").format(compared(one).partition(" ")[0]),
-        }
+        is_corrected = family > 1 or one.corrected != one.p
+        row = pair_of(one)
+        row[f"difference, {metric.unit}"] = NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean))
+        row["95 % interval"] = span(one.interval, places, sign=True)
+        row["effect size"] = wording.effect(one.effect_size)
+        row["p"] = wording.chance(one.p)
+        row["p after Holm"] = wording.chance(one.corrected) if is_corrected else NONE
+        row["Wilcoxon p"] = wording.chance(one.ranked_p)
+        row["minimum detectable effect"] = detectable_of(one)
+        row["found"] = found_in(one)
         rows.append(row)
-    marked = [place for place, one in enumerate(comparisons) if one.real]
-    return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
+    marked = [place for place, one in enumerate(ordered) if one.real]
+    about: dict[str, Any] = {"metric": metric, "family": family, "primary": primary}
+    return made(key, f"Differences in {metric.words}", rows, 2, marked, **about)
+
+
+def badness_of_difference(one: Difference) -> float:
+    """Return a number that sorts the best arm first, and one without a difference last."""
+    if not one.n:
+        return math.inf
+    return one.mean if one.metric.lower_is_better else -one.mean
+
+
+def found_in(one: Difference) -> str:
+    """Write the verdict in a word or two."""
+    better_or_worse, _, _ = compared(one).partition(" ")
+    return FOUND.get(one.verdict, "not shown").format(better_or_worse)
 
 
 def detectable_of(one: Difference) -> str:
@@ -203,22 +275,44 @@ def detectable_of(one: Difference) -> str:
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
-    rows = [row for one in comparisons if (row := ratios_of(one, {"step times": lambda run: run.step_ms}))]
-    ran = ran_as(side for one in comparisons for side in (one.arm, one.baseline))
-    return made("step-times", "Ratios of step times", rows, heads=2, ran=ran)
+    rows, sides = [], []
+    for one in comparisons:
+        sides += [one.arm, one.baseline]
+        row = ratios_of(one, {"step times": step_ms})
+        if row:
+            rows.append(row)
+    return made("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
+
+
+def step_ms(run: Run) -> float:
+    """Return how long a step of a run takes."""
+    return run.step_ms
+
+
+def gradient_variance(run: Run) -> float:
+    """Return the variance of a run's gradients."""
+    variance, _ = gradient_noise(run)
+    return variance
+
+
+def noise_scale(run: Run) -> float:
+    """Return the noise scale of a run's gradients."""
+    _, scale = gradient_noise(run)
+    return scale
 
 
 def noise_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
-    measured: dict[str, Callable[[Run], float]] = {"gradient variances": lambda run: gradient_noise(run)[0],
-                                                   "noise scales": lambda run: gradient_noise(run)[1]}  # fmt: skip
     rows, crossing = [], set[str]()
     for one in comparisons:
-        if row := ratios_of(one, measured):
-            scale, _ = statistics.mean_interval(known(gradient_noise(run)[1] for run in one.arm.runs))
-            rows.append({**row, "noise scale, examples": significant(scale)})
-            crossing |= {side.name for side in (one.arm, one.baseline) for run in side.runs
-                         if run.summary.get("norm_facts", {}).get("crosses_samples")}  # fmt: skip
+        row = ratios_of(one, {"gradient variances": gradient_variance, "noise scales": noise_scale})
+        if not row:
+            continue
+        scale, _ = statistics.mean_interval(known(noise_scale(run) for run in one.arm.runs))
+        rows.append({**row, "noise scale, examples": significant(scale)})
+        for side in (one.arm, one.baseline):
+            if any(run.summary.get("norm_facts", {}).get("crosses_samples") for run in side.runs):
+                crossing.add(side.name)
     return made("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
@@ -229,40 +323,51 @@ def ratios_of(one: Comparison, measured: Mapping[str, Callable[[Run], float]]) -
     """
     row: dict[str, str] = {}
     for place, (name, measure) in enumerate(measured.items()):
-        sides = (by_seed(arm.runs, measure) for arm in (one.arm, one.baseline))
-        ratio = statistics.paired_difference(*({seed: math.log2(side[seed]) for seed in side} for side in sides))
-        if not row and not ratio.n:
-            return {}
-        mean, ends = 2.0**ratio.mean, ratio.interval and ratio.interval.powers
+        ratio = statistics.paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
+        if not row:
+            if not ratio.n:
+                return {}
+            row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
+        mean = 2.0**ratio.mean
+        ends = ratio.interval.powers if ratio.interval else None
         places = wording.precision(mean, ends) if ends else 2
-        row = row or {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
-        row |= {f"ratio of {name}": fixed(mean, places), "95 % interval" + " " * place: span(ends, places)}
+        row[f"ratio of {name}"] = fixed(mean, places)
+        row["95 % interval" + " " * place] = span(ends, places)
     return row
+
+
+def logarithms(arm: Arm, measure: Callable[[Run], float]) -> dict[int, float]:
+    """Return the logarithm to base 2 of what is measured of an arm's runs, by seed."""
+    return {seed: math.log2(value) for seed, value in by_seed(arm.runs, measure).items()}
 
 
 def designs_table(found: Sequence[Effect]) -> Table:
     """Say what factors do to arms, less what they do to their baselines."""
     rows = []
-    for one in (one for one in found if one.n):
-        ratio, places = one.kind == EffectKind.LARGEST, wording.precision(one.mean, one.interval)
-        own, other = (sum(side) / one.n for side in (one.own, one.other))
-        ends = one.interval.powers if ratio and one.interval else one.interval
-        row = {
-            "what": step_of(one),
-            **pair_of(one),
-            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=one.kind != EffectKind.AREA),
-            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=one.kind != EffectKind.AREA),
-            "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
-            "95 % interval": span(ends, 2 if ratio else places, sign=not ratio),
-            "p": wording.chance(one.p),
-            "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
-        }
+    for one in found:
+        if not one.n:
+            continue
+        own, other = sum(one.own) / one.n, sum(one.other) / one.n
+        row = {"what": step_of(one), **pair_of(one)}
+        if one.kind == EffectKind.LARGEST:  # of logarithms
+            row["for the arm"] = f"{2**own:.3g}"
+            row["for the baseline"] = f"{2**other:.3g}"
+            row["difference"] = f"× {2**one.mean:.2g}"
+            row["95 % interval"] = span(one.interval.powers if one.interval else None, 2)
+        else:
+            places = wording.precision(one.mean, one.interval)
+            has_sign = one.kind != EffectKind.AREA
+            row["for the arm"] = fixed(own, places, sign=has_sign)
+            row["for the baseline"] = fixed(other, places, sign=has_sign)
+            row["difference"] = f"{fixed(one.mean, places, sign=True)} {one.metric.unit}"
+            row["95 % interval"] = span(one.interval, places, sign=True)
+        row["p"] = wording.chance(one.p)
+        row["p after Holm"] = NONE if one.family == 1 else wording.chance(one.corrected)
         rows.append(row)
     marked = [place for place, one in enumerate(found) if one.real]
     kinds = {one.kind for one in found}
-    return made(
-        "designs", "Crossed factors", rows, 3, marked, kinds=kinds, family=max((one.family for one in found), default=1)
-    )
+    family = max((one.family for one in found), default=1)
+    return made("designs", "Crossed factors", rows, 3, marked, kinds=kinds, family=family)
 
 
 # ---- levels of settings that are numbers, and runs that give no result
@@ -270,13 +375,20 @@ def designs_table(found: Sequence[Effect]) -> Table:
 
 def survival_table(arms: Sequence[Arm], key: str) -> Table:
     """Say at which levels of a setting arms train, in how many of the runs that have ended, and up to which level."""
-    rows, word = [], key.rpartition(".")[2]
+    rows = []
+    word = key.rpartition(".")[2]
     for one in tried_levels(arms, key):
-        ended = {level: [not is_lost(run) for run in arm.runs if run.ended] for level, arm in one.by_level.items()}
-        row = {"arm": one.arm.name} | {f"{plain(at)}": f"{sum(own)} of {len(own)}" for at, own in ended.items() if own}
-        for words, share in (("all", 1.0), ("most", 0.5)):
-            upto = max((at for at, own in ended.items() if own and sum(own) >= share * len(own)), default=None)
-            row[f"{words} train up to"] = NONE if upto is None else plain(upto)
+        row = {"arm": one.arm.name}
+        shares = {}
+        for level, arm in one.by_level.items():
+            ended = [run for run in arm.runs if run.ended]
+            if ended:
+                train = sum(not is_lost(run) for run in ended)
+                shares[level] = train / len(ended)
+                row[plain(level)] = f"{train} of {len(ended)}"
+        for words, least in (("all", 1.0), ("most", 0.5)):
+            levels = [level for level, share in shares.items() if share >= least]
+            row[f"{words} train up to"] = plain(max(levels)) if levels else NONE
         rows.append(row)
     return made(f"survival-{word}", f"Runs that train, by {word}", rows)
 
@@ -296,6 +408,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     rows = []
     for one in tried:
         sensitivity, interval = statistics.mean_interval([*one.sensitivity.values()], (0.0, math.inf))
+        lost = [f"{number} at {rate:g}" for rate, number in one.lost.items() if number]
         row = {
             "arm": one.arm.name,
             "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
@@ -303,7 +416,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
             "loss there, nats": fixed(one.losses[one.best], 4),
             "sensitivity, nats": fixed(sensitivity, 4),
             "95 % interval": span(interval, 4),
-            "lost or did not train": ", ".join(f"{n} at {rate:g}" for rate, n in one.lost.items() if n) or "0",
+            "lost or did not train": ", ".join(lost) or "0",
         }
         rows.append(row)
     return made("rates", "Learning-rate sensitivity", rows)
@@ -314,28 +427,31 @@ def search_table(found: Sequence[Search]) -> Table:
     rates = sorted({rate for one in found for rate in one.losses})
     rows = []
     for one in found:
-        means = {f"at {rate:g}": search_cell(one, rate) for rate in rates}
-        chosen = NONE if one.chosen is None else f"{one.chosen:g}"
-        rows.append({"arm": one.arm.name, "chosen": chosen, **means, "at an end of those tried": one.edge or NONE})
-    return made("search", "Search for the learning rate, held-out loss in nats", rows, seeds=search_seeds(found))
+        row = {"arm": one.arm.name, "chosen": NONE if one.chosen is None else f"{one.chosen:g}"}
+        for rate in rates:
+            row[f"at {rate:g}"] = search_cell(one, rate)
+        row["at an end of those tried"] = one.edge or NONE
+        rows.append(row)
+    seeds = max((len(losses) for one in found for losses in one.losses.values()), default=0)
+    return made("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
 
 
 def search_cell(one: Search, rate: float) -> str:
     """Write what an arm reached at a rate."""
     if rate not in one.losses:
         return NONE
-    return f"{one.lost[rate]} lost" if one.lost[rate] else fixed(one.means[rate], 4)
-
-
-def search_seeds(found: Sequence[Search]) -> int:
-    """Return how many seeds have chosen, at the most."""
-    return max((len(own) for one in found for own in one.losses.values()), default=0)
+    if one.lost[rate]:
+        return f"{one.lost[rate]} lost"
+    return fixed(one.means[rate], 4)
 
 
 def lost_table(study: Study) -> Table:
     """Name what did not finish, and why."""
-    rows = [
-        {
+    rows = []
+    for arm, run in study.pairs:
+        if run.status == "finished":
+            continue
+        row = {
             "run": run.name,
             "arm": arm.name,
             "seed": str(run.seed),
@@ -344,9 +460,7 @@ def lost_table(study: Study) -> Table:
             "why": run.message or NONE,
             "its command": run.session["command"],
         }
-        for arm, run in study.pairs
-        if run.status != "finished"
-    ]
+        rows.append(row)
     return made("lost", "Runs that did not finish", rows, heads=7)
 
 
@@ -355,15 +469,22 @@ def lost_table(study: Study) -> Table:
 
 def settings_table(first: Arm, second: Arm) -> Table:
     """Say in which settings the arms differ, groups first."""
-    keys = {key for run in (*first.runs, *second.runs) for key in run.config if not key.endswith("_target_")}
+    keys = set[str]()
+    for run in (*first.runs, *second.runs):
+        keys.update(key for key in run.config if not key.endswith("_target_"))
     shown = [*GROUPS, *sorted(keys.difference(GROUPS, ASIDE))]
     frame = pd.DataFrame({"setting": shown})
     for arm in (first, second):
-        values = [dict.fromkeys(run.config.get(key) for run in arm.runs) for key in shown]
-        frame[arm.name] = [", ".join(map(in_words, own)) for own in values]
+        frame[arm.name] = [values_of(arm, key) for key in shown]
     frame = frame[frame[first.name] != frame[second.name]]
     notes = () if len(frame) else ("The configurations do not differ.",)
     return Table("settings", "What differs", frame, notes, heads=3)
+
+
+def values_of(arm: Arm, key: str) -> str:
+    """Write what the runs of an arm have in a setting."""
+    values = dict.fromkeys(run.config.get(key) for run in arm.runs)
+    return ", ".join(map(in_words, values))
 
 
 def plan(one: Comparison, difference: float | None) -> Table:
@@ -378,7 +499,8 @@ def plan(one: Comparison, difference: float | None) -> Table:
     if one.torn:
         needs = "a plan needs a pilot whose runs all train"
         raise UsageError(f"{needs}, and some of {one.torn[0].name} did not: make them train first")
-    n, sd = one.n, one.sd
+    n = one.n
+    sd = one.sd
     if not sd:
         needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
