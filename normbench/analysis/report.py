@@ -13,7 +13,7 @@ from normbench.analysis import beside, facts, latex, tables
 from normbench.analysis.comparisons import Baseline
 from normbench.analysis.examine import Examined, examine, examine_all
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import COLUMN, Figure, is_wide
+from normbench.analysis.figures.style import COLUMN, Figure, is_wide, our_style
 from normbench.analysis.measures import runs_frame
 from normbench.analysis.methods import methods, options_of
 from normbench.analysis.pages import page_of
@@ -162,12 +162,13 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
 
 def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     """Return the content of all files of figures, by their paths; half of them are made by another process."""
-    others = beside(lambda: [figure.files() for figure in figures[1::2]])
-    drawn = [figure.files() for figure in figures[::2]]
     files = {}
-    for own in (*drawn, *others()):
-        for name, content in own.items():
-            files[f"figures/{name}"] = content
+    with our_style():  # once for all of them
+        others = beside(lambda: [figure.files() for figure in figures[1::2]])
+        drawn = [figure.files() for figure in figures[::2]]
+        for own in (*drawn, *others()):
+            for name, content in own.items():
+                files[f"figures/{name}"] = content
     return files
 
 
