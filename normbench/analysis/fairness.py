@@ -345,8 +345,9 @@ def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     for one in comparisons:
         own, other = one.arm.rates, one.baseline.rates
         if own != other:
+            factor = abs(own - other) + 1
             had = f"{one.arm.name} had {own} learning rates to choose from and {one.baseline.name} {other}"
-            yield Finding(CaveatKind.LEARNING_RATE, f"{had}, so p is multiplied by {abs(own - other) + 1}")
+            yield Finding(CaveatKind.LEARNING_RATE, f"{had}, so p is multiplied by {factor}")
 
 
 def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Finding]:

@@ -99,5 +99,5 @@ def split_at_citations(text: str) -> Iterator[tuple[str, list[Reference]]]:
 
 def bibliography(keys: set[str]) -> str:
     """Return the entries of these keys, for BibTeX, sorted."""
-    works = {work.key: work for work in references().values()}
-    return "\n".join(works[key].bibtex for key in sorted(keys))
+    entries = {work.key: work.bibtex for work in references().values()}
+    return "\n".join(entries[key] for key in sorted(keys))

@@ -217,7 +217,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
     """Return the two-sided p of Fisher's exact test of two counts, each of so many runs (Fisher 1922)."""
-    table = [[lost[0], runs[0] - lost[0]], [lost[1], runs[1] - lost[1]]]
+    table = [[number, of - number] for number, of in zip(lost, runs, strict=True)]
     return float(stats.fisher_exact(table).pvalue)
 
 

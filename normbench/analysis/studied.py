@@ -73,7 +73,8 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
 def files_before(folder: Path) -> set[str]:
     """Return the files of figures that the study wrote when it was last made."""
     older = read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []}
-    return {f"figures/{one['name']}.{suffix}" for one in older["figures"] for suffix in SUFFIXES}
+    names = [one["name"] for one in older["figures"]]
+    return {f"figures/{name}.{suffix}" for name in names for suffix in SUFFIXES}
 
 
 def words_of(figure: Figure) -> dict[str, Any]:

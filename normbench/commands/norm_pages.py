@@ -381,7 +381,10 @@ class Flow:
     def through(self, step: str) -> Flow:
         """Return it with a step more."""
         more = f"─ {step} "
-        return Flow(self.sides, self.after + more) if len(self.sides) > 1 else Flow((self.sides[0] + more,))
+        if len(self.sides) > 1:
+            return Flow(self.sides, self.after + more)
+        (side,) = self.sides
+        return Flow((side + more,))
 
     def __add__(self, other: Flow) -> Flow:
         return Flow(self.sides + other.sides)
@@ -391,12 +394,20 @@ class Flow:
 
     def __str__(self) -> str:
         """Draw it, a line for each side: the branches with the most steps first, the skip last."""
-        ordered = sorted(self.sides, key=lambda side: (side in ("", "─ ·α "), -side.count("─")))
-        first, *others = (f"{side:─<{max(map(len, ordered))}}─" for side in ordered)
+        skips = ("", "─ ·α ")
+        branches = [side for side in self.sides if side not in skips]
+        branches.sort(key=lambda side: side.count("─"), reverse=True)
+        ordered = branches + [side for side in self.sides if side in skips]
+        longest = max(map(len, ordered))
+        first, *others = [side.ljust(longest, "─") + "─" for side in ordered]
         if not others:
             return f"x ─{first}─→ x"
-        between = [f"   ├{side}┤" for side in others[:-1]]
-        return "\n".join([f"x ─┬{first}⊕{self.after}─→ x", *between, f"   └{others[-1]}┘"])
+        lines = [f"x ─┬{first}⊕{self.after}─→ x"]
+        *between, last = others
+        for side in between:
+            lines.append(f"   ├{side}┤")
+        lines.append(f"   └{last}┘")
+        return "\n".join(lines)
 
 
 class Step(Branch):

@@ -282,15 +282,17 @@ def draw_against(
 
 def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: float) -> list[Any]:
     """Draw what is known of an arm, shifted on the axis; return what was drawn."""
-    at = own[x] + shift
-    lower, upper = own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x])
-    across = own[x] - lower, upper - own[x]
-    below, above = own["mean"] - own["low"], own["high"] - own["mean"]
-    reach = [below.clip(0), above.clip(0)]  # a mean is rounded
+    places, means = own[x], own["mean"]
+    left = places - own.get(f"{x}_low", places)
+    right = own.get(f"{x}_high", places) - places
+    below = (means - own["low"]).clip(0)  # a mean is rounded
+    above = (own["high"] - means).clip(0)
+    at = places + shift
     look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
-    bars = pane.errorbar(at, own["mean"], reach, across, linestyle=entry.dash, mfc="none", elinewidth=0.8, **look)
+    how: dict[str, Any] = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
+    bars = pane.errorbar(at, means, [below, above], [left, right], **how, **look)
     full = own["filled"] == "yes"
-    filled = pane.plot(at[full], own.loc[full, "mean"], markersize=5, linestyle="", **look)
+    filled = pane.plot(at[full], means[full], markersize=5, linestyle="", **look)
     return [*bars.get_children(), *filled]
 
 
@@ -495,5 +497,6 @@ def front_of(data: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """Return the rows for which no other is at least as fast and better."""
     badness = data["mean"] if metric.lower_is_better else -data["mean"]
     ordered = data.assign(badness=badness).sort_values(["step_ms", "badness"])
-    best_of_faster = ordered["badness"].cummin().shift(fill_value=np.inf)
-    return ordered[ordered["badness"] < best_of_faster]
+    best_so_far = ordered["badness"].cummin()
+    is_better = ordered["badness"] < best_so_far.shift(fill_value=np.inf)
+    return ordered[is_better]

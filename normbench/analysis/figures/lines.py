@@ -310,12 +310,12 @@ def draw_arm(pane: Axes, entry: Entry, bands: Bands, kind: Any, shift: float, to
 
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
     """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
-    last = band.iloc[-1]
-    gid = grid.gid_of(entry.arm, f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end")
-    some = None if len(band) <= FEW else (0.3 * shift, 0.3)
-    line: dict[str, Any] = {"linestyle": entry.dash, "marker": entry.marker, "mfc": "none", "markevery": some}
-    pane.plot(band["x"], band["mean"], color=entry.color, gid=gid, **line)
-    pane.fill_between(band["x"], band["low"], band["high"], color=entry.color, alpha=0.18, linewidth=0, gid=gid)
+    x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
+    end = f"{mean.iloc[-1]:.4g} ({low.iloc[-1]:.4g} to {high.iloc[-1]:.4g}) at the end"
+    look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(entry.arm, end)}
+    marked = None if len(band) <= FEW else (0.3 * shift, 0.3)
+    pane.plot(x, mean, linestyle=entry.dash, marker=entry.marker, mfc="none", markevery=marked, **look)
+    pane.fill_between(x, low, high, alpha=0.18, linewidth=0, **look)
 
 
 def finish_panel(cell: Cell, pane: Axes, data: pd.DataFrame, by_depth: bool) -> Drawing:
@@ -325,9 +325,14 @@ def finish_panel(cell: Cell, pane: Axes, data: pd.DataFrame, by_depth: bool) -> 
         own = own[own["step"] == cell.kind]
     means = own[own.iloc[:, 1] != "diverged"]
     last = means.groupby("arm")["mean"].last()
-    drawn = [entry for entry in cell.entries if entry.arm.name in last]
-    grid.label_ends(pane, [(last[entry.arm.name], entry) for entry in drawn])
-    told = grid.values_told({entry.label: f"{last[entry.arm.name]:.4g}" for entry in drawn})
+    ends, values = [], {}
+    for entry in cell.entries:
+        name = entry.arm.name
+        if name in last:
+            ends.append((last[name], entry))
+            values[entry.label] = f"{last[name]:.4g}"
+    grid.label_ends(pane, ends)
+    told = grid.values_told(values)
     return Drawing(pane, cell.title, f"At the right end: {told}", own)
 
 

@@ -59,23 +59,33 @@ def draw_map(one: Area, cells: pd.DataFrame, metric: Metric, limits: tuple[float
     rows, columns = one.levels
     y, x = axes_of(one)
     pane = grid.draw_pane(CELL * len(rows), x, y, bottom=BELOW, right=grid.BESIDE)
-    values = cells["mean"].to_numpy().reshape(len(rows), len(columns))
+    means = cells["mean"]
+    values = means.to_numpy().reshape(len(rows), len(columns))
     low, high = limits
     look: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.4, "gid": grid.gid_of(one.arm, "")}
     look["cmap"] = COLORS if metric.lower_is_better else f"{COLORS}_r"
     mesh = pane.pcolormesh(values, vmin=low, vmax=high, **look)
-    words = words_in(cells, metric, grid.size_of(pane)[0] / len(columns))
-    for number, (word, mean) in enumerate(zip(words, cells["mean"], strict=True)):
+    across, _ = grid.size_of(pane)
+    words = words_in(cells, metric, across / len(columns))
+    for number, (word, mean) in enumerate(zip(words, means, strict=True)):
         row, column = divmod(number, len(columns))
-        color = "#000000" if sum(mesh.to_rgba(mean)[:3]) > BRIGHT else "#ffffff"
+        red, green, blue, _ = mesh.to_rgba(mean)
+        color = "#000000" if red + green + blue > BRIGHT else "#ffffff"
         pane.text(column + 0.5, row + 0.47, word, ha="center", va="center", color=color)
     pane.grid(visible=False)
     pane.set_xticks(np.arange(len(columns)) + 0.5, [brief(level) for level in columns], rotation=90)
     pane.set_yticks(np.arange(len(rows)) + 0.5, [brief(level) for level in rows])
     grid.add_color_bar(pane, mesh, metric.symbol)
-    best = cells.loc[cells["mean"].idxmin() if metric.lower_is_better else cells["mean"].idxmax()]
-    told = f"{best['mean']:.{metric.decimals}f}, at {y} {brief(best[y])} and {x} {brief(best[x])}"
-    return Drawing(pane, grid.words(one.arm, [*one.arm.settings]), f"The best cell: {told}.", cells)
+    title = grid.words(one.arm, [*one.arm.settings])
+    return Drawing(pane, title, f"The best cell: {write_best(cells, x, y, metric)}.", cells)
+
+
+def write_best(cells: pd.DataFrame, x: str, y: str, metric: Metric) -> str:
+    """Write the best mean, and where it is."""
+    means = cells["mean"]
+    place = means.idxmin() if metric.lower_is_better else means.idxmax()
+    best = cells.loc[place]
+    return f"{best['mean']:.{metric.decimals}f}, at {y} {brief(best[y])} and {x} {brief(best[x])}"
 
 
 def words_in(cells: pd.DataFrame, metric: Metric, inches: float) -> list[str]:

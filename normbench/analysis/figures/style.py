@@ -210,7 +210,9 @@ def marker_of(number: int) -> str:
 
 def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
     """Return the first ones, which are drawn, and a sentence for the caption where there are more."""
-    return found[:most], f" The first {most} of {len(found)} {words}." if len(found) > most else ""
+    if len(found) <= most:
+        return found, ""
+    return found[:most], f" The first {most} of {len(found)} {words}."
 
 
 def names_in(panels: Sequence[Panel]) -> list[str]:
@@ -662,8 +664,9 @@ def finish(drawing: str, name: str, alt: str) -> str:
 
 def of_arm(gid: str) -> tuple[str, str]:
     """Return the attribute that names the arm of what is drawn, and the words of its title. gid: as `gid_of` has it."""
-    name, value = map(unquote, gid.removeprefix("arm ").split(" | "))
-    return f"data-arm={quoteattr(name)}", f"{name} {value}"
+    arm, _, told = gid.removeprefix("arm ").partition(" | ")
+    name = unquote(arm)
+    return f"data-arm={quoteattr(name)}", f"{name} {unquote(told)}"
 
 
 def titled_group(found: re.Match[str]) -> str:
