@@ -351,12 +351,12 @@ SHOULD_NEVER_BE = (
     ),
     Never(
         CaveatKind.UNFINISHED,
-        "a run is still going, or was killed, so it is no result yet",
+        "a run is still going, or was killed, so it is not a result yet",
         is_running,
     ),
     Never(
         CaveatKind.UNFINISHED,
-        "a run was interrupted, so it is no result yet",
+        "a run was interrupted, so it is not a result yet",
         is_interrupted,
     ),
     Never(

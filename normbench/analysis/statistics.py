@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 class Sample:
     """Independent values, one a seed, and what they say of the mean behind them. resolution: closer ones are the same.
 
-    Values that are all the same have sd 0, which is no measure of how they spread (accuracies are multiples of
+    Values that are all the same have sd 0, which does not measure how they spread (accuracies are multiples of
     1 / samples, so that a few of them agree by chance): they have no interval and effect_size; p is 1 where all are
     0, and None otherwise.
     """

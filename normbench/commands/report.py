@@ -75,7 +75,7 @@ def inches_of(width: str) -> float:
     """Return the width of figures that a person gave.
 
     Raises:
-        UsageError: it is no width.
+        UsageError: it is not a width.
     """
     inches = WIDTHS.get(width, 0.0)
     if re.fullmatch(r"\d+(\.\d+)?", width):

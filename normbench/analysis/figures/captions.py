@@ -84,7 +84,7 @@ def differences(
     metric: Metric, *, baselines: Sequence[str], rows: Sequence[tuple[str, str]], torn: bool, panes: int
 ) -> Words:
     """Tell of the differences from baselines. rows: of each difference its name and its numbers."""
-    baseline = baselines[0] if len(baselines) == 1 else "the arm named behind it"
+    baseline = baselines[0] if len(baselines) == 1 else "the arm named after it"
     caption = [
         f"Each arm against {baseline}: mean of the differences with its 95 % t interval; dots: the seeds; filled: a "
         "difference after Holm's correction (p < 0.05); right: mean and number of seeds."

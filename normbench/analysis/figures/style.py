@@ -259,7 +259,7 @@ def is_named(arm: Arm, names: Iterable[str]) -> bool:
 
 
 def without_result(arm: Arm) -> str:
-    """Say how the runs of an arm ended of which none finished; nothing of another arm."""
+    """Say how the runs of an arm ended where none finished; empty where one did."""
     ended = Counter(run.status.replace("_", " ") for run in arm.runs)
     if ended["finished"]:
         return ""
@@ -504,7 +504,7 @@ def breadth(text: str) -> float:
 
 
 def wrap(text: str, inches: float) -> list[str]:
-    """Return words in lines that are no wider; no line begins behind a minus, and a wider word is broken anywhere."""
+    """Return words in lines that are no wider; no line ends with a minus, and a wider word is broken anywhere."""
     lines = [""]
     for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
         longer = f"{lines[-1]} {word}".strip()
