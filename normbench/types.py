@@ -139,8 +139,8 @@ def optional_norm(norm: NormFactory, num_features: int, *, channel_dim: int = -1
     """Return the norm for a place that has none unless it is asked for; None where the factory does not ask.
 
     Such places are in attention (slots `q`, `k`, `v` of each head; `q_all`, `k_all` of all heads together; `context`,
-    what is read, before the output projection), in an MLP (`hidden`, before its last linear map), behind a learned
-    shortcut (`shortcut`) and behind the stem (role `stem`).
+    what is read, before the output projection), in an MLP (`hidden`, before its last linear map), after a learned
+    shortcut (`shortcut`) and after the stem (role `stem`).
     """
     optional = getattr(norm, "optional", None)
     if optional is None:
@@ -254,7 +254,7 @@ class Anatomy:
 
     @property
     def outer_norms(self) -> dict[str, nn.Module]:
-        """Return the norms that are in no block: the final ones, or one behind the stem."""
+        """Return the norms that are in no block: the final ones, or one after the stem."""
         inside = [name for block in self.blocks for name in block.norms]
         return {name: norm for name, norm in self.norms.items() if name not in inside}
 
@@ -469,7 +469,7 @@ class Batch(NamedTuple):
 
     @property
     def predictions(self) -> int:
-        """Return how many targets are no padding; waits for the device."""
+        """Return how many targets are not padding; waits for the device."""
         if self.previous is None:
             return self.targets.numel()
         return int((self.targets != PADDING).sum())

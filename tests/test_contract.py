@@ -131,7 +131,7 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
         "Sampled": {"evaluation and fingerprint are the same each time": "take the split in order"},
         "Unlimited": {"batches fit the task": "eval_batches('val', 1): 4 batches"},
         "NamedBySeed": {"evaluation and fingerprint are the same each time": "stripes-0 becomes stripes-1"},
-        "PaddedInFront": {"constructor and first batches": "pad behind the text"},
+        "PaddedInFront": {"constructor and first batches": "pad after the text"},
         "PaddedText": {"constructor and first batches": "padding would count in the loss"},
         "NoTest": {"batches fit the task": "eval_batches('test', None): 0 batches"},
     },

@@ -117,7 +117,7 @@ def test_in_residual_networks_batchnorm_inside_the_branches_is_folded(model: str
     _, found, _ = folded(IMAGES, model=model, norm="batchnorm")
     assert all(".inner" in site for site in found.done) and found.done
     assert {site for site in found.refused if ".inner" in site} == set()
-    assert set(found.refused.values()) == {"kept, as ReLU reads it, which is no linear layer"}
+    assert set(found.refused.values()) == {"kept, as ReLU reads it, which is not a linear layer"}
 
 
 @pytest.mark.parametrize(

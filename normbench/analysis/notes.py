@@ -83,7 +83,7 @@ def costs(columns: Collection[str]) -> list[str]:
 def activations(columns: Collection[str]) -> list[str]:
     """Explain what probes measured."""
     stream = (
-        "Stream RMS: the root mean square of the residual stream behind the block. Gradient norm: of all weights of "
+        "Stream RMS: the root mean square of the residual stream after the block. Gradient norm: of all weights of "
         "the block, before clipping."
     )
     if "saturated" in columns:
@@ -235,7 +235,7 @@ def rates(columns: Collection[str]) -> list[str]:
         "Sensitivity: the mean over the rates of min(final validation loss, loss at the start), less the loss at the "
         "best rate (Wortsman et al. 2023), averaged over the seeds that ended at every rate; lower is calmer. A run "
         "that diverged counts its loss at the start. Its interval is cut at 0, below which it cannot be. An arm that "
-        "does not train at its best rate has none; a low sensitivity beside a high loss is no merit."
+        "does not train at its best rate has none; a low sensitivity beside a high loss is not a merit."
     ]
 
 

@@ -123,10 +123,10 @@ def check_tensor(where: str, name: str, tensor: Tensor, shape: Sequence[int], dt
 
 
 def check_padding(where: str, mask: Tensor) -> None:
-    """Padding stands behind the text, and no text is empty."""
+    """Padding stands after the text, and no text is empty."""
     is_empty = not mask[:, 0].all()
     has_gap = bool((mask[:, 1:] & ~mask[:, :-1]).any())
-    cure = "pad behind the text, leave out empty ones"
+    cure = "pad after the text, leave out empty ones"
     expect(not is_empty and not has_gap, f"{where} has a row that begins with padding: {cure}")
 
 

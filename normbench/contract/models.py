@@ -138,7 +138,7 @@ def is_causal(part: ModelPart, kind: str) -> str:
 
 
 def ignores_padding(part: ModelPart, kind: str) -> str:
-    """The same texts with more padding behind them, whatever its tokens, have the same logits."""
+    """The same texts with more padding after them, whatever its tokens, have the same logits."""
     model, _, data = part.make(kind)
     batch = data.train_batch(0).map(lambda tensor: tensor[1:-1])  # the first or last text is as long as the context
     arguments = batch.map(lambda tensor: tensor[:, :-2] if tensor.ndim > 1 else tensor).arguments

@@ -252,13 +252,13 @@ def bfloat16_error(part: NormPart) -> str:
 
 
 def draws_random_numbers(part: NormPart) -> Fact:
-    """Its draws come before those of the dropout behind it, whose masks then differ from other norms'."""
+    """Its draws come before those of the dropout after it, whose masks then differ from other norms'."""
     norm = part.module("image")
     x = part.input("image").float()
     drawn = checks.drawn_by(lambda: (norm.train()(x), norm.eval()(x)))
     if not drawn:
         return Fact(False)
-    return Fact(True, f"{drawn}: dropout behind it gets other masks than with other norms")
+    return Fact(True, f"{drawn}: dropout after it gets other masks than with other norms")
 
 
 def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:

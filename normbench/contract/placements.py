@@ -80,7 +80,7 @@ class PlacementPart(trials.ModulePart):
 
 
 def is_made(part: PlacementPart) -> str:
-    """It can be made with one branch, as in a CNN, and with two; what is no submodule is neither trained nor saved."""
+    """It can be made with one branch, as in a CNN, and with two; only submodules are trained and saved."""
     for count in range(part.made_class.min_branches, 3):
         stubs = [Stub() for _ in range(count)]
         block, norms = part.make(*stubs)

@@ -66,7 +66,7 @@ def unsafe_convolutions(model: nn.Module) -> str:
 class ConvBranch(Branch):
     """activation, 3 × 3 convolution, norm and activation, 3 × 3 convolution: a ResNet v2 branch less its first norm.
 
-    That norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
+    That norm, or the one after the branch, is the placement's. (batch, in, height, width) to
     (batch, out, height / stride, width / stride); He et al. 2016b, figure 4e.
     """
 
@@ -96,7 +96,7 @@ class ConvBranch(Branch):
 class ProjectedShortcut(Branch):
     """A branch whose shortcut learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B).
 
-    A norm stands behind what it learns, where one is asked for.
+    A norm stands after what it learns, where one is asked for.
     """
 
     stride: int
@@ -127,7 +127,7 @@ class BasicBranch(ProjectedShortcut, ConvBranch):
 class BottleneckBranch(ProjectedShortcut):
     """activation, 1 × 1 convolution to a quarter of the channels, 3 × 3 there, 1 × 1 back; norm and activation between.
 
-    The first norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
+    The first norm, or the one after the branch, is the placement's. (batch, in, height, width) to
     (batch, out, height / stride, width / stride); He et al. 2016a, figure 5, in the order of He et al. 2016b. The
     3 × 3 convolution has the stride (Goyal et al. 2017, §5.1).
     """
@@ -306,7 +306,7 @@ class ResNet(ConvStack):
     strides: of each stage's first block. Images of more than 64 pixels start with a 7 × 7 convolution of stride 2 and
     a 3 × 3 max-pool of stride 2, smaller ones with a 3 × 3 convolution.
 
-    Beside the published networks (norm=batchnorm, placement=pre) it has no norm behind the stem and none behind the
+    Beside the published networks (norm=batchnorm, placement=pre) it has no norm after the stem and none after the
     learned shortcuts, since the stream has norms only where the placement puts them; the first norm of a stage has
     the channels of the stage before; and there is a final norm. Every other weight has its published shape.
     """
@@ -325,7 +325,7 @@ class VGG(ConvStack):
     """A VGG (Simonyan & Zisserman 2015, table 1) with one linear layer as head; takes `placement=plain` only.
 
     width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: convolutions of
-    each stage. strides: of the max-pool behind each stage. As everywhere here the convolutions have no bias: the norm
+    each stage. strides: of the max-pool after each stage. As everywhere here the convolutions have no bias: the norm
     has one.
     """
 

@@ -256,6 +256,6 @@ class RNNSearch(Embedded):
         return *self.decoder.begin(memory, mask), memory, mask
 
     def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:
-        """Return the logits behind one more token of each translation, and the state with it."""
+        """Return the logits after one more token of each translation, and the state with it."""
         x, last = self.decoder.go_on(self.embed(tokens.unsqueeze(1)), *state)
         return self.head(x[:, 0], None, self.stem), (last, *state[1:])

@@ -147,7 +147,7 @@ class Seq2Seq(Embedded):
         return self.run("encoder", source, mask), mask, source[:, :0]
 
     def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:
-        """Return the logits behind one more token of each translation, and the state with it.
+        """Return the logits after one more token of each translation, and the state with it.
 
         The decoder reads all tokens again: a norm may have statistics for each position.
         """

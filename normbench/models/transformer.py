@@ -81,7 +81,7 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
 class DotProductAttention(InnerAttention):
     """softmax(q·k/√size)·v of each head (Vaswani et al. 2017, equation 1), with dropout of the weights.
 
-    Padding is behind a text, where causal attention does not look: it needs no mask.
+    Padding is after a text, where causal attention does not look: it needs no mask.
     """
 
     def __init__(self, causal: bool, dropout: float) -> None:
@@ -148,7 +148,7 @@ class MultiHead(Branch):
         return [self.normalize(names[part], split[part], mask).transpose(1, 2) for part in range(parts)]
 
     def normalize(self, name: str, x: Split, mask: Mask | None) -> Split:
-        """Return queries, keys or values behind the norms that stand there, if any: of all heads, then of each."""
+        """Return queries, keys or values after the norms that stand there, if any: of all heads, then of each."""
         if f"{name}_all" in self.norms:
             x = self.norms.normalize(f"{name}_all", x.flatten(2), mask).unflatten(2, (self.heads, -1))
         if name in self.norms:
@@ -272,7 +272,7 @@ class PatchStem(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits at each position, or of a class: from the class token, or the mean over positions that are no padding.
+    """Logits at each position, or of a class: from the class token, or the mean over positions that are not padding.
 
     Where it is `tied`, the weight is that of the stem's embedding.
     """

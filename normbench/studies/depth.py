@@ -181,7 +181,7 @@ def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
 
 @torch.no_grad()
 def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
-    """Return the stream in front of each block, and behind the last: the vectors of all positions but padding."""
+    """Return the stream before each block, and after the last: the vectors of all positions but padding."""
     model, _ = subject.build()
     found = list[Tensor]()
 

@@ -1,6 +1,6 @@
 """Norms folded into their linear neighbours: how, what that changes and saves, and a run's folded weights as a file.
 
-torch.fx shows what stands before and behind a norm: nothing goes by names of norms, placements or models.
+torch.fx shows what stands before and after a norm: nothing goes by names of norms, placements or models.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Steps(fx.Tracer):
             elif self.name(user) in PASS_SCALES:
                 yield from self.layers_after(user)
             else:
-                raise Refused(f"{self.name(user)} reads it, which is no linear layer")
+                raise Refused(f"{self.name(user)} reads it, which is not a linear layer")
 
     def is_number(self, node: fx.Node) -> bool:
         """Tell whether a step gives a number or a size, not features."""
@@ -131,7 +131,7 @@ class Steps(fx.Tracer):
                 axis = 0 if is_layer else -1
                 found += [(tensor, axis) for tensor in self.own.get(node, [])]
             elif name not in PASS_MEANS or (name == "mul" and len(parents) > 1):
-                raise Refused(f"{name} writes to the stream, which is no linear layer")
+                raise Refused(f"{name} writes to the stream, which is not a linear layer")
             else:
                 waiting += parents
             for user in self.readers(node):
@@ -213,8 +213,8 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     """Return a copy of a model whose norms are folded into their linear neighbours, as far as they can be.
 
     Of a norm with running statistics all goes into the layer before it, W' = diag(s)·W, if nothing else reads that;
-    else, and of other norms γ and β, it goes into the layers behind: W' = W·diag(γ), b' = b + W·β (FlashNorm, Graef et
-    al. 2024). Then the mean goes out of the weights that write to a stream which only LayerNorms read: RMSNorms from
+    else, and of other norms γ and β, it goes into the layers after it: W' = W·diag(γ), b' = b + W·β (FlashNorm, Graef
+    et al. 2024). Then the mean goes out of the weights that write to a stream which only LayerNorms read: RMSNorms from
     then on (SliceGPT, Ashkboos et al. 2024, §3.1). norms: by site. batch: on which the two must agree.
 
     Raises:
@@ -284,7 +284,7 @@ def take_in(norm: Any, steps: Steps) -> tuple[nn.Module, str]:
     if shift.any():
         padded = [steps.names[one] for one in layers if any(getattr(one, "padding", ()))]
         if padded:
-            raise Refused(f"{padded[0]} behind it pads with zeros, which a shift would change")
+            raise Refused(f"{padded[0]} after it pads with zeros, which a shift would change")
     for layer in layers:
         if shift.any():
             summed = layer.weight.flatten(1).unflatten(1, (len(scale), -1)).sum(2)

@@ -40,7 +40,7 @@ class Position(Study):
     """Measure mean and standard deviation of hidden vectors at each position of a trained language model or translator.
 
     They are taken over windows and features, of what each norm gives (with `norm=none` of what stands there) and of the
-    stream behind each block, padding left out; each call of a norm in a recurrent cell is one position. Named beside
+    stream after each block, padding left out; each call of a norm in a recurrent cell is one position. Named beside
     them: outlier channels of the stream, by their root mean square over the median channel's, and, where texts have no
     padding, attention sinks: positions that get several times the uniform share, 1/t, of the attention of queries that
     stand a quarter of the context or more behind them.
