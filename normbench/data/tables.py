@@ -112,8 +112,11 @@ def read_json(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[str, 
     known: dict[str, None] = {}
     for row in rows:
         known |= dict.fromkeys(row)
-    there = [column for column in columns if column in known]
-    return [*known], {column: [row.get(column) for row in rows] for column in there}
+    values = {}
+    for column in columns:
+        if column in known:
+            values[column] = [row.get(column) for row in rows]
+    return [*known], values
 
 
 def read_line(number: int, line: str) -> Any:

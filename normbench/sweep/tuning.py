@@ -83,10 +83,13 @@ def extend_grid(grid: Sequence[float]) -> list[float]:
     lower = grid[0] / grid[1]
     higher = grid[-1] / grid[-2]
     steps = range(1, BEYOND + 1)
-    below = [float(f"{grid[0] * lower**step:.4g}") for step in reversed(steps)]
-    above = [float(f"{grid[-1] * higher**step:.4g}") for step in steps]
-    allowed = [rate for rate in above if rate <= SETTINGS["lr_grid"].high]
-    return [*below, *grid, *allowed]
+    rates = [float(f"{grid[0] * lower**step:.4g}") for step in reversed(steps)]
+    rates += grid
+    for step in steps:
+        rate = float(f"{grid[-1] * higher**step:.4g}")
+        if rate <= SETTINGS["lr_grid"].high:
+            rates.append(rate)
+    return rates
 
 
 def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:
