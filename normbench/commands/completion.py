@@ -25,7 +25,8 @@ PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "fi
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what comes after it."""
     find_own_classes()
-    words, folders = context.params["words"], context.meta.get("folders", [])
+    words = context.params["words"]
+    folders = context.meta.get("folders", [])
     is_sweep = context.info_name == "sweep"
     groups = GROUPS
     keys = KEYS

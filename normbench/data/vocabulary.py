@@ -93,7 +93,8 @@ class Words(Vocabulary):
 
     level = "word"
     total = True
-    unknown, line_end = "<unk>", "<eos>"
+    unknown = "<unk>"
+    line_end = "<eos>"
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Words:
