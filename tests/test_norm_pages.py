@@ -150,7 +150,7 @@ def test_the_page_stands_there_before_the_time_is_measured(
 
     monkeypatch.setattr("normbench.commands.norm_pages.measure_time", measure)
     assert main(["norms", "none"]) == 0
-    assert "What it is for" in shown[0] and "time here" in capsys.readouterr().out
+    assert "What it is good for" in shown[0] and "time here" in capsys.readouterr().out
 
 
 # ---- placements
