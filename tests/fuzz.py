@@ -109,7 +109,7 @@ def without_training() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, hang)
     with contextlib.ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGALRM, before)
-        trained = (session.Session, "train"), (work.Execution, "finish"), (conduct, "measured"), (conduct, "save")
+        trained = (session.Session, "train"), (work.Execution, "finish"), (conduct, "measure_all"), (conduct, "save")
         for owner, name in (*trained, (os, "execv")):
             stack.enter_context(mock.patch.object(owner, name, return_value=0))
         yield
