@@ -18,7 +18,7 @@ from rich.text import Text
 from normbench.errors import RunFailure, UsageError, is_disk_full
 from normbench.record.files import inside
 
-if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
+if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
     from normbench.analysis.comparisons import Comparison
     from normbench.analysis.records import Study
     from normbench.analysis.report import Report

@@ -62,7 +62,7 @@ QUANTITIES = {
         r"act/stream(\d+)/rms",
         "RMS of the residual stream",
         scale="log",
-        about="Root mean square of the residual stream behind each block.",
+        about="Root mean square of the residual stream after each block.",
     ),
     "norm-output-rms-depth": Quantity(
         r"act/block(\d+)(?:\.[^/]*)?/rms_out",
@@ -76,7 +76,7 @@ QUANTITIES = {
         scale="log",
         about="Norm of the gradient of all weights of a block, before clipping, in nats per unit of weight.",
     ),
-    "stream-rms-steps": Quantity(r"act/stream(\d+)/rms", "RMS behind the last block", scale="log"),
+    "stream-rms-steps": Quantity(r"act/stream(\d+)/rms", "RMS after the last block", scale="log"),
     "gradient-norm-steps": Quantity(
         "grad/norm",
         "gradient norm",
