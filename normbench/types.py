@@ -254,7 +254,7 @@ class Anatomy:
 
     @property
     def outer_norms(self) -> dict[str, nn.Module]:
-        """Return the norms that are in no block: the final ones, or one after the stem."""
+        """Return the norms outside the blocks: the final ones, or one behind the stem."""
         inside = [name for block in self.blocks for name in block.norms]
         return {name: norm for name, norm in self.norms.items() if name not in inside}
 

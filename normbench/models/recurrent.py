@@ -34,7 +34,7 @@ State = tuple[Tensor, ...]
 
 
 def steps(mask: Mask | None, length: int) -> list[Step]:
-    """Return what each time step is told of padding.
+    """Return for each time step which texts have not ended, and which ones count in a norm's statistics.
 
     Where fewer than two texts have not ended, the states that the others ended in count too: BatchNorm has no
     statistics of one.
@@ -93,15 +93,15 @@ class GRU(nn.Module):
         new = new + update * (state - new)
         return new if real is None else torch.where(real[:, None], new, state)
 
-    def run(self, x: Stream, mask: Mask | None, told: list[Step], backwards: bool = False) -> Stream:
-        """Return the states at all positions, from a state of 0. told: what `steps` says of them."""
+    def run(self, x: Stream, mask: Mask | None, times: list[Step], backwards: bool = False) -> Stream:
+        """Return the states at all positions, from a state of 0. times: what `steps` says of them."""
         gates, candidates = self.project("input", x, mask)
-        times = list(zip(gates.unbind(1), candidates.unbind(1), told, strict=True))
+        inputs = list(zip(gates.unbind(1), candidates.unbind(1), times, strict=True))
         if backwards:
-            times.reverse()
+            inputs.reverse()
         state = x.new_zeros(len(x), self.parts["candidate"])
         states = []
-        for gate, candidate, step in times:
+        for gate, candidate, step in inputs:
             state = self(gate, candidate, state, step)
             states.append(state)
         if backwards:
@@ -120,9 +120,9 @@ class BidirectionalGRU(Branch):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
-        told = steps(mask, x.shape[1])
-        forwards = self.forwards.run(x, mask, told)
-        backwards = self.backwards.run(x, mask, told, backwards=True)
+        times = steps(mask, x.shape[1])
+        forwards = self.forwards.run(x, mask, times)
+        backwards = self.backwards.run(x, mask, times, backwards=True)
         return self.dropout(torch.cat((forwards, backwards), dim=-1))
 
 
@@ -251,7 +251,7 @@ class RNNSearch(Embedded):
         return self.head(x, None, self.stem)
 
     def begin(self, source: Int[Tensor, "batch source"], mask: Mask) -> State:
-        """Return the state in front of a translation: tensors (batch, ...)."""
+        """Return the state before a translation begins: tensors (batch, ...)."""
         memory = self.blocks[0](self.embed(source, mask), mask=mask)
         return *self.decoder.begin(memory, mask), memory, mask
 

@@ -143,7 +143,7 @@ class Seq2Seq(Embedded):
         return self.head(x, None, self.stem)
 
     def begin(self, source: Int[Tensor, "batch source"], mask: Mask) -> State:
-        """Return the state in front of a translation: tensors (batch, ...) of the memory and of no tokens yet."""
+        """Return the state before a translation begins: tensors (batch, ...) of the memory and of no tokens yet."""
         return self.run("encoder", source, mask), mask, source[:, :0]
 
     def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:

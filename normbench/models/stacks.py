@@ -36,7 +36,7 @@ def segment_length(depth: int) -> int:
 
 
 def through(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context: Any) -> Tensor:
-    """Return x after all blocks.
+    """Return the stream x after all blocks.
 
     recompute: keep only the inputs of segments of blocks for the backward pass, which computes the rest again, from the
     same random numbers and running statistics: all results have the same bits.
@@ -86,7 +86,7 @@ class OptionalNorms(nn.ModuleDict):
             self[site.slot] = made
 
     def normalize(self, slot: str, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return x after the norm of a slot; x itself where there is none."""
+        """Return x normalized by the norm of a slot; x itself where the slot has none."""
         if slot not in self:
             return x
         norm = self[slot]

@@ -81,7 +81,7 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
 class DotProductAttention(InnerAttention):
     """softmax(q·k/√size)·v of each head (Vaswani et al. 2017, equation 1), with dropout of the weights.
 
-    Padding is after a text, where causal attention does not look: it needs no mask.
+    Padding comes after a text, where causal attention does not look: it needs no mask.
     """
 
     def __init__(self, causal: bool, dropout: float) -> None:
@@ -142,18 +142,23 @@ class MultiHead(Branch):
         mask: of the positions of x, for norms. In the backward pass their gradients are put together with one copy.
         """
         batch, time, features = x.shape
-        parts = len(names)
-        split = x.view(batch, time, parts, self.heads, features // parts // self.heads).unbind(2)
-        # by number, which torch.fx can follow
-        return [self.normalize(names[part], split[part], mask).transpose(1, 2) for part in range(parts)]
+        size = features // len(names) // self.heads
+        parts = x.view(batch, time, len(names), self.heads, size).unbind(2)
+        found = []
+        for place, name in enumerate(names):  # torch.fx can follow an index, and no loop over parts
+            part = self.normalize(name, parts[place], mask)
+            found.append(part.transpose(1, 2))
+        return found
 
     def normalize(self, name: str, x: Split, mask: Mask | None) -> Split:
-        """Return queries, keys or values after the norms that stand there, if any: of all heads, then of each."""
+        """Return queries, keys or values normalized over all heads, then in each, where there are such norms."""
         if f"{name}_all" in self.norms:
-            x = self.norms.normalize(f"{name}_all", x.flatten(2), mask).unflatten(2, (self.heads, -1))
+            of_all_heads = self.norms.normalize(f"{name}_all", x.flatten(2), mask)
+            x = of_all_heads.unflatten(2, (self.heads, -1))
         if name in self.norms:
-            of_heads = None if mask is None else mask.unsqueeze(-1).expand(-1, -1, self.heads)
-            x = self.norms.normalize(name, x, of_heads)
+            if mask is not None:
+                mask = mask.unsqueeze(-1).expand(-1, -1, self.heads)
+            x = self.norms.normalize(name, x, mask)
         return x
 
     def attend(self, q: Heads, k: Heads, v: Heads, key_mask: Mask | None, mask: Mask | None) -> Stream:

@@ -70,8 +70,8 @@ class BatchNorm(RunningNorm):
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: off the CPU torch's operator keeps the running statistics as well.
 
-        On the CPU they are moved by operators of their own, whose bits earlier runs have; so is a mask minded there by
-        the formula, and on CUDA, where each operator costs a launch, in few operators.
+        On the CPU they are moved by operators of their own, whose bits earlier runs have. A mask is taken into account
+        by the formula there, and on CUDA, where each operator costs a launch, in few operators.
         """
         super().choose_for(device)
         self.keeps_buffers = self.fused and device.type != "cpu"
@@ -85,7 +85,7 @@ class BatchNorm(RunningNorm):
         return replace(facts, statistics_over="batch, for each feature and position", sees_future="never")
 
     def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is None or not self.minds_in_few(x):
+        if mask is None or not self.masks_quickly(x):
             return super().computed(x, mask)
         counts = counts_of(mask)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -96,8 +96,8 @@ class BatchNorm(RunningNorm):
             self.move_running(mean, var * counts.bessel, counts)
         return y.view(x.shape).to(x.dtype)
 
-    def minds_in_few(self, x: Tensor) -> bool:
-        """Tell whether a mask is minded in few operators: in training, over a whole batch of this process alone."""
+    def masks_quickly(self, x: Tensor) -> bool:
+        """Tell whether a mask takes few operators: in training, over a whole batch of this process alone."""
         if not (self.masks_in_few and self.masked and self.training):
             return False
         if self.per_position or self.freeze_after or self.channel_dim != -1:

@@ -43,8 +43,8 @@ def unmasked(kind: Any) -> type:
 class Fitted(Norm):
     """What a norm of another library gets beside its own class, so that its parameters and buffers keep their names.
 
-    features_axis: where its class has the features, -1 or 1. input_axes: how many its class takes; after the features
-    stand the positions along as many axes as they have, or along one.
+    features_axis: where its class has the features, -1 or 1. input_axes: how many axes its class takes; where the
+    features are second, the positions follow them along as many axes as they have, or along one.
     """
 
     eps_place = cast_order = "as its class has it"

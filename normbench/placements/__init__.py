@@ -23,7 +23,7 @@ class Residual(Placement):
 
     join: the arithmetic of one branch f, x after it; `f.shortcut(x)` is x, unless f changes its shape.
     A norm's site is named after its branch (`block03.mlp`); where a placement has two norms a branch,
-    `block03.mlp.in` and `block03.mlp.out`. The context's `mask` says which positions are not padding; norms get it too.
+    `block03.mlp.in` and `block03.mlp.out`. The context's `mask` is False at padding; norms get it too.
     """
 
     join: Callable[[Tensor, Branch, nn.ModuleDict, dict[str, Any]], Tensor]

@@ -243,7 +243,7 @@ def waiting_time() -> float:
     """Return for how many seconds a process waits for the others at the start.
 
     Raises:
-        UsageError: the environment's word is no such number.
+        UsageError: the environment has something else.
     """
     with suppress(ValueError):
         seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
@@ -286,7 +286,7 @@ def cut(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def from_environment() -> Group:
-    """Return the group that the environment tells of, as torchrun sets it; a lone process where it tells of none."""
+    """Return the group that the environment describes, as torchrun sets it; without that, a lone process."""
     rank = number_in_environment("RANK")
     size = number_in_environment("WORLD_SIZE")
     local = number_in_environment("LOCAL_RANK")
