@@ -125,7 +125,10 @@ class Reading:
                 self.scalars[f"act/{name}/token_similarity"] = stats.token_similarity(output, channel_dim)
 
     def see_attention(self, name: str, inner: InnerAttention, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit."""
+        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit.
+
+        inputs: what the inner attention was called with, which in 16 bits has been rounded.
+        """
         q, k, _, mask = inputs
         precise = torch.promote_types(q.dtype, torch.float32)
         logits = inner.logits(q.to(precise), k.to(precise), mask)
