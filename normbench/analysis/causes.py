@@ -109,7 +109,10 @@ def causes_of(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[C
     blocks: of `activations_frame`, over these arms.
     """
     seen = {arm.name: read_probes(arm, blocks) for arm in arms}
-    found = [Cause(arm.name, None, reasons_of(seen[arm.name])) for arm in arms if not arm.trained]
+    found = []
+    for arm in arms:
+        if not arm.trained:
+            found.append(Cause(arm.name, None, reasons_of(seen[arm.name])))
     for one in comparisons:
         if one.real:
             reasons = reasons_between(seen[one.arm.name], seen[one.baseline.name])

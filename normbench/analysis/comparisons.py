@@ -156,8 +156,8 @@ class Comparison(Compared):
     @property
     def survived(self) -> bool:
         """Say whether the pairs are what is left where other seeds were lost."""
-        runs = (*self.arm.runs, *self.baseline.runs)
-        return any(run.status in LOST and run.seed not in self.seeds for run in runs)
+        lost = [run for run in (*self.arm.runs, *self.baseline.runs) if run.status in LOST]
+        return any(run.seed not in self.seeds for run in lost)
 
     @cached_property
     def lost(self) -> tuple[set[int], set[int]]:
@@ -352,7 +352,9 @@ def corrected_with(
 
 def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
     """Return what is measured of runs, where it is not NaN; of several with one seed their mean."""
-    found = pd.Series([measure(run) for run in runs], [run.seed for run in runs], dtype=float)
+    values = [measure(run) for run in runs]
+    seeds = [run.seed for run in runs]
+    found = pd.Series(values, seeds, dtype=float)
     return found.groupby(level=0).mean().dropna().to_dict()
 
 
@@ -439,7 +441,8 @@ def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study
         UsageError: a word names no arm or several, or both name the same.
     """
     one, other = (arm_of(study, word, folder) for word in (first, second))
-    if {run.path for run in one.runs} & {run.path for run in other.runs}:
+    paths = {run.path for run in one.runs}
+    if any(run.path in paths for run in other.runs):
         raise UsageError(f"{first} and {second} are the same runs: name two arms")
     if one.name == other.name:  # the same settings in two folders
         one = replace(one, settings={**one.settings, "in": first})

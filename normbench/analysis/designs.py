@@ -19,7 +19,7 @@ import pandas as pd
 from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
-from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, tried_levels
+from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, levels_in, tried_levels
 from normbench.analysis.statistics import paired_difference
 
 Effects = Mapping[int, float]  # by seed
@@ -169,8 +169,7 @@ def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[C
 
 def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
     """Return the values that arms have in a setting, the usual one first."""
-    values = {arm.settings.get(key) for arm in arms}
-    return sorted(values, key=lambda value: (value != usual, in_order(value)))
+    return sorted(levels_in(arms, key), key=lambda value: (value != usual, in_order(value)))
 
 
 def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:

@@ -310,7 +310,9 @@ def state_losses(one: Survival) -> Losses:
 
 def state_caveat(finding: Finding) -> Caveat:
     """Return what is unfair."""
-    found = [Evidence(in_words(value), tuple(arms)) for value, arms in finding.between.items()]
+    found = []
+    for value, arms in finding.between.items():
+        found.append(Evidence(in_words(value), tuple(arms)))
     return Caveat(finding.topic, finding.serious, tuple(found), finding.text)
 
 

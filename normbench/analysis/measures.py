@@ -396,6 +396,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
         times = run.summary.get("step_time", {})
         target = by.targets.get(arm.name, NAN)
         reached = stays_at(run, target)
+        at_equal_time = value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN
         best, best_step = best_on_way(run, by.on_way)
         spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
         row = {
@@ -415,7 +416,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "training_seconds": float(seconds_at(run, run.step)),
             "target": target,
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
-            f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
+            f"{by.timed}_at_equal_time": at_equal_time,
             "implementation": implementation(run),
             "step_median_ms": run.step_ms,
             "operators_a_step": run.operators,

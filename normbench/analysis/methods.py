@@ -57,7 +57,8 @@ def say_configurations(found: Examined) -> list[str]:
     if len(varied) > 1:
         parts.append("All of their combinations were trained.")
     rates = " but the learning rate" if study.fairly_chosen else ""
-    parts.append(f"All else{rates} was held equal{alike_in_words(study, {*study.varied, *along(study)})}.")
+    alike = alike_in_words(study, {*study.varied, *along(study)})
+    parts.append(f"All else{rates} was held equal{alike}.")
     return parts
 
 
@@ -93,8 +94,8 @@ def say_training(found: Examined) -> list[str]:
         f"Each run was trained for {steps} steps of {batch} by {optim}, under the schedule {schedule}, {clip}, "
         f"{precision}."
     ]
-    averaged = [run.config["trainer.ema"] for run in study.runs if run.config.get("trainer.ema")]
-    average = one_of(value_in_words(decay) for decay in averaged)
+    decays = [run.config.get("trainer.ema") for run in study.runs]
+    average = one_of(value_in_words(decay) for decay in decays if decay)
     if average:
         parts.append(f"A moving average of the weights, with a decay of {average}, was evaluated as well.")
     return parts
@@ -205,7 +206,8 @@ class Factor:
 
 def factors(study: Study) -> list[Factor]:
     """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
-    groups: list[tuple[str, ...]] = [(key,) for key in (*study.varied, *along(study))]
+    keys = (*study.varied, *along(study))
+    groups: list[tuple[str, ...]] = [(key,) for key in keys]
     tied = tied_pair(study, groups)
     while tied:
         one, other = tied
@@ -273,7 +275,7 @@ def level_in_words(study: Study, run: Run, key: str) -> str:
 def alike_in_words(study: Study, varied: Iterable[str]) -> str:
     """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
     sections = {key.partition(".")[0] for key in varied}
-    gains = {str(run.summary["ledger"].get("branch_gain")) for run in study.runs if run.summary}
+    gains = {str(run.ledger.get("branch_gain")) for run in study.runs if run.summary}
     weights = "start from the same weights"
     if len(gains) > 1:
         weights += " (up to the scaling that the placement prescribes)"

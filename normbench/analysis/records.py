@@ -232,7 +232,11 @@ class Study:
     def noted(self) -> dict[Path, list[dict[str, Any]]]:
         """Return what sweeps with `sweep.lr=auto` have noted of the choice of each arm's rate, by their folders."""
         folders = sorted({run.path.parent for run in self.runs})
-        return {folder: (read_json(folder / CHOICE_FILE) or {"arms": []})["arms"] for folder in folders}
+        found = {}
+        for folder in folders:
+            note = read_json(folder / CHOICE_FILE) or {"arms": []}
+            found[folder] = note["arms"]
+        return found
 
     @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
@@ -318,7 +322,11 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(str(folder) for folder in folders)
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
-    return [study_of([run for run in runs if run.task == task], folders, damaged) for task in tasks]
+    studies = []
+    for task in tasks:
+        own = [run for run in runs if run.task == task]
+        studies.append(study_of(own, folders, damaged))
+    return studies
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:

@@ -78,7 +78,8 @@ class Tried:
             for run in arm.runs:
                 if run.ended:
                     found[run.seed][level] = run
-        return {seed: found[seed] for seed in sorted(found) if len(found[seed]) == len(self.by_level)}
+        everywhere = [seed for seed, runs in found.items() if len(runs) == len(self.by_level)]
+        return {seed: found[seed] for seed in sorted(everywhere)}
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -118,7 +119,8 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
         if len(family) >= fewest:
             by_level = {float(arm.settings[key]): arm for arm in family}
             best = float(best_rate(family).settings[key])
-            found.append(Tried(without(family[0], key), dict(sorted(by_level.items())), best))
+            in_order = {level: by_level[level] for level in sorted(by_level)}
+            found.append(Tried(without(family[0], key), in_order, best))
     return found
 
 
@@ -202,7 +204,16 @@ class Area:
             for run in arm.runs:
                 if run.ended:
                     train[run.seed].append(0.0 if is_lost(run) else 100.0)
-        return {seed: float(np.mean(own)) for seed, own in train.items() if len(own) == len(self.cells)}
+        found = dict[int, float]()
+        for seed, own in train.items():
+            if len(own) == len(self.cells):
+                found[seed] = float(np.mean(own))
+        return found
+
+
+def levels_in(arms: Iterable[Arm], key: str) -> list[Any]:
+    """Return the values that arms have in a setting, each once."""
+    return [*{arm.settings.get(key) for arm in arms}]
 
 
 def are_numbers(levels: Sequence[Any]) -> bool:
@@ -217,7 +228,7 @@ def failing(arms: Sequence[Arm]) -> list[str]:
         return []
     found = []
     for key in arms[0].settings:
-        levels: list[Any] = [*{arm.settings.get(key) for arm in arms}]
+        levels = levels_in(arms, key)
         if are_numbers(levels) and min(levels) > 0:
             found.append(key)
     return found
@@ -225,9 +236,7 @@ def failing(arms: Sequence[Arm]) -> list[str]:
 
 def areas(study: Study) -> list[Area]:
     """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
-    levels = dict[str, list[Any]]()
-    for key in study.varied:
-        levels[key] = [*{arm.settings.get(key) for arm in study.arms}]
+    levels = {key: levels_in(study.arms, key) for key in study.varied}
     numbers = [key for key in levels if are_numbers(levels[key])]
     found = []
     for one, other in combinations(numbers, 2):
