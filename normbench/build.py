@@ -25,10 +25,14 @@ from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.record.loggers import Logger
 from normbench.settings import Tree, show
+from normbench.training.devices import keep_generators
 from normbench.training.evaluation import to_device
-from normbench.training.guard import buffers_kept
-from normbench.training.memory import Kept, counted
+from normbench.training.guard import keep_buffers
+from normbench.training.memory import Kept, count_kept
+from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group
+from normbench.training.precision import Precision
+from normbench.training.step import Stepper
 from normbench.types import (
     Batch,
     Branch,
@@ -54,15 +58,33 @@ def resolve_device(name: str) -> torch.device:
         UsageError: this machine has no such device.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = best_device()
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
+    there = device_count(device.type)
     if (device.index or 0) >= there:
         raise UsageError(f"device={name} is not there: this machine has {there} {device.type} devices; use cpu")
     return device
+
+
+def best_device() -> str:
+    """Return the name of a GPU where there is one, else of the CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def device_count(kind: str) -> int:
+    """Return how many devices of a kind this machine has; of one that torch cannot count, one."""
+    if kind == "cuda":
+        return torch.cuda.device_count()
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    return 1
 
 
 def is_here(device: str) -> bool:
@@ -123,10 +145,12 @@ def lacking(made: object, kind: type, said: str = "") -> list[str]:
 
 def product(found: Any) -> type | None:
     """Return the class that a `_target_` is, or that a function's annotation says it returns; None for neither."""
-    with suppress(Exception):  # it is no function, or its annotation cannot be resolved, which may raise anything
-        made = found if isinstance(found, type) else get_type_hints(found).get("return")
-        return made if isinstance(made, type) else None
-    return None
+    if isinstance(found, type):
+        return found
+    made = None
+    with suppress(Exception):  # it is not a function, or its annotation cannot be resolved, which may raise anything
+        made = get_type_hints(found).get("return")
+    return made if isinstance(made, type) else None
 
 
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
@@ -136,8 +160,9 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
     """
     found, _ = target(tree, section)
-    make = partial(found, **{name: value for name, value in tree[section].items() if not name.startswith("_")})
-    kind, given = kind_of(section), BY_NAME[section].given
+    make = partial(found, **settings_of(tree, section))
+    kind = kind_of(section)
+    given = BY_NAME[section].given
     path = tree[section]["_target_"]
     where = f"{section}._target_={path}"
 
@@ -153,11 +178,17 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         made = make(*args, **kwargs)
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
-        if missing := lacking(made, kind):
+        missing = lacking(made, kind)
+        if missing:
             raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
         return made
 
     return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says
+
+
+def settings_of(tree: Tree, section: str) -> dict[str, Any]:
+    """Return what a section sets of its class."""
+    return {name: value for name, value in tree[section].items() if not name.startswith("_")}
 
 
 @cache
@@ -175,9 +206,12 @@ def source_digest(made: Any) -> str:
 
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
-    found = {section: target(tree, section)[0] for section in CLASS_SECTIONS}
-    ours = "normbench.", "torch."
-    return {name: source_digest(made) for name, made in found.items() if not str(made.__module__).startswith(ours)}
+    digests = dict[str, str]()
+    for section in CLASS_SECTIONS:
+        made, _ = target(tree, section)
+        if not str(made.__module__).startswith(("normbench.", "torch.")):
+            digests[section] = source_digest(made)
+    return digests
 
 
 def norm_facts(tree: Tree) -> NormFacts:
@@ -190,8 +224,7 @@ def facts_of(tree: Tree, section: str) -> NormFacts:
     """Return what a section's norm declares about itself under its options; what is measured, of another's."""
     found, norm = target(tree, section)
     if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
-        options = {key: value for key, value in tree[section].items() if not key.startswith("_")}
-        facts = norm.facts_for(**options)
+        facts: NormFacts = norm.facts_for(**settings_of(tree, section))
         takes_mask = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
         if takes_mask or facts.sees_future == "never":
             return facts
@@ -210,16 +243,22 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         UsageError: the combination is refused.
     """
     facts = norm_facts(tree)
-    placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
-    if rule := refusal(facts, placement, model, data):
+    _, placement = target(tree, "placement")
+    _, model = target(tree, "model")
+    _, data = target(tree, "data")
+    rule = refusal(facts, placement, model, data)
+    if rule:
         given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     trainer = tree.get("trainer", {})
-    if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
-        what = f"model={names['model']}, which cannot"
+    if trainer.get("recompute"):
+        what = ""
         if trainer["compile"]:
             what = f"trainer.compile={show(trainer['compile'])}"
-        raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
+        elif getattr(model, "recompute", None) is None:
+            what = f"model={names['model']}, which cannot"
+        if what:
+            raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 
 
@@ -285,7 +324,8 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
     Raises:
         UsageError: a setting that does not fit.
     """
-    norms, make_placement = NormsBySite(factory(tree, "norm"), seed), factory(tree, "placement")
+    norms = NormsBySite(factory(tree, "norm"), seed)
+    make_placement = factory(tree, "placement")
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
         with seeded(seed, "placement", site.name):
@@ -310,17 +350,49 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     return model, norms
 
 
+def make_stepper(
+    tree: Tree,
+    model: Model,
+    norms: Mapping[str, nn.Module],
+    data: Data,
+    precision: Precision,
+    steps: int,
+    group: Group | None = None,
+) -> Stepper:
+    """Return what trains a model for so many steps as the configuration says. group: of processes that do it together.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    trainer = tree["trainer"]
+    weight_decay = tree["optim"].get("weight_decay", 0.0)
+    groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"])
+    return Stepper(
+        model=model,
+        data=data,
+        optimizer=make_optimizer(factory(tree, "optim"), groups, precision.device),
+        schedule=factory(tree, "schedule")(),
+        precision=precision,
+        device=precision.device,
+        seed=tree["seed"],
+        steps=steps,
+        accumulate=trainer["accumulate"],
+        grad_clip=trainer["grad_clip"],
+        group=group or Group(),
+    )
+
+
 def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
     """Return what makes each logger.
 
     Raises:
-        UsageError: one is no logger, or needs a package that is not installed.
+        UsageError: one is not a logger, or needs a package that is not installed.
     """
     return [factory({"logger": values}, "logger") for values in tree[LOGGER].values()]
 
 
 def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
-    """Return the loggers of the run in a directory, which goes on behind a step.
+    """Return the loggers of the run in a directory, which goes on after a step.
 
     Raises:
         RunFailure: one of another library's cannot start.
@@ -361,16 +433,16 @@ def rehearse(
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
     group = group or Group()
-    size = len((own := group.rows(batch)).targets)
-    batch = to_device(own.map(itemgetter(slice(REHEARSED_EXAMPLES))), device)
+    own = group.rows(batch)
+    start = own.map(itemgetter(slice(REHEARSED_EXAMPLES)))
+    batch = to_device(start, device)
     shape = (*batch.targets.shape, data.task.num_classes)
-    generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with ExitStack() as stack, buffers_kept(model), generators:
+    with ExitStack() as stack, keep_buffers(model), keep_generators(device):
         for site, norm in norms.items():
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
         stack.enter_context(torch.no_grad())
-        known = [each for each in batch if each is not None]
-        kept = stack.enter_context(nullcontext(Kept()) if group.shards else counted(model, known))
+        tensors = [tensor for tensor in batch if tensor is not None]
+        kept = stack.enter_context(nullcontext(Kept()) if group.shards else count_kept(model, tensors))
         logits = model.train()(*batch.arguments)
         if logits.shape == shape:
             data.task.loss(logits, batch.targets)
@@ -378,12 +450,13 @@ def rehearse(
         found = tuple(logits.shape)
         raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
     segment = segment_length(len(model.anatomy().blocks)) if recompute else None
-    return kept.of_step(segment) * size / len(batch.targets)
+    return kept.of_step(segment) * len(own.targets) / len(batch.targets)
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
     """Refuse an output of a norm that has not the input's shape and, where autocast does not choose it, its dtype."""
-    x, name = inputs[0], type(norm).__name__
+    x = inputs[0]
+    name = type(norm).__name__
     if getattr(output, "shape", None) != x.shape:
         what = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ContractError(f"{name} returns {what} for an input of {tuple(x.shape)} at {site}: a norm keeps the shape")

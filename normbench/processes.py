@@ -12,7 +12,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU in each period, or max
-OLD_CPU_QUOTA = Path("/sys/fs/cgroup/cpu")  # where cgroup v1 has them, in a file each; a quota of -1 is none
+OLD_CPU_QUOTA = Path("/sys/fs/cgroup/cpu")  # where cgroup v1 has them, in a file each; -1: no quota
 
 
 def end_with_parent(parent: int) -> None:
@@ -34,17 +34,23 @@ def begin_trial(parent: int) -> None:
 
 def cores() -> int:
     """Return the number of cores that this process may use: those it is bound to, or its container's share of them."""
-    bound = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        bound = len(os.sched_getaffinity(0))
+    else:
+        bound = os.cpu_count() or 1
     quota, period = cpu_quota()
-    return min(bound, math.ceil(quota / period)) if quota > 0 else bound
+    if quota <= 0:
+        return bound
+    return min(bound, math.ceil(quota / period))
 
 
 def cpu_quota() -> tuple[int, int]:
     """Return what a container has of each period, and the period, in microseconds of CPU; without a quota -1 and 1."""
-    old = OLD_CPU_QUOTA / "cpu.cfs_quota_us"
     if CPU_QUOTA.is_file():
         quota, _, period = CPU_QUOTA.read_text("ascii").partition(" ")
         return (-1, 1) if quota == "max" else (int(quota), int(period))
-    if old.is_file():
-        return int(old.read_text("ascii")), int((OLD_CPU_QUOTA / "cpu.cfs_period_us").read_text("ascii"))
+    old_quota = OLD_CPU_QUOTA / "cpu.cfs_quota_us"
+    old_period = OLD_CPU_QUOTA / "cpu.cfs_period_us"
+    if old_quota.is_file():
+        return int(old_quota.read_text("ascii")), int(old_period.read_text("ascii"))
     return -1, 1

@@ -200,7 +200,7 @@ def watch(places: Places) -> None:
     from normbench import build, types
     from normbench.record import directory, files, loggers
     from normbench.runs import session
-    from normbench.training import checkpoint, evaluation, loop
+    from normbench.training import checkpoint, evaluation, loop, step
 
     def part(owner: Any, **names: str) -> None:
         for function, name in names.items():
@@ -216,10 +216,10 @@ def watch(places: Places) -> None:
     part(session, truncate_metrics="truncating metrics", truncate_events="truncating events")
     part(session, copy_record="copying")
     part(session.Session, prepare="preparation", finish="finish")
-    for module in (loop, evaluation):
+    for module in (step, evaluation):
         ahead(module, "to_device", lambda *_: "batch")
     ahead(types.Task, "totals", lambda *_, **__: "loss")
-    ahead(loop.nn.utils, "get_total_norm", lambda *_: "gradients")
+    ahead(step.nn.utils, "get_total_norm", lambda *_: "gradients")
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")

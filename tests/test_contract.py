@@ -188,7 +188,7 @@ def test_a_norm_trains_in_every_placement_that_goes_with_it() -> None:
     ("name", "words"),
     [
         ("Idle", "deep: no finite gradient in blocks.0.branches.linear.between.0.weight"),
-        ("Exploding", "the loss is not finite"),
+        ("Exploding", "the loss or its gradient is not finite"),
         ("Growing", "the loss of one batch does not fall with deep"),
         ("Raising", "deep: AttributeError: 'Tensor' object has no attribute 'no_such_thing' (bad_parts.py, line "),
     ],

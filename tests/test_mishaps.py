@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
         (directory / name).write_bytes(b"")
     output = finish(server, "transformer", folder, undisturbed).output
-    assert "checkpoint.prev.pt is damaged" in output and "the run begins anew" in output
+    assert "checkpoint.prev.pt is damaged" in output and "starts from the beginning" in output
 
 
 def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from normbench.cli import main
 from normbench.record.files import read_json
 from normbench.runs.load import TrainedRun, load_model
 from normbench.training.evaluation import evaluate
-from normbench.training.recalibration import average, recalibrated
+from normbench.training.recalibration import average, recalibrate
 
 
 def test_training_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_norms_are_as_before_also_those_that_freeze() -> None:
     model.train()(random_batch(IMAGES, 8).inputs)
     before, own = {name: buffer.clone() for name, buffer in model.named_buffers()}, norms["final"].running_mean.clone()
     data: Any = SimpleNamespace(train_batch=lambda number: random_batch(IMAGES, 8, number))
-    with recalibrated(model, data, 5, torch.device("cpu")):
+    with recalibrate(model, data, 5, torch.device("cpu")):
         assert norms["final"].num_batches_tracked == 2 and not torch.equal(norms["final"].running_mean, own)
     assert model.training and all(norm.training and norm.freeze_after == 1 for norm in norms.values())
     torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)

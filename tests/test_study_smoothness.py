@@ -25,9 +25,9 @@ from normbench.studies.conduct import points_of
 from normbench.studies.findings import compare
 from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
+    Loss,
     Smoothness,
     at_rate,
-    batch_loss,
     covariate_shift,
     curvature,
     landscape,
@@ -38,7 +38,7 @@ from normbench.studies.smoothness import (
 from normbench.studies.steps import steps
 from normbench.studies.writing import write
 from normbench.sweep.conduct import understand
-from normbench.types import Batch, Model
+from normbench.types import Batch, Model, Task, stable_seed
 
 STEPS = (0.5, 1.0, 2.0, 4.0)
 
@@ -52,6 +52,16 @@ def quadratic(matrix: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, 
 def small(model: str, norm: str, placement: str = "plain", task: object = IMAGES) -> tuple[Model, dict, Batch]:
     made, norms = build(norm, placement, model, task)  # type: ignore[arg-type]
     return made.double().train(), norms, random_batch(task).map(lambda x: x.double() if x.is_floating_point() else x)
+
+
+def batch_loss(model: Model, batch: Batch, task: Task, *words: object) -> Loss:
+    """The loss of a batch as a function of the weights alone: what is random follows from the words."""
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(stable_seed(*words))
+        return task.loss(model(*batch.arguments), batch.targets)
+
+    return loss
 
 
 # ---- the landscape along the gradient
@@ -198,9 +208,11 @@ def subject(*words: str) -> Subject:
     return one
 
 
-def test_steps_train_as_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_train_as_a_run_does(accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm=batchnorm", "data.crop=1", "schedule=cosine", "trainer.grad_clip=0.5"]
+    words += [f"trainer.accumulate={accumulate}"]
     own = subject(*words)
     model, norms = own.build()
     seen = [step.rate for step in steps(own, model, norms)]
@@ -214,11 +226,12 @@ def test_steps_train_as_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("noise", [False, True])
 def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
-    own, study = subject("norm=batchnorm"), Smoothness(every=1, hessian=True)
+    words = ["norm=batchnorm", f"trainer.accumulate={1 + noise}"]
+    own, study = subject(*words), Smoothness(every=1, hessian=True)
     made = own.build()
     own.build = lambda: made  # type: ignore[method-assign]  # to look at the weights behind it
     with noisy(made[1], noise):
-        plain = subject("norm=batchnorm")
+        plain = subject(*words)
         model, norms = plain.build()
         with noisy(norms, noise):
             losses = [step.loss for step in steps(plain, model, norms)]
@@ -296,7 +309,7 @@ def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("trainer.accumulate=2", "trainer.accumulate=2 is not for a study"),
+    [("trainer.precision=fp16", "trainer.precision=fp16 scales the loss"),
      ("study.rates=-1", "study.rates=[-1"), ("study.every=0", "study.every=0")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_in_a_sentence(

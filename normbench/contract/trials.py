@@ -22,7 +22,7 @@ from normbench.config.refusals import refusal
 from normbench.contract.checks import Check, NotApplicable, Part, difference, expect, expect_small, gradients_arrive
 from normbench.errors import ContractError, explain
 from normbench.settings import Tree
-from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.precision import make_precision
 from normbench.translation import Translation
 from normbench.types import Data, ImageClassification, LanguageModeling, Task, TextClassification
 
@@ -77,6 +77,7 @@ GROUNDS: dict[str, tuple[str, Task]] = {
     "recurrent, translation": (f"model=rnnsearch model.width={WIDTH} model.embedding={WIDTH}", TRANSLATIONS),
 }
 LEARNING_RATE, STEPS = 3e-3, 8
+CPU = torch.device("cpu")
 
 
 @cache
@@ -95,21 +96,24 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
     """Return the losses of some steps on one batch, as a run would take them.
 
     Raises:
-        ContractError: a loss is not finite, or a parameter has no finite gradient at the last step.
+        ContractError: a loss or gradient is not finite, or a parameter has no gradient at the last step.
     """
     model, norms = build.make_model(tree, data.task, seed=0)
-    build.rehearse(model, norms, data, torch.device("cpu"))
-    groups = parameter_groups(model, norms.values(), tree["optim"].get("weight_decay", 0.0), decay_norms=False)
-    optimizer = make_optimizer(build.factory(tree, "optim"), groups, torch.device("cpu"))
-    batch, losses = data.train_batch(0), []
-    for _ in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        loss = data.task.loss(model.train()(*batch.arguments), batch.targets)
-        loss.backward()
-        optimizer.step()
+    build.rehearse(model, norms, data, CPU)
+    constant = {**tree, "schedule": section_of("schedule", "constant")}  # a warm-up would be all of so few steps
+    precision = make_precision(tree["trainer"]["precision"], CPU)
+    stepper = build.make_stepper(constant, model, norms, data, precision, steps)
+    model.train()
+    losses = list[float]()
+    for number in range(steps):
+        stepper.set_learning_rates(number)
+        loss = stepper.gradients(stepper.shares(number))
         losses.append(loss.item())
-    expect(all(map(math.isfinite, losses)), f"the loss is not finite: {', '.join(f'{loss:.3g}' for loss in losses)}")
-    gradients_arrive(model)
+        so_far = ", ".join(f"{each:.3g}" for each in losses)
+        expect(stepper.admits(number, loss), f"the loss or its gradient is not finite: {so_far}")
+        if number == steps - 1:
+            gradients_arrive(model)
+        stepper.update()
     return losses
 
 

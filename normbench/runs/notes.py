@@ -56,7 +56,7 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
         takes = f"trainer.ema={average.decay:g}, which takes {average.rise:,}"
         within = f"within {steps:,} steps the average never reaches {takes}"
         lines.append(f"warning: {within}; until then it is over the last tenth of the steps or so")
-    warmup = loop.schedule.warmup_steps(steps)
+    warmup = loop.stepper.schedule.warmup_steps(steps)
     if warmup >= steps:
         lines.append(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
     return lines

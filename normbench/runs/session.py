@@ -37,8 +37,8 @@ from normbench.training.clock import forget_peak
 from normbench.training.devices import allow_tf32, make_current
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
-from normbench.training.memory import keep_freed_memory, memory_line, state_share, weights_that_fit
-from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.memory import keep_freed_memory, limit_weights, memory_line, state_share
+from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
 from normbench.types import Model
@@ -78,7 +78,7 @@ class Session:
         run = self.run
         task = run.data.task
         recompute = self.settings.trainer.recompute
-        with weights_that_fit(run.device):
+        with limit_weights(run.device):
             model, self.norms = build.make_model(run.config.tree, task, self.settings.seed)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
@@ -91,22 +91,14 @@ class Session:
     def build_loop(self, model: Model) -> Loop:
         """Return the loop that trains the model."""
         run = self.run
-        tree = run.config.tree
-        decay = tree["optim"].get("weight_decay", 0.0)
-        groups = parameter_groups(model, self.norms.values(), decay, self.settings.trainer.decay_norms)
         wanted = {name for name, value in vars(self.settings.probes).items() if value is True}
         return Loop(
-            model=model,
-            data=run.data,
-            optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
-            schedule=build.factory(tree, "schedule")(),
+            stepper=build.make_stepper(
+                run.config.tree, model, self.norms, run.data, self.precision, run.steps, self.group
+            ),
             probes=Probes(model, wanted),
             checkpoints=Checkpoints(self.directory),
-            device=run.device,
-            precision=self.precision,
             settings=self.settings,
-            steps=run.steps,
-            group=self.group,
         )
 
     def memory_of_step(self, activations: float) -> str:
@@ -153,7 +145,7 @@ class Session:
 
         stop: signals that have come, as `stop_signals` notes them.
         """
-        with self.noting_failures(stop), self.group.watched(), closing(self.prepare()):
+        with self.noting_failures(stop), self.group.watch(), closing(self.prepare()):
             try:
                 number = self.loop.run(stop, self.beat)
             except Diverged as result:

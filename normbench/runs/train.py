@@ -28,7 +28,7 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
     if dry and group.size > 1:
         raise UsageError("--dry-run measures one process: leave out torchrun")
     group.check(run.data)
-    with group.joined(run.device):
+    with group.join(run.device):
         return train(run, dry, group)
 
 

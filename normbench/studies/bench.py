@@ -69,9 +69,12 @@ def last_level_cache(device: torch.device) -> int:
 def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
     """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
 
-    norm: the section of the configuration for them. The learning rate is too small for any loss to become infinite.
+    norm: the section of the configuration for them. The learning rate is too small for any loss to become infinite, and
+    gradients are clipped whatever their norm, where they are clipped at all: with and without norms alike.
     """
     trainer = {**subject.tree["trainer"], "steps": count}
+    if trainer["grad_clip"]:
+        trainer["grad_clip"] = 1e-12
     optim = {**subject.tree["optim"], "lr": 1e-12}
     own = replace(subject, tree={**subject.tree, "norm": norm, "trainer": trainer, "optim": optim})
     model, norms = own.build()

@@ -19,7 +19,7 @@ from normbench.studies.findings import Findings, Told, compare, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
-from normbench.training.guard import buffers_kept
+from normbench.training.guard import keep_buffers
 from normbench.types import Model
 
 SCALING = "data.scaling"
@@ -51,7 +51,7 @@ def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
     sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
     handles = [each.register_forward_pre_hook(keep_input) for each in sigmoids]
     try:
-        with buffers_kept(model):
+        with keep_buffers(model):
             logits = model(inputs)
     finally:
         for handle in handles:

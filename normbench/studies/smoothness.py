@@ -25,8 +25,8 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import Step, check_steps, steps
-from normbench.training.guard import buffers_kept
-from normbench.types import Batch, Model, Task, stable_seed
+from normbench.training.guard import keep_buffers
+from normbench.types import Model
 
 CHOOSING_SEEDS = -1, -2  # of the runs that choose a learning rate: no run that is measured can have them
 DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
@@ -52,16 +52,6 @@ def layers_of(model: Model) -> list[list[nn.Parameter]]:
         else:
             stem.append(parameter)
     return [layer for layer in (stem, *blocks, rest) if layer]
-
-
-def batch_loss(model: Model, batch: Batch, task: Task, *words: object) -> Loss:
-    """Return the loss of a batch as a function of the weights alone: what is random follows from the words."""
-
-    def loss() -> Tensor:
-        torch.manual_seed(stable_seed(*words))
-        return task.loss(model(*batch.arguments), batch.targets)
-
-    return loss
 
 
 @contextmanager
@@ -259,7 +249,7 @@ class Smoothness(Study):
                     yield from self.look_back(before, model, parameters, layers, weights)
                 before = None
                 if step.number % self.every == 0:
-                    loss = batch_loss(model, step.batch, subject.task, subject.seed, "dropout", step.number)
+                    loss = step.repeat
                     yield self.look(step, loss, model, parameters)
                     kept = [parameter.detach().clone() for parameter in parameters]
                     before = Looked(step.number, loss, kept)
@@ -267,7 +257,7 @@ class Smoothness(Study):
     def look(self, step: Step, loss: Loss, model: Model, parameters: Sequence[Tensor]) -> Row:
         """Return what is measured of a step before its update."""
         row = {"step": step.number, "rate": step.rate}
-        with buffers_kept(model):
+        with keep_buffers(model):
             row |= landscape(loss, parameters, [step.rate * each for each in DISTANCES])
             if self.hessian:
                 row |= curvature(loss, parameters, PRODUCTS, step.number)
@@ -284,7 +274,7 @@ class Smoothness(Study):
         """Yield how the update of the step before has shifted each layer's gradient."""
         after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in parameters}
         back = torch._foreach_sub(before.parameters, list(parameters))
-        with buffers_kept(model), moved(parameters, back, 1.0):
+        with keep_buffers(model), moved(parameters, back, 1.0):
             shifts = list(covariate_shift(before.loss, layers, weights, after))
         for shift in shifts:
             yield {"step": before.number, **shift}

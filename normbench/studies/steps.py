@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from normbench import build
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
-from normbench.training.devices import seed_generators
-from normbench.training.evaluation import to_device
-from normbench.training.optimizer import make_optimizer, parameter_groups
-from normbench.types import Batch, Model, stable_seed
+from normbench.training.precision import Precision, make_precision
+from normbench.types import Model
 
 
 @dataclass(frozen=True)
 class Step:
-    """A training step whose gradients are in the parameters and whose update is still to come. number: from 0."""
+    """A training step whose gradients are in the parameters and whose update is still to come.
+
+    number: from 0. repeat: returns the step's loss again, as a function of the weights as they are then: the same
+    batches, dropout masks and precision.
+    """
 
     number: int
-    batch: Batch
     loss: float
     rate: float
+    repeat: Callable[[], Tensor]
 
 
 def check_steps(subject: Subject) -> None:
-    """Refuse a way of training that `steps` has not.
+    """Refuse a way of training in which `steps` has nothing to show.
 
     Raises:
-        UsageError: with the setting.
+        UsageError: with the setting, or because the device cannot run the precision.
     """
-    for key, allowed in {"precision": "fp32", "accumulate": 1, "ema": None}.items():
-        if (value := subject.tree["trainer"][key]) != allowed:
-            raise UsageError(f"trainer.{key}={value} is not for a study that trains by itself: leave it out")
+    trainer = subject.tree["trainer"]
+    if trainer["ema"] is not None:
+        raise UsageError(f"trainer.ema={trainer['ema']} is not for a study that trains by itself: leave it out")
+    if trainer["precision"] == "fp16":
+        what = "trainer.precision=fp16 scales the loss and leaves out steps that overflow"
+        raise UsageError(f"{what}, which a study that trains by itself would measure: use bf16 or fp32")
+    make_precision(trainer["precision"], subject.device)
 
 
 def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Iterator[Step]:
-    """Train as `normbench train` does, and yield each step before its update; end where the loss is not finite."""
-    tree, data = subject.tree, subject.data
-    trainer, total = tree["trainer"], tree["trainer"]["steps"]
-    decay = tree["optim"].get("weight_decay", 0.0)
-    groups = parameter_groups(model, norms.values(), decay, trainer["decay_norms"])
-    optimizer = make_optimizer(build.factory(tree, "optim"), groups, subject.device)
-    schedule, base = build.factory(tree, "schedule")(), [group["lr"] for group in optimizer.param_groups]
+    """Train as `normbench train` does, and yield each step before its update; end where it is not finite."""
+    trainer = subject.tree["trainer"]
+    precision = Precision(trainer["precision"], subject.device)
+    stepper = build.make_stepper(subject.tree, model, norms, subject.data, precision, trainer["steps"])
     model.train()
-    for number in range(total):
-        for group, rate in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = rate * schedule.factor(number, total)
-        batch = to_device(data.train_batch(number), subject.device)
-        seed_generators(subject.device, stable_seed(subject.seed, "dropout", number))
-        loss = data.task.loss(model(*batch.arguments), batch.targets)
-        if not loss.isfinite():
+    for number in range(stepper.steps):
+        stepper.set_learning_rates(number)
+        loss = stepper.gradients(stepper.shares(number))
+        if not stepper.admits(number, loss):
             return
-        loss.backward()
-        yield Step(number, batch, loss.item(), optimizer.param_groups[0]["lr"])
-        if trainer["grad_clip"]:
-            nn.utils.clip_grad_norm_(model.parameters(), trainer["grad_clip"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        rate = stepper.optimizer.param_groups[0]["lr"]
+        yield Step(number, loss.item(), rate, partial(stepper.mean_loss, number))
+        stepper.update()

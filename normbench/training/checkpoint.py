@@ -22,7 +22,7 @@ DIGEST_SIZE = hashlib.sha256().digest_size  # bytes, at the end of the file: the
 
 
 def write(state: State, file: IO[bytes]) -> None:
-    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind.
+    """Write a state as torch.save does, and a digest at the end, which torch.load does not mind.
 
     Raises:
         OSError: the disk is full.
@@ -44,7 +44,9 @@ def is_whole(path: Path) -> bool:
     if path.stat().st_size <= DIGEST_SIZE:
         return False
     content = np.memmap(path, mode="r").data
-    return hashlib.sha256(content[:-DIGEST_SIZE]).digest() == content[-DIGEST_SIZE:].tobytes()
+    state = content[:-DIGEST_SIZE]
+    written = content[-DIGEST_SIZE:].tobytes()
+    return hashlib.sha256(state).digest() == written
 
 
 def read(path: Path) -> State:
@@ -65,7 +67,9 @@ class Checkpoints:
     """The last checkpoint of a run, the one before it, and the weights of the lowest validation loss."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self.current, self.previous, self.best = directory.checkpoint, directory.previous, directory.best
+        self.current = directory.checkpoint
+        self.previous = directory.previous
+        self.best = directory.best
         self.writes = directory.writes
         self.current_is_good = True
 
@@ -76,7 +80,8 @@ class Checkpoints:
             OSError: the disk is full; both older files stay as they were.
         """
         if self.writes:
-            write_atomically(self.current, partial(write, state), keep=self.previous if self.current_is_good else None)
+            keep = self.previous if self.current_is_good else None
+            write_atomically(self.current, partial(write, state), keep=keep)
             self.current_is_good = True
 
     def save_best(self, state: State) -> None:
@@ -101,12 +106,16 @@ class Checkpoints:
 
     def load(self, say: Callable[[str], None], best: bool = False) -> State | None:
         """Return the newest state that is whole, or the best, or None; what is damaged is named through `say`."""
-        found = [path for path in ((self.best,) if best else (self.current, self.previous)) if path.exists()]
+        wanted = [self.best] if best else [self.current, self.previous]
+        found = [path for path in wanted if path.exists()]
         for path in found:
             try:
                 return read(path)
             except ValueError as error:
-                self.current_is_good &= path != self.current
-                others = "the one before it is used" if path != found[-1] else "no other is left, the run begins anew"
-                say(f"{error}: {others}")
+                if path == self.current:
+                    self.current_is_good = False
+                if path != found[-1]:
+                    say(f"{error}: the one before it is used")
+                else:
+                    say(f"{error}: no other is left, the run starts from the beginning")
         return None

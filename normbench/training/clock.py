@@ -53,11 +53,12 @@ class Clock:
 
     def read(self) -> list[float]:
         """Return the durations of all steps so far; waits for the device."""
-        events = self.device.type == "cuda"
-        if events:
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
             torch.cuda.synchronize(self.device)
         for start, end, seeds in self.pending:
-            self.durations.append((start.elapsed_time(end) if events else 1e3 * (end - start)) / seeds)
+            milliseconds = start.elapsed_time(end) if on_cuda else 1e3 * (end - start)
+            self.durations.append(milliseconds / seeds)
         self.pending.clear()
         return self.durations
 
@@ -69,13 +70,11 @@ class Clock:
 
     def summary(self) -> dict[str, Any]:
         """Return median, 90th percentile (ms; None of fewer than two) and number of all counted steps."""
-        found = self.read()
-        several = len(found) > 1
-        return {
-            "median_ms": statistics.median(found) if several else None,
-            "p90_ms": statistics.quantiles(found, n=10)[-1] if several else None,
-            "n": len(found),
-        }
+        durations = self.read()
+        if len(durations) < 2:
+            return {"median_ms": None, "p90_ms": None, "n": len(durations)}
+        deciles = statistics.quantiles(durations, n=10)
+        return {"median_ms": statistics.median(durations), "p90_ms": deciles[-1], "n": len(durations)}
 
     def state_dict(self) -> torch.Tensor:
         """Return the durations so far, for a checkpoint."""
@@ -104,7 +103,8 @@ def peak_memory(device: torch.device, replays: bool = False) -> int | None:
         return torch.cuda.max_memory_reserved(device) if replays else torch.cuda.max_memory_allocated(device)
     if device.type != "cpu":
         return None
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    with suppress(OSError):  # Linux
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return 1024 * int(line.split()[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS

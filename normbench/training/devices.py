@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 
@@ -20,6 +22,11 @@ def allow_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def keep_generators(device: torch.device) -> AbstractContextManager[None]:
+    """While this lasts, random numbers may be drawn on the CPU and this device; then the generators are as before."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def seed_generators(device: torch.device, seed: int) -> None:
     """Set what draws random numbers on the CPU and on this device.
 
@@ -30,5 +37,5 @@ def seed_generators(device: torch.device, seed: int) -> None:
         return
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        number = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[number].manual_seed(seed)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)

@@ -48,8 +48,12 @@ class Estimate:
 
     def probed(self, steps: int) -> int:
         """Return how many steps are probed."""
-        every, histograms = self.loop.probing.every, self.loop.probing.histograms_every
-        return sum(due(step, every) or due(step, histograms) for step in range(1, steps + 1))
+        probing = self.loop.probing
+        count = 0
+        for step in range(1, steps + 1):
+            if due(step, probing.every) or due(step, probing.histograms_every):
+                count += 1
+        return count
 
 
 def estimate(loop: Loop, folder: Path) -> Estimate:
@@ -59,42 +63,59 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
         Diverged: training diverges within these steps.
     """
     loop.model.train()
-    probed_step(loop)  # it warms up, as the steps behind it do
+    take_probed_step(loop)  # it warms up, as the next ones do
     loop.clock = Clock(loop.device, warmup=5)
     forget_peak(loop.device)
     begun = time.perf_counter()
     for _ in range(25):
-        loop.step %= loop.steps  # behind the last step of the run comes the first again
+        loop.step %= loop.steps  # after the last step of the run comes the first again
         loop.train_step()
         seconds = time.perf_counter() - begun
         if seconds > 8.0 and not loop.clock.to_skip:
             break
         if seconds > 2.0:  # these steps are so long that what warms up is the lesser part
             loop.clock.to_skip = 0
-    peak, durations = peak_memory(loop.device, loop.graph is not None), list(loop.clock.read())
-    probed_ms = 1e3 * probed_step(loop)
-    split, model, validation = next(loop.judged(last=False))
-    batches = list(islice(validation, 2))
-    begun = time.perf_counter()
-    loop.tagged(split, model, batches)
-    pace = (time.perf_counter() - begun) / predictions(batches)
-    evaluation, last_evaluation = (
-        pace * sum(predictions(batches) for _, _, batches in loop.judged(last)) for last in (False, True)
-    )
+    peak = peak_memory(loop.device, loop.graph is not None)
+    durations = list(loop.clock.read())
+    probed_seconds = take_probed_step(loop)
+    pace = seconds_a_prediction(loop)
     checkpoint = folder / "checkpoint.pt"
     write_atomically(checkpoint, partial(write, loop.state()))
-    step_ms, size = statistics.median(durations) if durations else None, checkpoint.stat().st_size
-    return Estimate(loop, peak, step_ms, len(durations), probed_ms, evaluation, last_evaluation, size)
+    return Estimate(
+        loop=loop,
+        peak=peak,
+        step_ms=statistics.median(durations) if durations else None,
+        measured=len(durations),
+        probed_ms=1e3 * probed_seconds,
+        evaluation=pace * predictions_of_evaluation(loop, last=False),
+        last_evaluation=pace * predictions_of_evaluation(loop, last=True),
+        checkpoint=checkpoint.stat().st_size,
+    )
+
+
+def seconds_a_prediction(loop: Loop) -> float:
+    """Return what an evaluation takes for each prediction, measured on two batches."""
+    split, model, validation = next(loop.evaluations(last=False))
+    batches = list(islice(validation, 2))
+    begun = time.perf_counter()
+    loop.evaluate_split(split, model, batches)
+    return (time.perf_counter() - begun) / predictions(batches)
+
+
+def predictions_of_evaluation(loop: Loop, last: bool) -> int:
+    """Return how many predictions the last evaluation judges, or another one."""
+    return sum(predictions(batches) for _, _, batches in loop.evaluations(last))
 
 
 def predictions(batches: Iterable[Batch]) -> int:
-    """Return how many predictions are to be judged."""
+    """Return how many predictions batches ask for."""
     return sum(batch.targets.numel() for batch in batches)
 
 
-def probed_step(loop: Loop) -> float:
+def take_probed_step(loop: Loop) -> float:
     """Take the run's first step, where all probes are due; return its seconds."""
-    begun, loop.step = time.perf_counter(), 0
+    begun = time.perf_counter()
+    loop.step = 0
     loop.train_step()
-    loop.grad_norm.item()  # waits for the device
+    loop.stepper.grad_norm.item()  # waits for the device
     return time.perf_counter() - begun

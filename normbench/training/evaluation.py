@@ -18,10 +18,13 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     Raises:
         UsageError: an example has no real token.
     """
-    if batch.mask is not None and batch.mask.device.type == "cpu" and not batch.mask.flatten(1).any(dim=1).all():
-        raise UsageError("a batch has a text without a real token: leave empty texts out of the data")
-    ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
-    return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
+    if batch.mask is not None and batch.mask.device.type == "cpu":
+        has_token = batch.mask.flatten(1).any(dim=1)
+        if not has_token.all():
+            raise UsageError("a batch has a text without a real token: leave empty texts out of the data")
+    if device.type == "cuda":
+        batch = batch.map(Tensor.pin_memory)
+    return batch.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @torch.no_grad()
@@ -32,17 +35,20 @@ def evaluate(
 
     The device is waited for once, at the end.
     """
-    training, group, whole = model.training, group or Group(), any(map(reads_batch, model.modules()))
+    group = group or Group()
+    needs_whole_batch = any(reads_batch(module) for module in model.modules())
+    training = model.training
     model.eval()
     # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
     precise = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(3, dtype=precise, device=device)
     for batch in batches:
-        apart = whole or len(batch.targets) < group.size  # then all run it, as shards need, and the first one counts it
-        own = batch if apart else group.rows(batch)
+        # a batch that is not shared runs in all processes, as shards need, and the first one counts it
+        shared = len(batch.targets) >= group.size and not needs_whole_batch
+        own = group.rows(batch) if shared else batch
         ready = to_device(own, device)
         loss, right = task.totals(model(*ready.arguments), ready.targets)
-        if not apart or group.rank == 0:
+        if shared or group.rank == 0:
             sums[0] += loss
             sums[1] += right
             sums[2] += own.predictions
@@ -54,4 +60,6 @@ def evaluate(
 def reads_batch(module: nn.Module) -> bool:
     """Tell whether a module is a norm that takes statistics over a batch in evaluation too."""
     facts = getattr(module, "facts", None)  # as norms of ours have them
-    return isinstance(facts, NormFacts) and facts.crosses_samples and not getattr(module, "track_running_stats", True)
+    if not isinstance(facts, NormFacts):
+        return False
+    return facts.crosses_samples and not getattr(module, "track_running_stats", True)

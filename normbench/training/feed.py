@@ -44,11 +44,13 @@ class Feed:
     that is more than `BEHIND` batches late.
 
     train_batch: gives a batch by its number; while the thread is at work nobody else may call it (see `settle`).
-    end: the number behind the last one.
+    end: how many there are.
     """
 
     def __init__(self, train_batch: Callable[[int], Batch], device: torch.device, end: int) -> None:
-        self.train_batch, self.device, self.end = train_batch, device, end
+        self.train_batch = train_batch
+        self.device = device
+        self.end = end
         self.place: Batch | None = None
         self.loaded = -1
         self.free = deque[Slot]()
@@ -88,30 +90,35 @@ class Feed:
 
     def order_ahead(self, number: int) -> None:
         """Let the thread prepare the batches from this number on that are not ordered, unless the run ends before."""
-        for ahead in range(number + len(self.orders), min(number + AHEAD, self.end)):
+        first = number + len(self.orders)
+        for ordered in range(first, min(number + AHEAD, self.end)):
             slot = self.free.popleft()  # that was used longest ago
             if not slot.copied.query():
                 slot.copied.synchronize()
-            order = Order(ahead, slot)
+            order = Order(ordered, slot)
             self.orders.append(order)
             self.queue.put(order)
 
     def settle(self) -> None:
-        """Let the thread stop behind the batch that it has begun, so that others may ask the data for batches."""
+        """Let the thread stop after the batch that it has begun, so that others may ask the data for batches."""
         while self.orders and self.orders[-1].done.cancel():
-            self.free.append(self.orders.pop().slot)
+            cancelled = self.orders.pop()
+            self.free.append(cancelled.slot)
         wait([order.done for order in self.orders])
 
     def forget(self) -> None:
         """Take back what was ordered."""
         self.settle()
-        while self.orders:
-            self.free.append(self.orders.pop().slot)
+        self.free.extend(order.slot for order in reversed(self.orders))
+        self.orders.clear()
 
 
 def work(queue: SimpleQueue[Order | None], train_batch: Callable[[int], Batch]) -> None:
     """Prepare what is ordered, until there is a None."""
-    while (order := queue.get()) is not None:
+    while True:
+        order = queue.get()
+        if order is None:
+            return
         if not order.done.set_running_or_notify_cancel():
             continue
         try:
@@ -128,8 +135,10 @@ def prepare(train_batch: Callable[[int], Batch], number: int, into: Batch) -> No
         UsageError: it has another shape than the first batch.
     """
     batch = train_batch(number)
-    if (found := shapes(batch)) != (known := shapes(into)):
-        what = f"the batch of step {number + 1:,} has tensors of {found}, and the first one of {known}"
+    found = shapes(batch)
+    expected = shapes(into)
+    if found != expected:
+        what = f"the batch of step {number + 1:,} has tensors of {found}, and the first one of {expected}"
         raise UsageError(f"trainer.compile=graph replays steps of one shape, and {what}: use trainer.compile=false")
     copy(batch, into)
 

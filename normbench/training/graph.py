@@ -29,7 +29,9 @@ class StepGraph:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self.model, self.optimizer, self.device = model, optimizer, device
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
         self.stream = torch.cuda.Stream(device)
         self.number = torch.zeros((), dtype=torch.int64, device=device)
         # in float32, as torch's fused optimizers read them
@@ -56,23 +58,24 @@ class StepGraph:
             self.warmed += 1
             return self.warm_up(step)
         if self.graph is None:
-            self.graph = self.recorded(step)
+            self.graph = self.record(step)
         self.graph.replay()
         return self.result
 
     def warm_up(self, step: Callable[[], Result]) -> Result:
-        """Take a step on the stream of the recording: what libraries and the optimizer make at first is there then."""
+        """Take a step on the stream of the recording, in which libraries and the optimizer make what they keep."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream), self.readable_rates(capturable=False):
-            found = step()
+            result = step()
         current.wait_stream(self.stream)
-        return found
+        return result
 
-    def recorded(self, step: Callable[[], Result]) -> torch.cuda.CUDAGraph:
+    def record(self, step: Callable[[], Result]) -> torch.cuda.CUDAGraph:
         """Return the graph of a step, whose results will be in `result`."""
         begun = time.perf_counter()
-        buffers, notes = dict(self.model.named_buffers()), noted(self.model)
+        buffers = dict(self.model.named_buffers())
+        notes = python_values(self.model)
         graph = torch.cuda.CUDAGraph()
         try:
             # torch itself stays on the stream of a recording that fails
@@ -89,19 +92,27 @@ class StepGraph:
             what = f"cannot record a step of this model ({explain(cause)})"
             cure = "let nothing in it wait for the GPU, as .item() does, or use trainer.compile=false"
             raise UsageError(f"trainer.compile=graph {what}: {cure}") from error
+        self.check_replayable(buffers, notes)
+        self.seconds = time.perf_counter() - begun
+        return graph
+
+    def check_replayable(self, buffers: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        """Refuse a recorded step that a replay would not repeat. buffers, notes: the model's, as they were before it.
+
+        Raises:
+            UsageError: a buffer is another tensor now, or what a module notes in Python has changed.
+        """
         for name, buffer in self.model.named_buffers():
             if buffer is not buffers.get(name):
                 what = f"replays a step on the same memory, and {name} is another tensor after each step"
                 cure = "change it in place, as copy_ does, or use trainer.compile=false"
                 raise UsageError(f"trainer.compile=graph {what}: {cure}")
-        for place, after in noted(self.model).items():
+        for place, after in python_values(self.model).items():
             before = notes.get(place)
             if after is not before and after != before:
                 what = f"runs no Python after this step, and {place} changes in it, from {before!r} to {after!r}"
                 cure = "count in a buffer, in place, as add_ does, or use trainer.compile=false"
                 raise UsageError(f"trainer.compile=graph {what}: {cure}")
-        self.seconds = time.perf_counter() - begun
-        return graph
 
     @contextmanager
     def readable_rates(self, capturable: bool) -> Iterator[None]:
@@ -122,11 +133,11 @@ class StepGraph:
                 group.update(values)
 
 
-def noted(model: nn.Module) -> dict[str, Any]:
+def python_values(model: nn.Module) -> dict[str, Any]:
     """Return what the modules note in Python: plain values, by module and attribute."""
-    return {
-        f"{name}.{key}".lstrip("."): value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, int | float | str | None)
-    }
+    values = dict[str, Any]()
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, int | float | str | None):
+                values[f"{name}.{key}".lstrip(".")] = value
+    return values

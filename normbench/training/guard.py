@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -27,15 +27,16 @@ class Guard:
     """Looks at each step's loss and gradient before the optimizer steps; one look costs nothing on a CPU.
 
     latches: look without waiting for the device. Fused optimizers skip a step while `found_inf` is set, which stays so
-    from the first bad step on: the weights stay as that step found them until somebody asks `tripped`, which waits.
+    from the first bad step on: the weights stay as that step found them until somebody asks for it, which waits.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, latches: bool) -> None:
         self.latches = latches
         self.first_bad = torch.full((), -1, device=device)
         self.found_inf = torch.zeros((), device=device)
-        if latches:  # as torch.amp.GradScaler asks for it
-            vars(optimizer).update(grad_scale=None, found_inf=self.found_inf)
+        if latches:  # by the attributes with which torch.amp.GradScaler asks for it
+            vars(optimizer)["grad_scale"] = None
+            vars(optimizer)["found_inf"] = self.found_inf
 
     def admits(self, step: int | Tensor, loss: Tensor, grad_norm: Tensor) -> bool:
         """Tell whether the optimizer may take this step; a guard that latches may have its number on the device."""
@@ -46,16 +47,19 @@ class Guard:
         self.found_inf.masked_fill_(bad, 1.0)
         return True
 
-    def tripped(self) -> int:
-        """Return the first bad step that was admitted, -1 for none."""
-        return int(self.first_bad.item())
+    def first_bad_step(self) -> int | None:
+        """Return the first bad step that was admitted."""
+        number = int(self.first_bad.item())
+        return None if number < 0 else number
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
+def keep_buffers(model: nn.Module) -> Iterator[None]:
     """Put running statistics back at the end, also where a module has put another tensor in their place."""
-    kept = [(module, name, buffer, buffer.clone()) for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
+    kept = list[tuple[nn.Module, str, Tensor, Tensor]]()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            kept.append((module, name, buffer, buffer.clone()))
     try:
         yield
     finally:
@@ -82,17 +86,32 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | N
             bad.append(module)
 
     # buffers are put back behind the backward pass, which torch's batch_norm lets use the running statistics
-    with ExitStack() as stack, buffers_kept(model):
+    with ExitStack() as stack, keep_buffers(model):
         stack.callback(model.zero_grad, set_to_none=True)
         for module in names:
             stack.enter_context(module.register_forward_hook(hook))
         loss = task.loss(model(*batch.arguments), batch.targets)
-        found = f"output of {names[bad[0]] or 'the model'}" if bad else "" if loss.isfinite() else "the loss"
-        if found := group.any(found):
+        found = ""
+        if bad:
+            found = f"output of {names[bad[0]] or 'the model'}"
+        elif not loss.isfinite():
+            found = "the loss"
+        found = group.any(found)
+        if found:
             return found
         computed = tuple(order)  # the backward pass may compute some of it again
         loss.backward()
-        found = next((f"gradient of {name}" for module in reversed(computed)
-                      for name, parameter in module.named_parameters(names[module], recurse=False)
-                      if parameter.grad is not None and not parameter.grad.isfinite().all()), "")  # fmt: skip
-        return group.any(found) or GRADIENT_NORM
+        weight = last_nonfinite_gradient(computed, names)
+        return group.any(f"gradient of {weight}" if weight else "") or GRADIENT_NORM
+
+
+def last_nonfinite_gradient(computed: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> str:
+    """Return the weight nearest to the loss whose gradient is not finite; empty where there is none.
+
+    computed: the modules in the order of computation.
+    """
+    for module in reversed(computed):
+        for name, parameter in module.named_parameters(names[module], recurse=False):
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                return name
+    return ""

@@ -19,7 +19,8 @@ NO_LAUNCH = frozenset({"detach", "alias", "lift_fresh", "_unsafe_view", "_reshap
 
 # Untimed steps that are still to come when a step is looked at: by the fourth one the optimizer's state is there.
 # Where probes look at the first of these, the next one is counted; without a count none is watched.
-COUNTED, WATCHED = 6, 4
+COUNTED = 6
+WATCHED = 4
 
 # CUDA lets the host be some 1,000 launches ahead, and then has it wait for the GPU: a fifth of so many.
 MOST_WATCHED = 5_000
@@ -30,7 +31,8 @@ class Launches(TorchDispatchMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device, self.count = device, 0
+        self.device = device
+        self.count = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -38,11 +40,11 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if not func.is_view and func._schema.name.partition("::")[2] not in NO_LAUNCH:
-            self.count += any(
-                isinstance(leaf, Tensor) and leaf.device.type == self.device.type
-                for leaf in tree_leaves((found, args, kwargs))
-            )
+        name = func._schema.name.partition("::")[2]
+        if not func.is_view and name not in NO_LAUNCH:
+            leaves = tree_leaves((found, args, kwargs))
+            if any(isinstance(leaf, Tensor) and leaf.device.type == self.device.type for leaf in leaves):
+                self.count += 1
         return found
 
 
@@ -69,8 +71,12 @@ class EarlySteps:
 
     def found(self) -> dict[str, float]:
         """Return what was found, for the ledger."""
-        known = {"operators_a_step": self.operators, "host_share_of_step": self.host_share}
-        return {name: round(value, 3) for name, value in known.items() if value is not None}
+        found = dict[str, float]()
+        if self.operators is not None:
+            found["operators_a_step"] = self.operators
+        if self.host_share is not None:
+            found["host_share_of_step"] = round(self.host_share, 3)
+        return found
 
     def look(self, untimed: int) -> AbstractContextManager[None]:
         """Look at a step, if it is its turn. untimed: steps still to come, with this one, that nothing times."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from normbench.errors import UsageError
-from normbench.training.optimizer import plain_step
 from normbench.types import Model
 
 LARGE = 5e8  # bytes that are worth a line
@@ -53,7 +52,7 @@ class Kept:
 
 
 @contextmanager
-def counted(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
+def count_kept(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
     """Count what a forward pass inside the `with` would keep for a backward pass, and let go of it block by block.
 
     There can be no backward pass after it. known: what is there anyway, as parameters and buffers are.
@@ -100,7 +99,7 @@ def is_cast(tensor: Tensor) -> bool:
 def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
     """Return the size of an optimizer's state in that of the parameters, as a step of another parameter tells."""
     trial.grad = torch.zeros_like(trial)
-    plain_step(optimizer)
+    optimizer.step()
     size = 0
     for state in optimizer.state.values():
         for value in state.values():
@@ -110,7 +109,7 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
 
 
 @contextmanager
-def weights_that_fit(device: torch.device) -> Iterator[None]:
+def limit_weights(device: torch.device) -> Iterator[None]:
     """Refuse a model that is built inside, on the CPU, as soon as its weights are more than the machine has room for.
 
     device: where it will train; on the CPU gradients take as much again.

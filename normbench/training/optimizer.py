@@ -6,7 +6,8 @@ import copy
 import inspect
 import math
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,26 +18,26 @@ from normbench.errors import UsageError
 # Settings of torch.optim's classes that choose which code runs; of each two at most one may be true.
 IMPLEMENTATIONS = {"fused", "foreach", "differentiable"}
 
-# Methods of an optimizer that import torch.compile, which takes a second, only to be marked as not to be compiled: here
-# they are marked without it.
-UNCOMPILED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+# Methods of torch's optimizers whose decorators import torch.compile, which takes a second, to keep it away from them.
+DECORATED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
 
 
 def parameter_groups(
     model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
 ) -> list[dict[str, Any]]:
     """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
-    in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}  # by whether they decay
+    in_norms = set[nn.Parameter]()
+    for norm in norms:
+        in_norms.update(norm.parameters())
+    decayed = list[nn.Parameter]()
+    others = list[nn.Parameter]()
     for parameter in model.parameters():
-        if parameter.requires_grad:
-            groups[decay_norms if id(parameter) in in_norms else parameter.ndim >= 2].append(parameter)
-    return [{"params": groups[key], "weight_decay": weight_decay if key else 0.0} for key in groups if groups[key]]
-
-
-def may_fuse(factory: Any) -> bool:
-    """Tell whether an optimizer can be fused, and no setting chooses another of its implementations."""
-    return "fused" in inspect.signature(factory).parameters and not IMPLEMENTATIONS & factory.keywords.keys()
+        if not parameter.requires_grad:
+            continue
+        decays = decay_norms if parameter in in_norms else parameter.ndim >= 2
+        (decayed if decays else others).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
@@ -49,20 +50,41 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
     name = factory.func.__name__
-    for method in map(partial(getattr, torch.optim.Optimizer), UNCOMPILED):
-        if own := getattr(method, "__wrapped__", None):
-            vars(own).setdefault("__dynamo_disable", own)
-    cut = any(hasattr(each, "full_tensor") for group in groups for each in group["params"])  # torch fuses not all then
-    if may_fuse(factory) and not cut and device.type in ("cpu", "cuda", "mps"):
+    settings = dict(factory.keywords)
+    if is_of_torch(factory.func) and not settings.get("differentiable"):
+        factory = partial(without_compiler(factory.func), **settings)
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # torch fuses not all then
+    if may_fuse(factory) and not sharded and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
-        optimizer = factory(groups)
+        optimizer: torch.optim.Optimizer = factory(groups)
     except (TypeError, ValueError, RuntimeError) as error:  # the last one where two settings exclude each other
         cure = "change them, or remove one with '~optim.KEY'"
         raise UsageError(f"optim: {name} refuses its settings ({error}): {cure}") from error
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UsageError(f"optim: {name} cannot train here, it wants closures or sparse gradients: use another")
     return optimizer
+
+
+def may_fuse(factory: Any) -> bool:
+    """Tell whether an optimizer can be fused, and no setting chooses another of its implementations."""
+    chosen = IMPLEMENTATIONS & factory.keywords.keys()
+    return "fused" in inspect.signature(factory).parameters and not chosen
+
+
+def is_of_torch(kind: type) -> bool:
+    """Tell whether an optimizer is one of torch.optim's own."""
+    return kind.__module__.startswith("torch.optim")
+
+
+@cache
+def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return an optimizer of torch whose methods are not decorated for torch.compile, and do the same without it."""
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in DECORATED}
+    methods["step"] = torch.no_grad()(methods["step"])
+    methods["__module__"] = kind.__module__
+    return type(kind.__name__, (kind,), methods)
 
 
 def check_shapes(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> None:
@@ -73,23 +95,23 @@ def check_shapes(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, An
         LookupError: it is of another parameter.
     """
     factored = isinstance(optimizer, torch.optim.Adafactor)
-    if factored or not type(optimizer).__module__.startswith("torch.optim"):
+    if factored or not is_of_torch(type(optimizer)):
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     for index, known in state.items():
+        expected = parameters[index].shape
         for name, value in known.items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameters[index].shape:
-                shapes = f"{tuple(value.shape)} and not {tuple(parameters[index].shape)}"
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != expected:
+                shapes = f"{tuple(value.shape)} and not {tuple(expected)}"
                 raise ValueError(f"{name} of parameter {index} has the shape {shapes}")
 
 
-def plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take an optimizer's step; of torch.optim's own without their wrapper, which imports torch.compile for nothing."""
-    if type(optimizer).__module__.startswith("torch.optim") and not optimizer.defaults.get("differentiable"):
-        with torch.no_grad():
-            inspect.unwrap(type(optimizer).step)(optimizer)
-    else:
-        optimizer.step()
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return all that an optimizer trains, in its own order."""
+    parameters = list[nn.Parameter]()
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 class WeightAverage:
@@ -104,16 +126,23 @@ class WeightAverage:
         self.decay = decay
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        tensors = ([*each.parameters(), *each.buffers()] for each in (self.model, model))  # tied weights once
-        pairs = [*zip(*tensors, strict=True)]
-        floats = [pair for pair in pairs if pair[0].is_floating_point()]
-        self.averages, self.sources = zip(*floats, strict=True)
-        self.others = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self.averages = list[torch.Tensor]()
+        self.sources = list[torch.Tensor]()
+        self.others = list[tuple[torch.Tensor, torch.Tensor]]()  # integers, which are copied
+        own = [*self.model.parameters(), *self.model.buffers()]  # tied weights once
+        trained = [*model.parameters(), *model.buffers()]
+        for average, source in zip(own, trained, strict=True):
+            if average.is_floating_point():
+                self.averages.append(average)
+                self.sources.append(source)
+            else:
+                self.others.append((average, source))
 
     @property
     def rise(self) -> int:
         """Return how many updates it takes until d is `decay`: from n = (10·decay − 1) / (1 − decay) on."""
-        return max(0, math.ceil((10 * self.decay - 1) / (1 - self.decay) - 1e-6))  # a product is rounded
+        updates = (10 * self.decay - 1) / (1 - self.decay)
+        return max(0, math.ceil(updates - 1e-6))  # a product is rounded
 
     @torch.no_grad()
     def update(self) -> None:

@@ -51,12 +51,12 @@ class Group:
         """Refuse training batches that the processes cannot share."""
 
     @contextmanager
-    def joined(self, device: torch.device) -> Iterator[None]:
+    def join(self, device: torch.device) -> Iterator[None]:
         """Connect the processes while this lasts."""
         yield
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Turn what torch says of a lost process into a sentence."""
         yield
 
@@ -86,7 +86,7 @@ class Group:
     def shard(self, model: Model, device: torch.device) -> None:
         """Let each process keep a part of each weight, on its device; they are whole while a block computes."""
 
-    def gathered(self, state: Any) -> Any:
+    def gather(self, state: Any) -> Any:
         """Return a state in which no weight is a part: of the process that writes, on the CPU."""
         return state
 
@@ -136,7 +136,7 @@ class Processes(Group):
             raise UsageError(f"{what}: it is the batch of all together, use {near}")
 
     @contextmanager
-    def joined(self, device: torch.device) -> Iterator[None]:
+    def join(self, device: torch.device) -> Iterator[None]:
         """Connect the processes while this lasts; all but the first print nothing.
 
         Raises:
@@ -146,7 +146,7 @@ class Processes(Group):
         make_current(device)  # where collectives are
         seconds = waiting_time()
         try:
-            with hushed():
+            with hush_stderr():
                 store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -156,12 +156,12 @@ class Processes(Group):
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             what = f"process {self.rank} of {self.size} has not met the others at {where} within {seconds:g} s"
             raise UsageError(f"{what}: start them all, by torchrun, or let it wait longer with {WAIT}") from error
-        with self.watched(), open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if self.writes else nowhere):
+        with self.watch(), open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if self.writes else nowhere):
             yield
         dist.destroy_process_group()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Turn what torch says of a lost process into a sentence.
 
         Raises:
@@ -218,10 +218,10 @@ class Processes(Group):
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
 
-    def gathered(self, state: Any) -> Any:
+    def gather(self, state: Any) -> Any:
         if isinstance(state, dict):
-            return {key: self.gathered(value) for key, value in state.items()}
-        tensor = whole(state)  # to which all give their parts, and which the first one keeps
+            return {key: self.gather(value) for key, value in state.items()}
+        tensor = unshard(state)  # to which all give their parts, and which the first one keeps
         if tensor is state:
             return state
         return tensor.cpu() if self.writes else None
@@ -253,7 +253,7 @@ def waiting_time() -> float:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def hush_stderr() -> Iterator[None]:
     """Drop what torch's C++ code writes to the standard error, pages for each try to connect."""
     kept = os.dup(2)
     try:
@@ -265,12 +265,12 @@ def hushed() -> Iterator[None]:
         os.close(kept)
 
 
-def whole(value: Any) -> Any:
+def unshard(value: Any) -> Any:
     """Return all of a tensor of which each process has a part (a DTensor), and anything else as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def cut(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
+def shard_like(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return tensors, or what an optimizer keeps of them, as parts where those of the same key in `like` are."""
 
     def part(value: Any, own: Any) -> Any:

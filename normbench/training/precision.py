@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError, explain, is_out_of_memory
-from normbench.training.optimizer import plain_step
 
-# What a process that may die of it runs, behind what `begin_trial` needs.
+# What a process that may die of it runs, after `begin_trial`.
 TRIAL = """
 import sys, torch
 from normbench.training.precision import try_precision
@@ -35,14 +34,17 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        self.device, self.dtype = device, DTYPES[name]
+        self.device = device
+        self.dtype = DTYPES[name]
         self.scales = name == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context in which the forward pass runs in this precision."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
 
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Let the optimizer step."""
@@ -51,7 +53,7 @@ class Precision:
             self.scaler.step(optimizer)
             self.scaler.update()
         else:
-            plain_step(optimizer)
+            optimizer.step()
 
     def lost(self) -> bool:
         """Tell whether the gradients overflow even where the loss is not scaled up; waits for the device."""
@@ -78,13 +80,19 @@ def try_precision(device: torch.device, dtype: torch.dtype) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device)
 
-    a, w, k = random(64, 64), random(64, 64).requires_grad_(), random(8, 8, 3, 3).requires_grad_()
+    rows = random(64, 64)
+    weight = random(64, 64).requires_grad_()
+    kernel = random(8, 8, 3, 3).requires_grad_()
+    images = random(2, 8, 16, 16)
     with torch.autocast(device.type, dtype):
-        product, filtered = a @ w, F.conv2d(random(2, 8, 16, 16), k)
+        product = rows @ weight
+        filtered = F.conv2d(images, kernel)
         heads = product.view(1, 4, 16, 64)
         attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        loss = F.gelu(product).float().mean() + filtered.float().mean() + attended.float().mean()
-    if not all(found.isfinite().all() for found in torch.autograd.grad(loss, [w, k])):
+        results = [F.gelu(product), filtered, attended]
+        loss = torch.stack([result.float().mean() for result in results]).sum()
+    gradients = torch.autograd.grad(loss, [weight, kernel])
+    if not all(gradient.isfinite().all() for gradient in gradients):
         raise RuntimeError("its gradients are not finite")
 
 
@@ -106,11 +114,12 @@ def reason_against(device: torch.device, dtype: torch.dtype) -> str:
     code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()})\n{TRIAL}"
     command = [sys.executable, "-P", "-c", code, str(device), str(dtype).removeprefix("torch.")]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode == 0:
+        return ""
     if child.returncode < 0:  # faulthandler, where it is on, has written where Python was
         return f"its trial died of {signal.Signals(-child.returncode).name}"
-    if child.returncode:
-        return (child.stderr.strip().splitlines() or ["its trial failed without a word"])[-1]
-    return ""
+    messages = child.stderr.strip().splitlines()
+    return messages[-1] if messages else "its trial failed without an error message"
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
@@ -120,7 +129,10 @@ def make_precision(name: str, device: torch.device) -> Precision:
         UsageError: the device cannot run it.
     """
     precision = Precision(name, device)
-    if precision.dtype != torch.float32 and (reason := reason_against(device, precision.dtype)):
+    if precision.dtype == torch.float32:
+        return precision
+    reason = reason_against(device, precision.dtype)
+    if reason:
         here = f"this machine's {device.type} ({reason})"
         raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
     return precision

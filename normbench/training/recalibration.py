@@ -1,4 +1,4 @@
-"""Running statistics taken anew over training batches, with the model's weights as they are."""
+"""Running statistics taken again over training batches, with the model's weights as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normbench.training.evaluation import to_device
-from normbench.training.guard import buffers_kept
+from normbench.training.guard import keep_buffers
 from normbench.types import Batch, Data
 
 
@@ -20,23 +20,29 @@ def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) ->
 
     No process waits for another. torch.optim.swa_utils.update_bn does the same with torch's own norms.
     """
-    training, meant = model.training, {"momentum": None, "freeze_after": None, "sync": False}
-    kept = [(norm, {name: getattr(norm, name) for name in meant if hasattr(norm, name)}) for norm in norms]
+    training = model.training
     model.eval()
+    plain = {"momentum": None, "freeze_after": None, "sync": False}
+    kept = list[tuple[Any, dict[str, Any]]]()  # each norm's own settings
+    for norm in norms:
+        kept.append((norm, {name: getattr(norm, name) for name in plain if hasattr(norm, name)}))
     for norm, settings in kept:
-        vars(norm.train()).update({name: meant[name] for name in settings})
+        norm.train()
+        for name in settings:
+            setattr(norm, name, plain[name])
         norm.running_mean.zero_()
         norm.running_var.fill_(1)
         norm.num_batches_tracked.zero_()
     for batch in batches:
         model(*batch.arguments)
     for norm, settings in kept:
-        vars(norm).update(settings)
+        for name, value in settings.items():
+            setattr(norm, name, value)
     model.train(training)
 
 
 @contextmanager
-def recalibrated(model: nn.Module, data: Data, done: int, device: torch.device) -> Iterator[None]:
+def recalibrate(model: nn.Module, data: Data, done: int, device: torch.device) -> Iterator[None]:
     """While this lasts, norms have statistics over as many batches as they ask for (`recalibrate`); then their own.
 
     The batches are the last ones of the `done` training batches, whole ones in each process.
@@ -45,7 +51,8 @@ def recalibrated(model: nn.Module, data: Data, done: int, device: torch.device) 
     if not norms:
         yield
         return
-    latest = map(data.train_batch, range(max(0, done - norms[0].recalibrate), done))
-    with buffers_kept(model):
-        average(model, norms, (to_device(batch, device) for batch in latest))
+    first = max(0, done - norms[0].recalibrate)
+    batches = (to_device(data.train_batch(number), device) for number in range(first, done))
+    with keep_buffers(model):
+        average(model, norms, batches)
         yield

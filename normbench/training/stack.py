@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,8 +18,8 @@ from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
-from normbench.training.optimizer import plain_step
 from normbench.training.parallel import Group
+from normbench.training.step import Share, Stepper
 from normbench.types import Batch, stable_seed
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -31,13 +30,15 @@ ALIKE = 1e-3  # how far an optimizer's step may be from that of each seed alone,
 class Place(Group):
     """What a loop has in place of a group of processes: its states are copies of its part of the stack."""
 
-    def gathered(self, state: Any) -> Any:
+    def gather(self, state: Any) -> Any:
         if isinstance(state, Mapping):
-            return {key: self.gathered(value) for key, value in state.items()}
-        return state.clone() if isinstance(state, Tensor) else state  # torch.save would write the whole stack
+            return {key: self.gather(value) for key, value in state.items()}
+        if isinstance(state, Tensor):
+            return state.clone()  # of a view torch.save would write the whole stack
+        return state
 
 
-class Stack:
+class Stack(Stepper):
     """Trains the loops of several seeds in step: one forward and backward pass and one optimizer for all of them.
 
     Weights and buffers of each loop's model are views of tensors (seeds, ...). Batches, statistics, clipping, probes,
@@ -48,6 +49,8 @@ class Stack:
 
     Each of `seeds` keeps its place: that of a run which is over, and has no loop, is filled with another's weights and
     batches, and that of a seed that has diverged is computed for nothing, so that the others' masks and bits stay.
+
+    What is a number in `Stepper`, as the loss and the gradient's norm, is here one for each seed.
     """
 
     def __init__(self, loops: Mapping[int, Loop], seeds: Sequence[int], make: MakeOptimizer) -> None:
@@ -56,54 +59,102 @@ class Stack:
         Raises:
             UsageError: the optimizer that `make` makes does not treat weights one by one.
         """
-        self.seeds, self.first = seeds, next(iter(loops.values()))
+        self.seeds = seeds
+        self.first = next(iter(loops.values()))
         self.places = [loops.get(seed, self.first) for seed in seeds]
-        self.live = [(place, loops[seed]) for place, seed in enumerate(seeds) if seed in loops]
+        self.live = list[tuple[int, Loop]]()
+        for place, seed in enumerate(seeds):
+            if seed in loops:
+                self.live.append((place, loops[seed]))
         self.kept = kept_of_each_weight(make, self.first.device)
-        self.weights, self.flats, self.sizes = dict[str, Tensor](), list[Tensor](), list[list[int]]()
+        self.stack_tensors()
+        alone = self.first.stepper
+        super().__init__(
+            model=alone.model,
+            data=alone.data,
+            optimizer=self.take_over_optimizers(make),
+            schedule=alone.schedule,
+            precision=alone.precision,
+            device=alone.device,
+            seed=alone.seed,
+            steps=alone.steps,
+            accumulate=alone.accumulate,
+            grad_clip=alone.grad_clip,
+            group=Group(),
+        )
+        self.base_lrs = alone.base_lrs  # the optimizers may be those of a later step
+        self.losses = vmap(self.loss_of_seed, randomness="different")
+
+    # ---- taking over
+
+    def stack_tensors(self) -> None:
+        """Make the loops' weights and buffers views of stacked ones.
+
+        weights: by name, (seeds, ...), which are themselves parts of flats. flats: of each group of the optimizer, all
+        its weights as (seeds, numbers), with the `sizes` of each. others: all that the optimizer does not train.
+        """
+        self.weights = dict[str, Tensor]()
+        self.flats = list[Tensor]()
+        self.sizes = list[list[int]]()
         names = {id(weight): name for name, weight in self.first.model.named_parameters()}
         for number in range(len(self.first.optimizer.param_groups)):
-            group = trained(self.first, number)
-            self.flats.append(stacked(trained(loop, number) for loop in self.places))
-            self.sizes.append([weight.numel() for weight in group])
-            for weight, part in zip(group, self.flats[-1].split(self.sizes[-1], dim=1), strict=True):
-                self.weights[names[id(weight)]] = part.view(len(seeds), *weight.shape).detach().requires_grad_()
-        known = [tensors(loop) for loop in self.places]
-        self.others = {name: torch.stack([each[name].detach() for each in known])
-                       for name in known[0] if name not in self.weights}  # fmt: skip
+            group = weights_of_group(self.first, number)
+            flat = stack_rows(weights_of_group(loop, number) for loop in self.places)
+            sizes = [weight.numel() for weight in group]
+            for weight, part in zip(group, flat.split(sizes, dim=1), strict=True):
+                stacked = part.view(len(self.seeds), *weight.shape)
+                self.weights[names[id(weight)]] = stacked.detach().requires_grad_()
+            self.flats.append(flat)
+            self.sizes.append(sizes)
+        known = [tensors_of(loop) for loop in self.places]
+        self.others = dict[str, Tensor]()
+        for name in known[0]:
+            if name not in self.weights:
+                self.others[name] = torch.stack([each[name].detach() for each in known])
+        stacked_tensors = {**self.others, **self.weights}
         for place, loop in self.live:
-            for name, tensor in tensors(loop).items():
-                tensor.data = (self.weights if name in self.weights else self.others)[name].detach()[place]
-        self.take_over(make)
-        self.losses = vmap(self.loss, randomness="different")
+            for name, tensor in tensors_of(loop).items():
+                tensor.data = stacked_tensors[name].detach()[place]
 
-    def take_over(self, make: MakeOptimizer) -> None:
-        """Make the optimizer, which goes on from the loops' states; theirs are asked of it for a checkpoint."""
-        groups = zip(self.first.optimizer.param_groups, self.flats, strict=True)
-        self.optimizer = make([{**group, "params": [flat]} for group, flat in groups])
+    def take_over_optimizers(self, make: MakeOptimizer) -> torch.optim.Optimizer:
+        """Return one optimizer, which goes on from the loops' states; theirs are asked of it for a checkpoint."""
+        groups = []
+        for group, flat in zip(self.first.optimizer.param_groups, self.flats, strict=True):
+            groups.append({**group, "params": [flat]})
+        optimizer = make(groups)
         for number, flat in enumerate(self.flats):
-            states = [[loop.optimizer.state.get(own, {}) for own in trained(loop, number)] for loop in self.places]
+            states = []  # of each seed, those of its weights
+            for loop in self.places:
+                states.append([loop.optimizer.state.get(own, {}) for own in weights_of_group(loop, number)])
             for name, value in states[0][0].items():
-                whole = stacked([state[name] for state in each] for each in states) if name in self.kept else value
-                self.optimizer.state[flat][name] = whole
+                if name in self.kept:
+                    value = stack_rows([state[name] for state in each] for each in states)
+                optimizer.state[flat][name] = value
         for place, loop in self.live:
             loop.group = Place()
             loop.optimizer.register_state_dict_pre_hook(partial(self.hand_out, place, loop))
+        return optimizer
 
     def hand_out(self, place: int, loop: Loop, _: object) -> None:
         """Let a loop's optimizer have its part of the state, in a single run's form."""
         for number, (flat, sizes) in enumerate(zip(self.flats, self.sizes, strict=True)):
+            weights = weights_of_group(loop, number)
             for name, value in self.optimizer.state.get(flat, {}).items():
-                parts = value[place].split(sizes) if name in self.kept else [value] * len(sizes)
-                for own, part in zip(trained(loop, number), parts, strict=True):
-                    loop.optimizer.state[own][name] = part.view_as(own) if name in self.kept else part
+                if name not in self.kept:
+                    for weight in weights:
+                        loop.optimizer.state[weight][name] = value
+                    continue
+                for weight, part in zip(weights, value[place].split(sizes), strict=True):
+                    loop.optimizer.state[weight][name] = part.view_as(weight)
+
+    # ---- the run
 
     def run(self, stop: Sequence[int], beat: Callable[[Loop], None], ended: Callable[[Loop, Diverged], None]) -> int:
         """Train to the end, as `Loop.run` does. ended: called for each loop that has diverged, and is left alone."""
         self.ended = ended
         for _, loop in self.live:
             loop.model.train()
-        while self.live and self.live[0][1].step < self.first.steps:
+        while self.live and self.live[0][1].step < self.steps:
             if stop:
                 for _, loop in self.live:
                     loop.save()
@@ -111,7 +162,7 @@ class Stack:
             self.train_step()
             for _, loop in [*self.live]:
                 with self.alive(loop):
-                    loop.follow(partial(beat, loop))
+                    loop.after_step(partial(beat, loop))
         return 0
 
     @contextmanager
@@ -121,85 +172,105 @@ class Stack:
             yield
         except Diverged as result:
             self.live = [(place, other) for place, other in self.live if other is not loop]
-            for tensor in tensors(loop).values():
+            for tensor in tensors_of(loop).values():
                 tensor.data = tensor.data.clone()  # which the next steps leave alone
             self.ended(loop, result)
 
     def train_step(self) -> None:
         """Take one step with all seeds."""
+        number = self.live[0][1].step
         for _, loop in self.live:
             loop.begin_step()
-        readings = {place: loop.look_beside() for place, loop in self.live}
-        losses, norms = self.gradients(), self.clip()
-        finite = [all(map(math.isfinite, each)) for each in torch.stack((losses, norms), dim=1).tolist()]
+        self.set_learning_rates(number)
+        readings = {place: loop.probe_beside() for place, loop in self.live}
+        losses = self.gradients(self.shares(number))
+        finite = (losses.isfinite() & self.grad_norm.isfinite()).tolist()
         for place, loop in [*self.live]:
-            loop.grad_norm = norms[place]
+            loop.stepper.grad_norm = self.grad_norm[place]
+            loop.stepper.predictions = self.predictions
             if not finite[place]:
                 with self.alive(loop):
-                    loop.diverge(loop.step)
+                    loop.diverge(number)
         with ExitStack() as watching:
             for place, loop in self.live:
-                if (reading := readings[place]) is not None and loop.probing.updates:
-                    loop.read_noise(reading)
-                watching.enter_context(loop.probes.watch_update(reading, loop.optimizer))
-                for group, own in zip(self.optimizer.param_groups, loop.optimizer.param_groups, strict=True):
-                    group["lr"] = own["lr"]  # the same for all
-            plain_step(self.optimizer)
+                loop.read_noise(readings[place])
+                watching.enter_context(loop.probes.watch_update(readings[place], loop.optimizer))
+            self.update()
         for place, loop in self.live:
             loop.end_step(losses[place], readings[place], len(self.live))
 
-    def gradients(self) -> Tensor:
-        """Return the loss of each seed, with its gradients in the optimizer's weights.
+    # ---- what a step does for all seeds at once
 
-        The batches of all seeds have one shape, and every step's as many predictions.
-        """
-        _, now = self.live[0]
-        count, device, losses, sums = now.trainer.accumulate, now.device, list[Tensor](), list[Tensor]()
-        for number in range(now.step * count, (now.step + 1) * count):
-            batches = [loop.data.train_batch(number) for loop in self.places]
-            whole = Batch(*(torch.stack(each) for each in zip(*batches, strict=True) if each[0] is not None))
-            batch = to_device(whole, device)
-            seed_generators(device, stable_seed("dropout", number, *self.seeds))
-            # torch has no batched form of the other kernels for attention, or on a GPU none of their backward pass
-            with sdpa_kernel(SDPBackend.MATH), now.precision.autocast():
-                losses.append(self.losses(self.weights, self.others, batch.arguments, batch.targets) / count)
-            found = torch.autograd.grad(losses[-1].sum(), [*self.weights.values()])
-            sums = [*torch._foreach_add(sums, found)] if sums else [*found]
-        rows = iter([each.reshape(len(self.seeds), -1) for each in sums])
-        for flat, sizes in zip(self.flats, self.sizes, strict=True):
-            flat.grad = torch.cat([next(rows) for _ in sizes], dim=1)
-        for _, loop in self.live:
-            loop.units = count * batches[0].predictions
-        return torch.stack([each.detach() for each in losses]).sum(dim=0)
+    def make_guard(self) -> None:
+        """Let no guard look at all seeds together: each has its own end."""
 
-    def loss(self, weights: Any, others: Any, arguments: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    def share(self, batch_number: int) -> Share:
+        """Return the batches of all seeds as one on the device; they have one shape and as many predictions."""
+        batches = [loop.data.train_batch(batch_number) for loop in self.places]
+        fields = zip(*batches, strict=True)
+        whole = Batch(*(torch.stack(tensors) for tensors in fields if tensors[0] is not None))
+        ready = to_device(whole, self.device)
+        seed_generators(self.device, stable_seed("dropout", batch_number, *self.seeds))
+        predictions = batches[0].predictions
+        return Share(ready, predictions, predictions)
+
+    def loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Return the loss of each seed on its batch."""
+        # torch has no batched form of the other kernels for attention, or on a GPU none of their backward pass
+        with sdpa_kernel(SDPBackend.MATH):
+            return self.losses(self.weights, self.others, batch.arguments, batch.targets)
+
+    def loss_of_seed(self, weights: Any, others: Any, arguments: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """Return the loss of one seed on its batch."""
-        return self.first.data.task.loss(functional_call(self.first.model, (weights, others), arguments), targets)
+        return self.data.task.loss(functional_call(self.model, (weights, others), arguments), targets)
 
-    def clip(self) -> Tensor:
-        """Clip the gradients of each seed by their own norm, and return the norms."""
-        found = [flat.grad for flat in self.flats if flat.grad is not None]
-        norms = vector_norm(torch.stack([vector_norm(each, dim=1) for each in found]), dim=0)
-        if most := self.first.trainer.grad_clip:
-            for each in found:
-                each.mul_((most / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of each seed to those of the optimizer's weights."""
+        weights = list(self.weights.values())
+        gradients = torch.autograd.grad(loss.sum(), weights)
+        rows = iter([gradient.reshape(len(self.seeds), -1) for gradient in gradients])
+        for flat, sizes in zip(self.flats, self.sizes, strict=True):
+            own = torch.cat([next(rows) for _ in sizes], dim=1)
+            flat.grad = own if flat.grad is None else flat.grad + own
+
+    def total_norm(self) -> Tensor:
+        """Return the norm of the gradients of each seed."""
+        found = [vector_norm(gradient, dim=1) for gradient in self.flat_gradients()]
+        norms: Tensor = vector_norm(torch.stack(found), dim=0)
         return norms
 
+    def clip(self) -> None:
+        """Clip the gradients of each seed by their own norm."""
+        if not self.grad_clip:
+            return
+        scales = (self.grad_clip / (self.grad_norm + 1e-6)).clamp(max=1.0).unsqueeze(1)
+        for gradient in self.flat_gradients():
+            gradient.mul_(scales)
 
-def trained(loop: Loop, number: int) -> list[Tensor]:
+    def flat_gradients(self) -> list[Tensor]:
+        """Return the gradients of the optimizer's weights, (seeds, numbers) each."""
+        return [flat.grad for flat in self.flats if flat.grad is not None]
+
+
+def weights_of_group(loop: Loop, number: int) -> list[Tensor]:
     """Return the weights in a group of a loop's optimizer."""
     group: list[Tensor] = loop.optimizer.param_groups[number]["params"]
     return group
 
 
-def tensors(loop: Loop) -> dict[str, Tensor]:
+def tensors_of(loop: Loop) -> dict[str, Tensor]:
     """Return the parameters and buffers of a loop's model."""
-    return dict([*loop.model.named_parameters(), *loop.model.named_buffers()])
+    tensors: dict[str, Tensor] = dict(loop.model.named_parameters())
+    tensors.update(loop.model.named_buffers())
+    return tensors
 
 
-def stacked(rows: Iterable[Iterable[Tensor]]) -> Tensor:
+def stack_rows(rows: Iterable[Iterable[Tensor]]) -> Tensor:
     """Return the numbers of some tensors of each seed, as `(seeds, numbers)`."""
-    return torch.stack([torch.cat([each.detach().flatten() for each in row]) for row in rows])
+    stacked = list[Tensor]()
+    for row in rows:
+        stacked.append(torch.cat([tensor.detach().flatten() for tensor in row]))
+    return torch.stack(stacked)
 
 
 def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
@@ -209,19 +280,23 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
         UsageError: it does not treat weights one by one, so that seeds would meet in it.
     """
     random = torch.Generator().manual_seed(0)
-    start, *gradients = (torch.randn(2, 4, 3, generator=random).to(device) for _ in range(4))
-    together, apart = 1e-3 * start.flatten(1), [*(1e-3 * start)]
-    optimizers = [make([{"params": each}]) for each in ([together], apart)]
+    start, *gradients = [torch.randn(2, 4, 3, generator=random).to(device) for _ in range(4)]
+    start = 1e-3 * start
+    together = start.flatten(1).clone()  # as in a stack: a row for each of two seeds
+    apart = [*start.clone()]
+    stacked_optimizer = make([{"params": [together]}])
+    plain_optimizer = make([{"params": apart}])
     for gradient in gradients:
         gradient[1] *= 10
         together.grad = gradient.flatten(1)
-        for own, each in zip(apart, gradient, strict=True):
-            own.grad = each.clone()
-        for optimizer in optimizers:
-            plain_step(optimizer)
-    steps = together.view_as(start) - 1e-3 * start
-    if (together.view_as(start) - torch.stack(apart)).abs().max() > ALIKE * steps.abs().max():
-        name = type(optimizers[0]).__name__
+        stacked_optimizer.step()
+        for weight, own in zip(apart, gradient, strict=True):
+            weight.grad = own.clone()
+        plain_optimizer.step()
+    difference = (together.view_as(start) - torch.stack(apart)).abs().max()
+    moved = (together.view_as(start) - start).abs().max()
+    if difference > ALIKE * moved:
+        name = type(stacked_optimizer).__name__
         raise UsageError(f"sweep.stack: {name} does not treat each weight by itself: use another, or sweep.stack=1")
-    state = optimizers[0].state[together]
+    state = stacked_optimizer.state[together]
     return {name for name in state if getattr(state[name], "shape", None) == together.shape}

@@ -91,7 +91,7 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
         forward, evaluation_floor = 0.0, 0.0
         if evaluates:
             forward = floor(evaluated(loop).replayed(5))
-            batches = [sum(len([*each]) for _, _, each in loop.judged(last)) for last in (False, True)]
+            batches = [sum(len([*each]) for _, _, each in loop.evaluations(last)) for last in (False, True)]
             with tempfile.TemporaryDirectory() as folder:
                 seen = estimate(loop, Path(folder))
             found["evaluation"] = seen.evaluations(whole) * seen.evaluation + seen.last_evaluation
@@ -122,7 +122,7 @@ def log(loop: Loop) -> None:
 def evaluated(loop: Loop) -> Any:
     """Return the operators of a validation batch."""
     batch = next(iter(loop.data.eval_batches("val", 1)))
-    return recorded(lambda: loop.tagged("val", loop.model, [batch]))
+    return recorded(lambda: loop.evaluate_split("val", loop.model, [batch]))
 
 
 def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
@@ -242,7 +242,7 @@ def translator(words: Sequence[str], steps: int) -> Iterator[Found]:
 
     def step(number: int) -> int:
         loop.train_step()
-        return loop.units
+        return loop.stepper.predictions
 
     return speed(step, steps)
 

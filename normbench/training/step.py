@@ -1,0 +1,200 @@
+"""One training step, which the loop, stacked seeds, replayed graphs, studies and checks all take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbench.training.devices import seed_generators
+from normbench.training.evaluation import to_device
+from normbench.training.feed import Feed
+from normbench.training.guard import Guard
+from normbench.training.parallel import Group, unshard
+from normbench.training.precision import Precision
+from normbench.training.schedules import Schedule
+from normbench.types import Batch, Data, Model, stable_seed
+
+
+class Share(NamedTuple):
+    """What this process has of a training batch. own: its predictions. predictions: those of the whole batch."""
+
+    batch: Batch
+    own: int
+    predictions: int
+
+
+@dataclass
+class Stepper:
+    """Moves the weights of a model, one optimizer step at a time:
+
+        stepper.set_learning_rates(number)
+        loss = stepper.gradients(stepper.shares(number))  # forward and backward, over `accumulate` batches
+        if stepper.admits(number, loss):                  # both are finite
+            stepper.update()                              # clip, then the optimizer's step
+
+    Everything random in a step is a function of (seed, number), so a checkpoint needs no generator's state, and the
+    same step draws the same batch and dropout masks whatever the norm, the placement or the probes.
+
+    number: of the step, from 0. steps: how many there will be, which the schedule asks for.
+    wrapped: the model, in what shares its gradients with other processes. forward: what computes the logits: that, or
+    the same compiled.
+    grad_norm: of the last gradients, before they were clipped. predictions: those of the last step, of all processes.
+    """
+
+    model: Model
+    data: Data
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    device: torch.device
+    seed: int
+    steps: int
+    accumulate: int
+    grad_clip: float
+    group: Group
+    forward: Callable[..., Tensor] = field(init=False)
+    feed: Feed | None = None
+    predictions: int = 0
+
+    def __post_init__(self) -> None:
+        self.parameters = [*self.model.parameters()]
+        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.grad_norm = torch.zeros((), device=self.device)
+        self.wrapped: nn.Module = self.group.wrap(self.model)
+        self.forward = self.wrapped
+        self.guard = self.make_guard()
+
+    def make_guard(self) -> Guard | None:
+        """Return what looks at losses and gradients."""
+        if self.precision.scales:  # a scaled loss leaves out overflowing steps by itself, until its scale is lost
+            return None
+        fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        latches = fused and self.device.type == "cuda" and not self.group.shards
+        return Guard(self.optimizer, self.device, latches)
+
+    # ---- the step
+
+    def set_learning_rates(self, number: int) -> None:
+        """Set the learning rates of a step."""
+        factor = self.schedule.factor(number, self.steps)
+        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base_lr * factor
+
+    def gradients(self, shares: Iterable[Share]) -> Tensor:
+        """Return the mean loss over a step's batches, with its gradients in the parameters."""
+        loss = self.forward_backward(self.forward, self.precision, shares)
+        self.grad_norm = self.total_norm()
+        return loss
+
+    def admits(self, number: int | Tensor, loss: Tensor) -> bool:
+        """Tell whether the weights may move: see `Guard.admits`."""
+        return self.guard is None or self.guard.admits(number, loss, self.grad_norm)
+
+    def first_bad_step(self) -> int | None:
+        """Return the first step that was admitted and was not finite; waits for the device."""
+        return None if self.guard is None else self.guard.first_bad_step()
+
+    def update(self) -> None:
+        """Move the weights by the clipped gradients, which are gone then."""
+        self.clip()
+        self.precision.step(self.optimizer, self.grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    # ---- its parts
+
+    def forward_backward(self, forward: Callable[..., Tensor], precision: Precision, shares: Iterable[Share]) -> Tensor:
+        """Return the mean loss over a step's batches, whose gradients add up in the parameters.
+
+        Each prediction counts alike, whichever batch or process has it: the batches are expected to have as many as
+        the first one, and if they do not, loss and gradients are scaled at the end.
+        """
+        total = torch.zeros((), device=self.device)
+        expected = 0
+        self.predictions = 0
+        for part, share in enumerate(shares):
+            expected = expected or self.accumulate * share.predictions
+            is_last = part == self.accumulate - 1
+            with nullcontext() if is_last else getattr(forward, "no_sync", nullcontext)():
+                loss = self.loss_part(forward, precision, share, expected)
+                self.backward(precision.scaler.scale(loss))
+            total = total + loss.detach()
+            self.predictions += share.predictions
+        if self.predictions != expected:
+            correction = expected / self.predictions
+            torch._foreach_mul_(self.known_gradients(), correction)
+            total = total * correction
+        precision.scaler.unscale_(self.optimizer)
+        return self.group.add(total) / self.group.size
+
+    def loss_part(self, forward: Callable[..., Tensor], precision: Precision, share: Share, expected: int) -> Tensor:
+        """Return a share's part of a step's mean loss. expected: predictions of the whole step, of all processes."""
+        with precision.autocast():
+            loss = self.loss(forward, share.batch)
+            return loss / (expected / (share.own * self.group.size))
+
+    def loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Return the mean loss over the predictions of a batch."""
+        return self.data.task.loss(forward(*batch.arguments), batch.targets)
+
+    def mean_loss(self, number: int) -> Tensor:
+        """Return the mean loss of a step as a function of the weights, which leaves the gradients as they are."""
+        total = torch.zeros((), device=self.device)
+        expected = 0
+        predictions = 0
+        for share in self.shares(number):
+            expected = expected or self.accumulate * share.predictions
+            total = total + self.loss_part(self.forward, self.precision, share, expected)
+            predictions += share.predictions
+        return total * (expected / predictions)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to those in the parameters."""
+        loss.backward()
+
+    def total_norm(self) -> Tensor:
+        """Return the norm of all gradients together."""
+        norm: Tensor = unshard(nn.utils.get_total_norm(self.known_gradients()))
+        return norm
+
+    def known_gradients(self) -> list[Tensor]:
+        """Return the gradients of all parameters that have one."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def clip(self) -> None:
+        """Scale the gradients down to the norm `grad_clip` where theirs is larger; 0: never."""
+        if not self.grad_clip:
+            return
+        # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
+        if self.device.type != "cpu" or self.grad_clip / (self.grad_norm + 1e-6) < 1:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, self.grad_norm)
+
+    # ---- its batches
+
+    def shares(self, number: int) -> Iterator[Share]:
+        """Yield this process's share of each batch of a step, when it is asked for."""
+        first = number * self.accumulate
+        return map(self.share, range(first, first + self.accumulate))
+
+    def share(self, batch_number: int) -> Share:
+        """Return this process's share of a training batch (from 0) on the device.
+
+        The generators are set to what its dropout draws from.
+        """
+        self.set_generators(batch_number)
+        if self.feed is not None:
+            batch = self.feed.load(batch_number)
+            return Share(batch, batch.predictions, batch.predictions)
+        batch = self.data.train_batch(batch_number)
+        if self.group.rank:  # other rows have other masks
+            self.set_generators(batch_number, self.group.rank)
+        own = self.group.rows(batch)
+        return Share(to_device(own, self.device), own.predictions, batch.predictions)
+
+    def set_generators(self, *words: int) -> None:
+        """Set the generators by a batch's number, and the rank of a process but the first."""
+        seed_generators(self.device, stable_seed(self.seed, "dropout", *words))
