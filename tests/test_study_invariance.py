@@ -10,7 +10,7 @@ from studied import measured, subject, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from normbench.studies.invariance import CHANGES, SIX, C, Invariance, changed, deviation, weight_normed
+from normbench.studies.invariance import CHANGES, SIX, C, Invariance, deviation, measure_responses, weight_normed
 
 # field.md §3: W × c, W + 1·cᵀ, one weight vector × c, data × c, data + c, one sample × c.
 # Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1.
@@ -84,7 +84,9 @@ def test_the_gradient_of_scaled_weights_is_smaller_by_the_factor(rows: pd.DataFr
 def test_a_change_is_told_from_none_by_hand() -> None:
     """norm(Wx) = Wx, of two samples with one feature."""
     w, x = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    found = pd.DataFrame(changed(lambda w, x: x @ w.T, w, x, torch.tensor([0.5]).double(), torch.zeros(2, 1).double()))
+    found = pd.DataFrame(
+        measure_responses(lambda w, x: x @ w.T, w, x, torch.tensor([0.5]).double(), torch.zeros(2, 1).double())
+    )
     output = found[found["of"] == "output"].set_index("change")
     assert output["deviation"].round(9).to_dict() == {
         "as it is": 0.0,

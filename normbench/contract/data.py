@@ -213,6 +213,6 @@ def trains(part: DataPart) -> str:
         words = f"{trials.SEQ2SEQ} model.context={context}"
     else:
         words = f"{trials.TRANSFORMER} model.context={context}"
-    losses = trials.train(trials.composed(words), part.data, steps=4)
+    losses = trials.train(trials.read_words(words), part.data, steps=4)
     network = words.split()[0]
     return f"{network}, loss {losses[0]:.4g} to {losses[-1]:.4g} in 4 steps of {trials.LEARNING_RATE}"

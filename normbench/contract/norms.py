@@ -38,7 +38,7 @@ C = 3.0  # the factor, and a shift
 Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]  # x, W and a vector c to arguments of torch's linear
 
 
-def first_scaled(x: Tensor) -> Tensor:
+def scale_first(x: Tensor) -> Tensor:
     """Return x with its first row times c."""
     return torch.cat((C * x[:1], x[1:]))
 
@@ -47,10 +47,10 @@ def first_scaled(x: Tensor) -> Tensor:
 INVARIANCES: dict[str, Change] = {
     "W × c": lambda x, w, c: (x, C * w),
     "W + 1·cᵀ": lambda x, w, c: (x, w + c),
-    "one weight vector × c": lambda x, w, c: (x, first_scaled(w)),
+    "one weight vector × c": lambda x, w, c: (x, scale_first(w)),
     "data × c": lambda x, w, c: (C * x, w),
     "data + c": lambda x, w, c: (x + c, w),
-    "one sample × c": lambda x, w, c: (first_scaled(x), w),
+    "one sample × c": lambda x, w, c: (scale_first(x), w),
 }
 
 
@@ -128,7 +128,7 @@ def small(part: NormPart, measure: Measure) -> str:
 def large(part: NormPart, measure: Measure, fact: str = "") -> str | Fact:
     """Tell whether the largest of what is measured is more than rounding in float64, as this fact says, if given."""
     largest = max(measure(*case) for case in part.cases())
-    return declared(part, fact, Fact(largest > TOLERANCE, f"deviation {largest:.1e}"))
+    return agree_with_facts(part, fact, Fact(largest > TOLERANCE, f"deviation {largest:.1e}"))
 
 
 def float32_error(norm: nn.Module, x: Tensor) -> float:
@@ -176,7 +176,7 @@ def counts_padding(part: NormPart) -> str | Fact:
     mask = torch.arange(positions) < lengths[:, None]
     norm.register_forward_pre_hook(lambda module, inputs: (*inputs, mask))
     moved = moved_by_others(norm, x, kept=mask)
-    return declared(part, "counts_padding", Fact(moved > TOLERANCE, f"deviation {moved:.1e}"))
+    return agree_with_facts(part, "counts_padding", Fact(moved > TOLERANCE, f"deviation {moved:.1e}"))
 
 
 def is_made(part: NormPart) -> str:
@@ -271,10 +271,10 @@ def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
     norm = part.module("sequence", **settings).double()
     changed = nn.functional.linear(*change(x, w, w[0]))
     moved = difference(run_copy(norm, changed), run(norm, x @ w.T))
-    return declared(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
+    return agree_with_facts(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 
-def declared(part: NormPart, fact: str, found: Fact) -> str | Fact:
+def agree_with_facts(part: NormPart, fact: str, found: Fact) -> str | Fact:
     """What is found is what the norm's facts say, if it has any."""
     said = getattr(part.facts, fact, None)
     if said is None:

@@ -81,7 +81,7 @@ CPU = torch.device("cpu")
 
 
 @cache
-def composed(words: str) -> dict[str, Any]:
+def read_words(words: str) -> dict[str, Any]:
     """Return the configuration of `normbench train` with these words."""
     return read([*words.split(), f"optim.lr={LEARNING_RATE}"]).tree
 
@@ -246,7 +246,7 @@ def copies_agree(part: ModulePart) -> str:
 def trains(part: ModulePart, ground: str) -> str:
     """It trains with each of its partners that goes with it."""
     words, task = GROUNDS[ground]
-    tree = composed(words)
+    tree = read_words(words)
     model = {**tree["model"], "width": part.width}
     own = {**tree, part.section: part.tree[part.section], "model": model}
     return train_with_each(part.partners, own, task)

@@ -91,7 +91,7 @@ def answer_of(
 ) -> Answer:
     """Return what a study has found as values. sentences: what is told, in words."""
     tests = correct(tables, told)
-    differences = [tested(corrected_like(one, tests)) for one in told if isinstance(one, Difference)]
+    differences = [state_difference(corrected_like(one, tests)) for one in told if isinstance(one, Difference)]
     return Answer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured_in(tables, tests)))
 
 
@@ -106,7 +106,7 @@ def measured_in(tables: Sequence[Table | Findings], tests: Mapping[Hashable, Dif
                 mean, interval = in_unit(*finding.summary, finding.ratio)
                 difference = None
                 if cell.difference is not None:
-                    difference = tested(corrected_like(cell.difference, tests))
+                    difference = state_difference(corrected_like(cell.difference, tests))
                 yield Measured(
                     table=table.key,
                     arm=label_of(line.arm),
@@ -123,7 +123,7 @@ def measured_in(tables: Sequence[Table | Findings], tests: Mapping[Hashable, Dif
                 )
 
 
-def tested(one: Difference) -> Tested:
+def state_difference(one: Difference) -> Tested:
     """Return what is said of a difference."""
     mean, interval = in_unit(one.mean, one.interval, one.ratio)
     return Tested(

@@ -335,7 +335,7 @@ def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Ta
     for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
         key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
         title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
-        by = [*varied(rows), "implementation", "code", "passes", "cache"]
+        by = [*varied_settings(rows), "implementation", "code", "passes", "cache"]
         found.append(medians_table(key, title, own, by, COSTS))
     asked = asked_for(norms, sizes)
     for part, end in ((norms[asked], suffix), (norms[~asked], f"-beyond{suffix}")):
@@ -345,7 +345,7 @@ def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Ta
     if len(training):
         known = [name for name in OF_STEP if name in training]  # an earlier study has counted no operators
         title = f"Norms in a training step{at}"
-        found.append(medians_table(f"steps{suffix}", title, training, [*varied(rows), "code"], known))
+        found.append(medians_table(f"steps{suffix}", title, training, [*varied_settings(rows), "code"], known))
     failed = rows[rows["time_us"].isna()]
     if len(failed):
         cells = failed[["dtype", "code"]].to_dict("records")
@@ -391,7 +391,7 @@ def key_word(name: str) -> str:
     return re.sub(r"\W+", "-", name).strip("-").lower()
 
 
-def varied(rows: pd.DataFrame) -> list[str]:
+def varied_settings(rows: pd.DataFrame) -> list[str]:
     """Return the settings that tell arms apart, the norm always."""
     return [key for key in keys_of(rows) if key == "norm" or rows[key].nunique(dropna=False) > 1]
 
@@ -426,7 +426,7 @@ def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -
     rows = largest(rows)
     rows = rows[rows["cache"] == "warm"]
     title = f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
-    arms = varied(rows)
+    arms = varied_settings(rows)
     rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs[f"arm{OTHER}"]]

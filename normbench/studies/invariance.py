@@ -180,11 +180,11 @@ def measure_changes(
     w = w / len(w) ** 0.5
     layer = with_norm(subject, x, channel_dim, without_eps(subject))
     own = {"over": subject.facts.statistics_over}
-    for row in changed(layer, w, x, c, target):
+    for row in measure_responses(layer, w, x, c, target):
         yield {**row, **own}
     if torch.equal(layer(w, x), x @ w.T):
         weightnorm = {"norm": "weightnorm", "over": "a weight vector"}
-        for row in changed(weight_normed(w), w, x, c, target):
+        for row in measure_responses(weight_normed(w), w, x, c, target):
             yield {**row, **weightnorm}
 
 
@@ -201,7 +201,7 @@ def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Ite
         yield {"scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
 
 
-def changed(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs) -> Iterator[Row]:
+def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs) -> Iterator[Row]:
     """Yield what each change does to the output, and to the gradient of a loss by the weights before the change.
 
     Where a change leaves the output as it is, whatever the weights, it leaves that gradient too.

@@ -170,7 +170,7 @@ def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
 
 @contextmanager
 def noisy(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
-    """Put noise behind norms, if it is wanted, and take it away at the end."""
+    """Add noise to what norms put out, if it is wanted, and take it away at the end."""
     handles = [norm.register_forward_hook(noise) for norm in norms.values()] if wanted else []
     try:
         yield
