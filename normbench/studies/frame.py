@@ -189,7 +189,9 @@ class Study(ABC):
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
         found = list[Told]()
         for metric in self.measured_in(rows):
-            found += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
+            words = self.columns[metric].words
+            what = f"{words[0].upper()}{words[1:]}, mean over all places"
+            found += self.compare_or_tell(rows, metric, what)
         return found
 
     def tables(self, rows: pd.DataFrame) -> Sequence[Table | Findings]:
