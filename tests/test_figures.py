@@ -86,7 +86,7 @@ def test_all_words_of_all_figures_have_one_size(figures: dict[str, Figure]) -> N
 
 def test_files_have_the_width_of_a_column(figures: dict[str, Figure]) -> None:
     for name in WRITTEN:
-        files = figures[name].files(png=True)
+        files = figures[name].files()
         assert list(files) == [f"{name}.{suffix}" for suffix in ("svg", "csv", "pdf", "png")]
         with Image.open(io.BytesIO(files[f"{name}.png"])) as image:
             assert image.width == 1050 and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)

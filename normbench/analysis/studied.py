@@ -61,7 +61,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     before = files_before(folder)
     written = set[str]()
     for figure in figures:
-        for name, content in figure.files(png=True).items():
+        for name, content in figure.files().items():
             write_bytes(drawings / name, content)
             written.add(f"figures/{name}")
     write_json(folder / FOUND, {**about, "tables": [*map(as_json, tables)], "figures": [*map(words_of, figures)]})
@@ -133,7 +133,6 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
         "svg": for_page(drawing, f"{study}--drawing--{words['name']}-"),
         "place": place,
         "wide": words.get("wide", False),
-        "png": True,
         "group": Group(**group) if group else None,
     }
 
