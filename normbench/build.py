@@ -405,7 +405,7 @@ def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
         raise RunFailure(f"a logger cannot start ({explain(error)}): see its settings, or leave it out") from error
 
 
-# ---- one pass before anything is written, so that what does not fit leaves no run directory behind
+# ---- one pass before anything is written, so that what does not fit leaves no run directory
 
 
 def rehearse(

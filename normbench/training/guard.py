@@ -85,7 +85,7 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | N
         if isinstance(output, Tensor) and not output.isfinite().all():
             bad.append(module)
 
-    # buffers are put back behind the backward pass, which torch's batch_norm lets use the running statistics
+    # buffers are put back after the backward pass, where torch's batch_norm uses the running statistics
     with ExitStack() as stack, keep_buffers(model):
         stack.callback(model.zero_grad, set_to_none=True)
         for module in names:
