@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_questions(questions)
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "drawn", lambda self, suffix, **how: b"")
+        patch.setattr(Figure, "render", lambda self, suffix, **how: b"")
         patch.setattr("normbench.studies.conduct.TensorBoard.images", lambda self, images: None)
         patch.setattr("normbench.studies.bench.last_level_cache", lambda device: 2**16)
         patch.chdir(place)
