@@ -588,7 +588,7 @@ CHECKS = {
     "stack": Check("seeds of a model with attention train as one model", 30, stacked),
     "second": Check("a second GPU has its own time and random numbers", 30, second_gpu),
     "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, both_gpus),
-    "memory": Check("an error of a full GPU is told as that", 40, memory),
+    "memory": Check("where a GPU's memory is full, the message says so", 40, memory),
     "kernels": Check("what computes a norm agrees with its formula in float64", 90, kernels),
     "launches": Check("a step keeps its budget of operators, and starts about as many kernels", 60, launches),
     "probes": Check("light probes take at most 5 % of the training time", 40, probing),
