@@ -118,6 +118,7 @@ def coloured(element: Any) -> int:
 # ---- what is seen
 
 
+@pytest.mark.slow
 def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: dict[str, Path]) -> None:
     page.open(start_page(page.address))
     page.shows(*runs, "loss/val", "loss/train")
@@ -129,6 +130,7 @@ def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: dict[str,
     assert first == again != other == other_again  # the seeds of an arm share a color
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tab", "words", "count", "selector"),
     [
@@ -146,6 +148,7 @@ def test_a_tab_shows_each_run(
     page.has(count, selector)
 
 
+@pytest.mark.slow
 def test_hparams_shows_a_row_of_each_run(page: Page, runs: dict[str, Path]) -> None:
     page.open(f"{page.address}#hparams")
     page.shows(*runs, "layernorm", "rmsnorm", "placement", "loss/val")

@@ -69,6 +69,7 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OURS)
 def test_our_parts_keep_the_contract(words: str) -> None:
     rows = quick_rows(find_part(words.split())[1])
@@ -138,6 +139,7 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "name"), [(section, name) for section in BROKEN for name in BROKEN[section]])
 def test_a_broken_part_fails_where_it_is_broken(section: str, name: str) -> None:
     rows, expected = rows_of(section, name), BROKEN[section][name]

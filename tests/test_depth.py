@@ -46,6 +46,7 @@ def step(model: Model, norms: dict[str, nn.Module], task: Task) -> list[tuple[st
     return [("loss", loss), ("random", torch.rand(3)), *gradients, *model.state_dict().items(), *seen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_computed_again_has_the_same_bits(kind: str) -> None:
     name, task, settings, norm = KINDS[kind]

@@ -46,6 +46,7 @@ def test_a_study_in_which_nothing_differs_claims_something_in_one_of_twenty(
     assert claimed <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("shares", [(0.4, 0.0), (0.4, 0.4), (0.4, 0.2)])
 def test_lost_runs_make_no_arm_better(n: int, shares: tuple[float, float], tell: Callable[[str], None]) -> None:

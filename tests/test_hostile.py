@@ -124,6 +124,7 @@ def hostile(known: dict[str, Any], section: str, call: dict[str, Any]) -> Iterat
         yield {**known, section: {**known[section], **values}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_run_of_somebody_else_runs_no_code(runs: dict[str, Path], mark: Path, name: str) -> None:
     run = Path(shutil.copytree(runs["text"], "run"))

@@ -92,6 +92,7 @@ def hostile_report(folder: Path, address: str) -> Path:
     return folder / "report/report.html"
 
 
+@pytest.mark.slow
 def test_a_page_of_hostile_runs_and_studies_does_nothing(
     browser: Any, tmp_path: Path, here: tuple[str, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:

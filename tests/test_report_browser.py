@@ -48,6 +48,7 @@ def ask(browser: Any, question: str) -> Any:
     return browser.execute_script(f"{PAGE}\nreturn {question}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", ["desk", "phone"])
 def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, scheme: str) -> None:
@@ -65,6 +66,7 @@ def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, 
     assert ask(browser, "(document.querySelectorAll('details').forEach(one => one.open = true), outside())") == []
 
 
+@pytest.mark.slow
 def test_arms_are_switched_and_tables_sorted(browser: Any, report: Path) -> None:
     opened(browser, report, "desk")
     parts = "[...document.querySelectorAll('[data-arm]')]"
@@ -84,6 +86,7 @@ def test_arms_are_switched_and_tables_sorted(browser: Any, report: Path) -> None
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_it_prints(browser: Any, report: Path) -> None:
     opened(browser, report, "paper", media="print")
     assert ask(browser, "cut()") == 0

@@ -114,6 +114,7 @@ def in_float64(made: Sequence[Session]) -> None:
             session.loop.average.model.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_stack_is_as_many_single_runs(case: str) -> None:
     alone, together = sessions_of(*CASES[case]), sessions_of(*CASES[case])
@@ -214,6 +215,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sweep_makes_its_runs_in_stacks_and_finds_them_done(server: Server, whole: Path) -> None:
     runs = run_directories(whole)
     assert len(runs) == 6

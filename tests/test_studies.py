@@ -511,6 +511,7 @@ def test_a_study_says_what_it_asks_and_has_a_page(name: str, capsys: pytest.Capt
     assert all(f" {column} " in page for column in kind.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", [path.stem for path in sorted(REPOSITORY.glob("docs/studies/*.md"))])
 def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:

@@ -163,6 +163,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pd.DataFrame]:
         yield pd.read_csv(folder / "rows.csv")
 
 
+@pytest.mark.slow
 def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
     alone = made[made["passes"].isin([FORWARD, BOTH])]
     sizes = alone.groupby(["norm", "implementation", "rows", "passes", "cache"]).size()

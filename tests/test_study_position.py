@@ -44,6 +44,7 @@ def test_means_and_deviations_are_those_of_each_position() -> None:
     assert rows[rows["site"] == "final"]["block"].eq(2).all()
 
 
+@pytest.mark.slow
 def test_blocks_have_their_own_number_from_a_hundred_on() -> None:
     rows = measured(Position(batches=1), subject("model.depth=102", "model.width=4", "model.heads=1", *SMALL[3:]))
     assert rows["block"].max() == 102  # that of the norm behind the last one

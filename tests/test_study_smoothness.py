@@ -224,6 +224,7 @@ def test_steps_train_as_a_run_does(accumulate: int, tmp_path: Path, monkeypatch:
         assert value.equal(trained[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [False, True])
 def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
     words = ["norm=batchnorm", f"trainer.accumulate={1 + noise}"]

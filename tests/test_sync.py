@@ -75,6 +75,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_are_one_at_the_whole_batch(processes: list[dict[str, Any]], name: str) -> None:
     settings, lengths, _ = CASES[name]
