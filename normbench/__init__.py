@@ -120,19 +120,24 @@ def answer(
         task: which runs, where those below the folder have several kinds of task.
 
     Raises:
-        UsageError: a ValueError: no folder, no run in it that has ended, several tasks, or no such arm or metric.
+        UsageError: a ValueError: no folder, no run in it that has ended, several tasks, no such arm or metric, or
+            a margin below 0.
     """
     from pathlib import Path
 
     from normbench.analysis.examine import examine_all
-    from normbench.commands.report import missing_below
     from normbench.errors import UsageError
+    from normbench.sweep.folder import missing_below
 
+    if margin is not None and not margin >= 0:  # which NaN is not either
+        raise UsageError(f"margin={margin} is not the size of a difference: give 0 or more")
     folders = [Path(folder)]
     how = {"metric": metric, "margin": margin, "target": target, "missing": missing_below(folders)}
     found = {one.study.task: one.answer for one in examine_all(folders, baseline, **how)}
     if task is None and len(found) == 1:
         return next(iter(found.values()))
+    if task is None:
+        raise UsageError(f"the runs below {folder} are of several tasks: give one of {', '.join(found)} as task=")
     if task not in found:
-        raise UsageError(f"task={task} is not one task of the runs below {folder}: give one of {', '.join(found)}")
+        raise UsageError(f"task={task} is not a task of the runs below {folder}: give one of {', '.join(found)}")
     return found[task]

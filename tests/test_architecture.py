@@ -44,7 +44,7 @@ PARTS: dict[str, set[str]] = {
     "commands": {"analysis", "build", "config", "contract", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
-    "__init__": {"analysis", "commands", "runs"},
+    "__init__": {"analysis", "runs", "sweep"},
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.

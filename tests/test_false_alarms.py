@@ -86,7 +86,7 @@ def test_an_arm_with_more_rates_to_choose_from_is_not_better_for_it(
 
 
 def test_looking_again_and_again_raises_false_alarms_and_the_planned_rule_does_not(tell: Callable[[str], None]) -> None:
-    """As causes.jinja has it: two seeds at a time from 3 to 15, and p below 0.05 / K at each of K looks."""
+    """As `sentences.LOOKS` says: two seeds at a time from 3 to 15, and p below 0.05 / K at each of K looks."""
     looks = range(3, 16, 2)
     values = np.random.default_rng(0).normal(size=(20_000, 15))
     smallest = np.min([stats.ttest_1samp(values[:, :n], 0, axis=1).pvalue for n in looks], axis=0)

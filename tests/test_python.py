@@ -218,4 +218,12 @@ def test_an_answer_is_of_one_task(tmp_path: Path) -> None:
     make_study(tmp_path / "more", {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.2]}, accuracy=0.9)
     with pytest.raises(UsageError, match="give one of image_classification, language_model"):
         normbench.answer(tmp_path)
+    with pytest.raises(UsageError, match="task=translation is not a task"):
+        normbench.answer(tmp_path, task="translation")
     assert normbench.answer(tmp_path, task="language_model").question.task == "language_model"
+
+
+@pytest.mark.parametrize("margin", [-0.01, math.nan])
+def test_an_answer_refuses_a_margin_that_is_not_a_size(tmp_path: Path, margin: float) -> None:
+    with pytest.raises(UsageError, match="margin="):
+        normbench.answer(tmp_path, margin=margin)

@@ -55,8 +55,8 @@ class Examined:
     """A study and what is found of it.
 
     baseline: the settings in which the partner of an arm differs from it, without runs. arms: those that are compared;
-    chosen: whether each is at the best of several learning rates. judgement: the tests in the primary metric. others:
-    comparisons in each other metric. blocks: of `activations_frame`, over all arms of the study.
+    chosen: whether each is at the best of several learning rates. judgement: the tests in the primary metric. blocks:
+    of `activations_frame`, over all arms of the study.
     """
 
     study: Study
@@ -65,7 +65,6 @@ class Examined:
     chosen: bool
     by: Yardstick
     judgement: Judgement
-    others: tuple[tuple[Comparison, ...], ...]
     blocks: pd.DataFrame
     findings: tuple[Finding, ...]
     answer: Answer
@@ -133,7 +132,7 @@ def examine(
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
     )
-    return Examined(study, Arm(baseline), arms, chosen, by, judgement, others, blocks, caveats, answer)
+    return Examined(study, Arm(baseline), arms, chosen, by, judgement, blocks, caveats, answer)
 
 
 # ---- the question

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from normbench.analysis.records import LEARNING_RATE, Run, Study, shortened
 from normbench.analysis.wording import count, one_line, plain
@@ -189,7 +190,14 @@ def bleu(run: Run) -> str:
 
 def code(run: Run) -> str:
     """Write the commit that a run was made with, and whether something was changed in it."""
-    commit = run.session.get("commit") or ""
+    return short_commit(run.session)
+
+
+def short_commit(session: Mapping[str, Any]) -> str:
+    """Write the beginning of the commit of a session; nothing where there is none."""
+    commit = session.get("commit")
+    if not commit or not isinstance(commit, str):
+        return ""
     return commit[:SHOWN_OF_A_HASH] + ("+changes" if "+" in commit else "")
 
 

@@ -9,10 +9,11 @@ from statistics import median
 from typing import Any
 
 from normbench.analysis.answers import CaveatKind
-from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without
+from normbench.analysis.comparisons import LOST, Comparison, rate_families, settled_seeds, without
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, candidates, shortened
+from normbench.analysis.statistics import FEWEST_RANKS
 from normbench.analysis.wording import chance, fixed, in_words
 from normbench.config.sections import GROUPS
 
@@ -25,8 +26,6 @@ FEWEST_STEPS = 10  # steps that a median must be of at least
 LAUNCH_BOUND = 0.9
 MOST_TOLD = 6  # arms
 FEW_EXAMPLES = 5000  # below, an accuracy is that of these examples more than of the data behind them
-FEWEST_RANKED = 6  # seeds with which the test of signed ranks can give less than 0.05
-LOST = ("diverged", "failed", "out_of_memory")  # how a run ends without a result
 
 # Settings of which another check speaks, or that change no result.
 SAID_ELSEWHERE = (
@@ -361,8 +360,8 @@ def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
             "t test and its interval may be wrong; the test of signed ranks gives p "
             f"{p if p.startswith('<') else f'= {p}'}"
         )
-        if len(one.ranked) < FEWEST_RANKED:
-            text += f", and cannot give less than 0.05 with fewer than {FEWEST_RANKED} seeds"
+        if len(one.ranked) < FEWEST_RANKS:
+            text += f", and cannot give less than 0.05 with fewer than {FEWEST_RANKS} seeds"
         yield Finding(CaveatKind.SKEWED, text)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normbench.analysis.answers import CaveatKind
+from normbench.analysis.facts import SHOWN_OF_A_HASH, short_commit
 from normbench.analysis.records import Arm, Run
 
 
@@ -101,16 +102,12 @@ def epochs(record: Record) -> float:
 def fingerprint(record: Record) -> str | None:
     """Return the beginning of the data's fingerprint."""
     found = entry(record.session, "data", "fingerprint")
-    return found[:8] if isinstance(found, str) else None
+    return found[:SHOWN_OF_A_HASH] if isinstance(found, str) else None
 
 
 def commit(record: Record) -> str | None:
     """Return the beginning of the commit, and whether there were changes to it."""
-    found = record.session.get("commit")
-    if not found or not isinstance(found, str):
-        return None
-    changes = "+changes" if "+" in found else ""
-    return found[:8] + changes
+    return short_commit(record.session) or None
 
 
 def implementation(record: Record) -> Any:

@@ -32,7 +32,7 @@ from normbench.analysis.answers import (
 from normbench.analysis.comparisons import ENOUGH
 from normbench.analysis.facts import sizes
 from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, name_arm, shortened
-from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
+from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, Interval, detectable_difference
 from normbench.analysis.wording import (
     bound,
     chance,
@@ -50,7 +50,6 @@ from normbench.record.directory import ENDED
 MOST = 8  # sentences of an answer; the tables have the others
 FEW = 3  # comparisons in which nothing was found have a sentence each
 FEW_STUCK = 2  # arms that did not train have a sentence each
-FEWEST_RANKS = 6  # with which the test of signed ranks can give a p below 0.05
 FEW_STEPS = 2  # effects in which nothing was found have a sentence each
 MOST_CAUSES = 3  # of differences
 MOST_VALUES = 4  # of a setting

@@ -25,6 +25,7 @@ ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interv
 POWER = 0.8  # share of studies that find a difference that is there
 MOST_SEEDS = 1_000_000  # beyond it nobody plans
 FEWEST_WITHOUT_ONE = 3  # values that are left where one is left out
+FEWEST_RANKS = 6  # values with which the test of signed ranks can give a p below 0.05
 SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 

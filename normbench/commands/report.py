@@ -49,6 +49,7 @@ def report(
     stderr = Console(stderr=True, quiet=quiet)
     with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
         from normbench.analysis.report import make_reports, save_all
+        from normbench.sweep.folder import missing_below
 
         made = make_reports(folders, missing=missing_below(folders), **how)
         if arms:
@@ -83,19 +84,6 @@ def inches_of(width: str) -> float:
     if not 3 <= inches <= 20:
         raise UsageError(f"--width {width} is not a width: give column (3.5 inches), page (7), or 3 to 20 inches")
     return inches
-
-
-def missing_below(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
-    from normbench.sweep.folder import SweepFolder
-
-    places = set(folders)
-    for folder in folders:
-        places.update(path.parent for path in folder.glob("*/.sweep"))
-    missing: dict[str, str] = {}
-    for place in sorted(places):
-        missing |= SweepFolder(place).missing()
-    return missing
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:

@@ -93,9 +93,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     states: set[str] = {one.state for one in standings}
     if not all(note["runs"] for note in notes):
         states.add("waiting")
-    if (
-        sweep.is_worked_on()
-    ):  # though it has no run now: it is about to start one, or those that choose rates come first
+    if sweep.is_worked_on():  # also between two runs, and while runs that choose learning rates come first
         states.add("running")
     state = "finished"
     for worse in ("failed", "waiting", "running"):

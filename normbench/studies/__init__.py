@@ -1,4 +1,4 @@
-"""Studies: experiments around or on a run, each a class in a file of its own and a YAML; `sample` is none."""
+"""Studies: experiments around or on a run, each a class in a file of its own and a YAML; `sample` is not a study."""
 
 from normbench.config.groups import options
 

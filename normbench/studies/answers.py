@@ -110,8 +110,8 @@ def measured_in(tables: Sequence[Table | Findings], tests: Mapping[Hashable, Dif
                 yield Measured(
                     table=table.key,
                     arm=label_of(line.arm),
-                    settings={key: plain(value) for key, value in line.arm.settings.items()},
-                    at={name: plain(value) for name, value in zip(table.by, line.place, strict=True)},
+                    settings={key: to_python(value) for key, value in line.arm.settings.items()},
+                    at={name: to_python(value) for name, value in zip(table.by, line.place, strict=True)},
                     metric=metric,
                     unit=table.columns[metric].unit,
                     ratio=finding.ratio,
@@ -150,6 +150,6 @@ def values_in_unit(values: tuple[float, ...], ratio: bool) -> tuple[float, ...]:
     return tuple(power(value) for value in values) if ratio else values
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return a coordinate as Python's own number or word."""
     return value.item() if isinstance(value, np.generic) else value

@@ -168,6 +168,17 @@ class SweepFolder:
         return Standing(entry, "failed" if cause else "waiting", step, cause=cause)
 
 
+def missing_below(folders: Sequence[Path]) -> dict[str, str]:
+    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
+    places = set(folders)
+    for folder in folders:
+        places.update(path.parent for path in folder.glob("*/.sweep"))
+    missing: dict[str, str] = {}
+    for place in sorted(places):
+        missing |= SweepFolder(place).missing()
+    return missing
+
+
 def arm_name(arm: Mapping[str, str]) -> str:
     """Return the name of an arm, such as `rmsnorm · pre · optim.lr=0.001`; options and classes stand without a key."""
     words = []
