@@ -60,7 +60,7 @@ class Subject:
 
     @cached_property
     def data(self) -> Data:
-        """The data."""
+        """Return the data, which are read once."""
         return self.load()
 
     @property

@@ -62,17 +62,17 @@ class Sweep:
 
     @property
     def folder(self) -> SweepFolder:
-        """The folder of the runs that are reported."""
+        """Return the folder of the runs that are reported."""
         return SweepFolder(self.plan.folder)
 
     @property
     def command(self) -> str:
-        """The command that goes on with it."""
+        """Return the command that goes on with it."""
         return self.folder.command(self.words)
 
     @property
     def asked(self) -> list[str]:
-        """The names of the runs that the words ask for; where rates are to be chosen they say from which."""
+        """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         if not self.settings.lr:
             return [run.run for run in self.plan.runs]
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})

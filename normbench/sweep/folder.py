@@ -85,7 +85,7 @@ class SweepFolder:
 
     @property
     def foreign(self) -> list[str]:
-        """The words of its sweeps that may run somebody else's code, or reach another machine."""
+        """Return the words of its sweeps that may run somebody else's code, or reach another machine."""
         found: list[str] = []
         for note in self.read_notes():
             found += filter(needs_trust, note["words"])
