@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normbench.analysis.answers import EffectKind
 from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
@@ -29,14 +30,13 @@ Effects = Mapping[int, float]  # by seed
 class Contrast(Compared):
     """The effect of a factor on an arm less that on its baseline, in each seed that has all it takes.
 
-    kind: of effect, `change`, `slope`, `largest` (logarithm to base 2 of the largest that trains), `area` (percent) or
-    `sensitivity`. levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the
-    arm and on the baseline.
+    levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
+    baseline.
     """
 
     own: tuple[float, ...] = ()
     other: tuple[float, ...] = ()
-    kind: str = ""
+    kind: EffectKind = EffectKind.CHANGE
     factor: str = ""
     levels: Sequence[Any] = ()
 
@@ -130,7 +130,7 @@ class Crossing:
         return sum(self.cells[place, key] * weight for key, weight in weights.items())
 
 
-def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
+def effects(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int, float]]]:
     """Return a factor's effects as weights of its levels, which have their places as keys.
 
     That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
@@ -140,11 +140,11 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
     if are_numbers(values) and min(values) > 0:
         x = np.log2(values)
         x -= x.mean()
-        return [("slope", dict(zip(levels, x / (x @ x), strict=True)))]
+        return [(EffectKind.SLOPE, dict(zip(levels, x / (x @ x), strict=True)))]
     if not levels:
         return []
     first = min(levels)
-    return [("change", {first: -1.0, key: 1.0}) for key in levels if key != first]
+    return [(EffectKind.CHANGE, {first: -1.0, key: 1.0}) for key in levels if key != first]
 
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
@@ -200,9 +200,9 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
         levels = [*one.by_level]
         is_partner = other.arm.settings == {**one.arm.settings, **baseline}
         if is_partner and [*other.by_level] == levels:
-            sides = {"largest": (one.largest, other.largest)}
+            sides = {EffectKind.LARGEST: (one.largest, other.largest)}
             if key == LEARNING_RATE:
-                sides["sensitivity"] = (one.sensitivity, other.sensitivity)
+                sides[EffectKind.SENSITIVITY] = (one.sensitivity, other.sensitivity)
             for kind, (own, others) in sides.items():
                 about: dict[str, Any] = {"kind": kind, "factor": key, "levels": levels}
                 found.append(contrast(own, others, one.arm, other.arm, loss_on("val"), **about))
@@ -215,6 +215,6 @@ def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
     for one, other in permutations(mapped, 2):
         is_partner = other.arm.settings == {**one.arm.settings, **baseline}
         if is_partner and one.keys == other.keys:
-            about: dict[str, Any] = {"kind": "area", "factor": one.words, "levels": one.levels[1]}
+            about: dict[str, Any] = {"kind": EffectKind.AREA, "factor": one.words, "levels": one.levels[1]}
             found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
     return found
