@@ -22,7 +22,7 @@ from normbench.config.signatures import import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
 from normbench.models import initialize
 from normbench.models.stacks import segment_length
-from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
+from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.loggers import Logger
 from normbench.settings import Tree, show
 from normbench.training.devices import keep_generators
@@ -167,7 +167,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     where = f"{section}._target_={path}"
 
     if section == "norm" and not takes_place(found):
-        make = partial(fitted, make)
+        make = partial(make_fitted, make)
 
     @wraps(found, assigned=())
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ def facts_of(tree: Tree, section: str) -> NormFacts:
     width = tree["model"].get("width")
     if not takes_place(found) and isinstance(width, int):
         with seeded("facts"), suppress(Exception):  # what makes it fail is said when the model is built
-            return measured(factory(tree, section)(width), width)
+            return measure_facts(factory(tree, section)(width), width)
     return NormFacts(statistics_over="unknown", centers=False)
 
 
@@ -307,7 +307,7 @@ class NormsBySite:
         if stands_at.name in self.made:
             where = f"two norms stand at {stands_at.name}"
             raise ContractError(f"{where}: give each norm its slot, as in site.at('mlp', 'out')")
-        kept: Any = taking_mask(norm)
+        kept: Any = accept_mask(norm)
         kept.stands_at = stands_at
         if not hasattr(kept, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
             kept.channel_dim = channel_dim

@@ -52,7 +52,7 @@ class Site:
     length: int | None = None
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
-        """Return the same block with another role, or its own, and this slot."""
+        """Return a place in the same block, with this slot. role: by default its own."""
         if role is None:
             role = self.role
         return replace(self, role=role, slot=slot)
@@ -105,7 +105,7 @@ class Norm(nn.Module):
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
-    recorded: attributes that `settings` tells of. used_in: networks that are known for it.
+    recorded: attributes that `settings` returns. used_in: networks that are known for it.
     stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
@@ -212,7 +212,7 @@ class InnerAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a model, as whoever looks at it needs to know it.
+    """One block of a model: what probes, studies and checks know of it.
 
     module: is called with the residual stream, and returns it. layer: its place in the running order, from 0.
     side: of an encoder–decoder, `encoder` or `decoder`. branches: by role. norms: by the name of their site, those
@@ -254,7 +254,7 @@ class Anatomy:
 
     @property
     def outer_norms(self) -> dict[str, nn.Module]:
-        """Return the norms outside the blocks: the final ones, or one behind the stem."""
+        """Return the norms outside the blocks: the final ones, or one after the stem."""
         inside = [name for block in self.blocks for name in block.norms]
         return {name: norm for name, norm in self.norms.items() if name not in inside}
 
@@ -291,7 +291,7 @@ class Model(nn.Module):
         """Set what follows from the weights as they start; called once they are drawn."""
 
     def anatomy(self) -> Anatomy:
-        """Return what the model is made of, as its `blocks` and the norms from its factory have it."""
+        """Return what the model is made of: the placements in `blocks`, and every norm that the norm factory made."""
         placements: Any = self.blocks
         blocks = []
         for layer, placement in enumerate(placements):

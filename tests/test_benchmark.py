@@ -183,8 +183,8 @@ def test_help_names_every_part() -> None:
     ("words", "reason"),
     [
         (["nonsense"], "no part is named nonsense: choose from nanogpt, step"),
-        (["--pairs", "0"], "0 is no number of pairs: give 1 or more"),
-        (["--nanogpt", "/nowhere"], "/nowhere is no folder: give that of a checkout"),
+        (["--pairs", "0"], "0 is not a number of pairs: give 1 or more"),
+        (["--nanogpt", "/nowhere"], "/nowhere is not a folder: give that of a checkout"),
     ],
 )
 def test_mistakes_are_refused(words: list[str], reason: str) -> None:

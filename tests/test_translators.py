@@ -20,7 +20,7 @@ from normbench.errors import UsageError
 from normbench.models.recurrent import GRU, ConditionalGRU, steps
 from normbench.models.seq2seq import CrossAttention
 from normbench.norms import BatchNorm, LayerNorm, NoNorm
-from normbench.norms.foreign import taking_mask
+from normbench.norms.foreign import accept_mask
 from normbench.probes import Probes
 from normbench.studies.position import Position
 from normbench.types import PADDING, Site
@@ -104,7 +104,7 @@ def test_an_mlp_of_the_translator_is_as_wide_as_asked_for() -> None:
 def pair(inputs: int, width: int) -> tuple[GRU, nn.GRU]:
     """Our unit without norms, and torch's with the same weights."""
     torch.manual_seed(0)
-    ours = GRU(inputs, width, lambda size, **place: taking_mask(NoNorm(size, **place)), Site("cell"), "")
+    ours = GRU(inputs, width, lambda size, **place: accept_mask(NoNorm(size, **place)), Site("cell"), "")
     theirs = nn.GRU(inputs, width, batch_first=True)
     with torch.no_grad():
         ours.input.bias.normal_()
@@ -164,7 +164,7 @@ def test_norms_stand_before_the_gates_as_published() -> None:
 def test_attention_is_additive_and_sees_no_padding() -> None:
     """One step of the decoder by hand, from Bahdanau et al. 2015, appendix A.1.2, with torch's own cell."""
     torch.manual_seed(0)
-    branch = ConditionalGRU(3, 4, lambda size, **place: taking_mask(NoNorm(size, **place)), Site("block"), 0.0).double()
+    branch = ConditionalGRU(3, 4, lambda size, **place: accept_mask(NoNorm(size, **place)), Site("block"), 0.0).double()
     memory, y = torch.randn(2, 5, 8).double(), torch.randn(2, 1, 3).double()
     mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     for row, length in enumerate([5, 2]):

@@ -204,7 +204,7 @@ def evaluation_repeats(part: DataPart) -> str:
 
 
 def trains(part: DataPart) -> str:
-    """A small model takes a few steps on the first batch."""
+    """A small model takes a few steps on the first batches."""
     context = getattr(part.data.task, "context", None)  # of text
     is_translation = part.data.train_batch(0).previous is not None
     if context is None:

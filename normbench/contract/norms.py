@@ -168,8 +168,8 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
 
 
 def counts_padding(part: NormPart) -> str | Fact:
-    """Tell whether in training outputs at real tokens depend on the padding, which the norm is told of."""
-    norm = build.taking_mask(part.trained("sequence"))
+    """Tell whether in training outputs at real tokens depend on the padding, which its mask shows."""
+    norm = build.accept_mask(part.trained("sequence"))
     x = part.input("sequence")
     positions = x.shape[1]
     lengths = torch.arange(positions, 0, -2)[: len(x)]  # each text shorter than the one before

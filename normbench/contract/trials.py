@@ -93,7 +93,7 @@ def sections(group: str) -> dict[str, dict[str, Any]]:
 
 
 def train(tree: Tree, data: Data, steps: int) -> list[float]:
-    """Return the losses of some steps on one batch, as a run would take them.
+    """Return the losses of the first steps on some data, as a run would take them.
 
     Raises:
         ContractError: a loss or gradient is not finite, or a parameter has no gradient at the last step.

@@ -84,9 +84,9 @@ class BatchNorm(RunningNorm):
             return facts
         return replace(facts, statistics_over="batch, for each feature and position", sees_future="never")
 
-    def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None or not self.masks_quickly(x):
-            return super().computed(x, mask)
+            return super().compute(x, mask)
         counts = counts_of(mask)
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)

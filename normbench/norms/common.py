@@ -204,9 +204,9 @@ class AffineNorm(Norm, ABC):
     def forward(self, x: Num[Tensor, "..."], mask: Tensor | None = None) -> Num[Tensor, "..."]:
         if self.compiled and not torch.compiler.is_compiling():
             return compiled_formula()(self, x, mask)
-        return self.computed(x, mask)
+        return self.compute(x, mask)
 
-    def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
@@ -243,7 +243,7 @@ class AffineNorm(Norm, ABC):
 def compiled_formula() -> Callable[..., Tensor]:
     """Return `AffineNorm.computed` compiled: once for all norms with the same settings, and for each kind of input."""
     torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
-    return compiled(AffineNorm.computed, fullgraph=True)
+    return compiled(AffineNorm.compute, fullgraph=True)
 
 
 class RunningNorm(AffineNorm):

@@ -27,15 +27,15 @@ class Unmasked(nn.Module):
         return found
 
 
-def taking_mask(norm: nn.Module) -> nn.Module:
-    """Return the norm, which takes a mask now, if only to leave it alone."""
+def accept_mask(norm: nn.Module) -> nn.Module:
+    """Return the same norm, whose `forward` takes a mask from now on, if only to leave it alone."""
     if "mask" not in inspect.signature(norm.forward).parameters:
-        norm.__class__ = unmasked(type(norm))  # type: ignore[arg-type]  # classes have a hash
+        norm.__class__ = ignore_mask(type(norm))  # type: ignore[arg-type]  # classes have a hash
     return norm
 
 
 @cache
-def unmasked(kind: Any) -> type:
+def ignore_mask(kind: Any) -> type:
     """Return the class that takes a mask and leaves it alone: one for each, whose counters and the like are its own."""
     return type(kind.__name__, (Unmasked, kind), {"__module__": kind.__module__})
 
@@ -68,7 +68,7 @@ def takes_place(found: Any) -> bool:
     return any("channel_dim" in inspect.signature(maker).parameters for maker in makers)
 
 
-def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> Any:
+def make_fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> Any:
     """Make a norm of another library, whose one argument without a value is the number of features, and fit it.
 
     Its features are last, if it normalizes each position alone then; or second; or else last.
@@ -93,11 +93,11 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
     norm.channel_dim = channel_dim
     norm.eps = getattr(norm, "eps", defaults.get("eps"))
     norm.implementation = f"{kind.__module__}.{kind.__name__}"
-    fit(norm, num_features)
+    find_layout(norm, num_features)
     return norm
 
 
-def fit(norm: Any, num_features: int) -> None:
+def find_layout(norm: Any, num_features: int) -> None:
     """Find where a norm's class has its features, by trying.
 
     Raises:
@@ -109,7 +109,8 @@ def fit(norm: Any, num_features: int) -> None:
     last = (-1, x.ndim)
     second = [(1, axes) for axes in (x.ndim, 3, 4, 5)]
     why = ""
-    for number, (norm.features_axis, norm.input_axes) in enumerate([last, *second, last]):
+    for number, layout in enumerate([last, *second, last]):
+        norm.features_axis, norm.input_axes = layout
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # of a size that does not fit
@@ -149,7 +150,7 @@ def depends(norm: nn.Module, x: Tensor, here: Any, **more: Tensor) -> bool:
     return not agree(norm, x, other, here, **more)
 
 
-def measured(norm: nn.Module, num_features: int) -> NormFacts:
+def measure_facts(norm: nn.Module, num_features: int) -> NormFacts:
     """Measure what a norm of sequences depends on."""
     x = torch.randn(2, *POSITIONS[-1], num_features)
     length = x.shape[1]

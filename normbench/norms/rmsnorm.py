@@ -54,7 +54,7 @@ class PartialRMSNorm(RMSNorm):
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1, where a position is a
     pixel and its features the channels.
-    k is at least 8 (or all features): below 128 features 6.25 % would be a handful or a single one, which is no
+    k is at least 8 (or all features): below 128 features 6.25 % would be a handful or a single one, which is not a
     statistic. `settings()` records it.
     Source: Zhang & Sennrich 2019, section 5 (their code takes ⌊p·d⌋).
     """

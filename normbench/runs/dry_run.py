@@ -43,8 +43,9 @@ def steps_done(session: Session) -> int:
     run = session.run
     if not run.config.closed.rerun:
         state = session.loop.checkpoints.load(session.say)
-        if state is not None and state["step"]:
-            return int(state["step"])
+        step = 0 if state is None else state.get("step", 0)
+        if step:
+            return int(step)
     if run.parent is None:
         return 0
     return int((run.parent.ended() or {}).get("step", 0))

@@ -28,7 +28,7 @@ from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError, explain
 from normbench.norms import RMSNorm
-from normbench.norms.foreign import taking_mask
+from normbench.norms.foreign import accept_mask
 from normbench.record.console import show_table
 from normbench.record.files import write_bytes
 from normbench.runs.load import TrainedRun
@@ -170,7 +170,7 @@ def take_apart(norm: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
     shift = zeros + (0 if bias is None else bias)
     running_mean = getattr(norm, "running_mean", None)
     if getattr(running_mean, "ndim", 0) == 1:  # statistics for each position do not fold
-        bare = taking_mask(nn.Identity())
+        bare = accept_mask(nn.Identity())
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
         shift = shift - scale * norm.running_mean
     elif weight is None and bias is None:

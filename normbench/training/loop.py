@@ -105,7 +105,8 @@ class Loop:
         """
         self.model.train()
         while self.step < self.steps:
-            if number := self.group.stopped(stop):
+            number = self.group.stopped(stop)
+            if number:
                 self.save()
                 return number
             with self.look():

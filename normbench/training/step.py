@@ -21,10 +21,10 @@ from normbench.types import Batch, Data, Model, stable_seed
 
 
 class Share(NamedTuple):
-    """What this process has of a training batch. own: its predictions. predictions: those of the whole batch."""
+    """This process's part of a training batch, and how many predictions it and the whole batch have."""
 
     batch: Batch
-    own: int
+    own_predictions: int
     predictions: int
 
 
@@ -135,7 +135,7 @@ class Stepper:
         """Return a share's part of a step's mean loss. expected: predictions of the whole step, of all processes."""
         with precision.autocast():
             loss = self.loss(forward, share.batch)
-            return loss / (expected / (share.own * self.group.size))
+            return loss / (expected / (share.own_predictions * self.group.size))
 
     def loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """Return the mean loss over the predictions of a batch."""

@@ -101,14 +101,14 @@ def parsed() -> argparse.Namespace:
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} is no number of pairs: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of pairs: give 1 or more")
     return int(text)
 
 
 def checkout(text: str) -> Path:
     """Return an existing folder."""
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder: give that of a checkout")
+        raise argparse.ArgumentTypeError(f"{text} is not a folder: give that of a checkout")
     return Path(text).absolute()
 
 
