@@ -169,7 +169,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     if section == "norm" and not takes_place(found):
         make = partial(make_fitted, make)
 
-    @wraps(found, assigned=())
+    @wraps(found, assigned=(), updated=())  # with the signature, and none of the attributes of a class
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             inspect.signature(make).bind(*args, **kwargs)

@@ -25,7 +25,6 @@ INSIDE_ATTENTION = ("q", "k", "v", "q_all", "k_all", "context")
 @pytest.mark.parametrize("name", MATRIX)
 def test_a_model_tells_its_blocks_in_the_order_in_which_they_run(name: str) -> None:
     model_name, task = MATRIX[name]
-    made_class = factory({"model": section("model", model_name)}, "model")
     placement = "plain" if model_name in ("cnn_plain", "vgg", "mlp_plain", "rnnsearch") else "sandwich"
     model, norms = build("layernorm", placement, model_name, task)
     anatomy = model.anatomy()
@@ -33,7 +32,7 @@ def test_a_model_tells_its_blocks_in_the_order_in_which_they_run(name: str) -> N
     for block in anatomy.blocks:
         block.module.register_forward_pre_hook(lambda module, inputs: ran.append(module))
     model(*random_batch(task).arguments)
-    assert made_class is not None and ran == [block.module for block in anatomy.blocks]
+    assert ran == [block.module for block in anatomy.blocks]
     assert [block.layer for block in anatomy.blocks] == [*range(len(ran))]
     assert {role for block in anatomy.blocks for role in block.branches} == {*model.roles}
     assert dict(anatomy.norms) == norms
@@ -186,6 +185,12 @@ def test_a_factory_that_knows_no_optional_places_has_no_norm_there() -> None:
     model, norms = build_model(tree | {"model": section("model", "nano", **SMALL["nano"])}, TEXT, 0)
     assert [*norms] == ["block00.attention", "block00.mlp", "block01.attention", "block01.mlp", "final"]
     assert {*norms_in(model)} == {*norms}
+
+
+def test_a_norm_class_may_call_something_else_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RMSNorm, "optional", True, raising=False)
+    _, norms = build("rmsnorm")
+    assert [*norms] == ["block00.attention", "block00.mlp", "block01.attention", "block01.mlp", "final"]
 
 
 def test_a_branch_of_a_user_s_own_needs_no_norm_inside() -> None:
