@@ -112,7 +112,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     made = product(found)
     kind = kind_of(section)
     if not (made and issubclass(made, kind)):
-        base = f"{kind.__module__}.{kind.__qualname__}"
+        base = BY_NAME[section].makes
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
     missing = [*sorted(getattr(found, "__abstractmethods__", ())), *lacking(made, kind, "ClassVar")]
