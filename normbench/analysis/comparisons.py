@@ -16,7 +16,7 @@ import pandas as pd
 
 from normbench.analysis.answers import Verdict
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, number, read_studies, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, canonical, read_studies, shortened
 from normbench.analysis.statistics import (
     ALPHA,
     Interval,
@@ -388,7 +388,7 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
-        found = known.get(word, known.get(f"{name}{equals}{number(value)}"))
+        found = known.get(word, known.get(f"{name}{equals}{canonical(value)}"))
         if found is None:
             raise UsageError(f"{flag}{word} is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
@@ -403,7 +403,7 @@ def words_for_arms(study: Study) -> dict[str, Baseline]:
     known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for arm in study.arms:
         for key, value in arm.settings.items():
-            word = number(str(value))
+            word = canonical(str(value))
             known[f"{key}={word}"] = {key: value}
             known[f"{key.rpartition('.')[2]}={word}"] = {key: value}
             known[word] = {key: value}

@@ -206,7 +206,7 @@ def state_stuck(run: Run) -> Stuck:
     """Return how a run ended that did not train."""
     accuracy = run.constant.get("accuracy/val") if "accuracy/val" in run.metrics else None
     loss = run.metrics.get("loss/val")
-    return Stuck(run.name, number(loss), run.constant.get("loss/val"), accuracy)
+    return Stuck(run.name, or_nan(loss), run.constant.get("loss/val"), accuracy)
 
 
 def state_result(arm: Arm, metric: Metric) -> Result:
@@ -215,7 +215,7 @@ def state_result(arm: Arm, metric: Metric) -> Result:
     if in_two_groups(arm, metric, {run.seed for run in arm.finished}):
         values = []
     mean, interval = mean_interval(values, metric.bounds)
-    return Result(metric.tag, len(values), number(mean), interval)
+    return Result(metric.tag, len(values), or_nan(mean), interval)
 
 
 # ---- what is tested
@@ -233,7 +233,7 @@ def state_difference(one: Comparison, margin: float | None = None) -> Difference
         seeds=one.seeds,
         values=one.values,
         tried=len(one.tried),
-        mean=number(one.mean),
+        mean=or_nan(one.mean),
         sd=one.sd,
         interval=one.interval,
         p=one.p,
@@ -275,7 +275,7 @@ def state_effect(one: Contrast) -> Effect:
         own=one.own,
         other=one.other,
         tried=len(one.tried),
-        mean=number(one.mean),
+        mean=or_nan(one.mean),
         sd=one.sd,
         interval=one.interval,
         p=one.p,
@@ -314,6 +314,6 @@ def state_caveat(finding: Finding) -> Caveat:
     return Caveat(finding.topic, finding.serious, tuple(found), finding.text)
 
 
-def number(value: float | None) -> float:
+def or_nan(value: float | None) -> float:
     """Return a number; NaN for None, and always the same NaN, so that what is read from JSON is equal."""
     return math.nan if value is None or math.isnan(value) else float(value)

@@ -149,7 +149,7 @@ class Run:
     def was_given(self, choice: Mapping[str, Any]) -> bool:
         """Say whether it is of the arm, and at the learning rate, of a choice that a sweep has noted."""
         for key, value in {**choice["arm"], LEARNING_RATE: choice["lr"]}.items():
-            if number(str(self.config.get(key))) != number(str(value)):
+            if canonical(str(self.config.get(key))) != canonical(str(value)):
                 return False
         return True
 
@@ -514,8 +514,8 @@ def in_order(value: Any) -> tuple[bool, bool, Any]:
     return value is not None, word, str(value) if word else value
 
 
-def number(text: str) -> str:
-    """Return a number as it is written without need, such as 0.001 for 1e-3; any other value as Python writes it."""
+def canonical(text: str) -> str:
+    """Return one spelling of a value that can be written in several: 0.001 of 1e-3, True of true."""
     try:
         return f"{float(text):g}"
     except ValueError:

@@ -178,7 +178,7 @@ def by_group(figures: Iterable[Mapping[str, Any]]) -> list[tuple[Any, list[Mappi
 
 @cache
 def environment() -> Environment:
-    """Return the templates; in the page every word is escaped, in the text those behind the filter `md`."""
+    """Return the templates; in a page every word is escaped, in Markdown those that the filter `md` is given."""
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html"),
