@@ -25,7 +25,7 @@ from normbench.runs.plan import prepare
 
 TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=12", "trainer.eval_every=6",
         "trainer.checkpoint_every=6", "threads=1", "device=cpu", "quiet=true"]  # fmt: skip
-BOARD = "normbench.record.tensorboard.TensorBoard"
+BOARD = "normbench.recording.TensorBoard"
 OTHERS = pytest.mark.filterwarnings("ignore")  # of other libraries' own code
 
 
@@ -58,7 +58,7 @@ class Refusing(Logger):
     ("words", "chosen"),
     [
         ([], {"tensorboard": BOARD}),
-        (["logger=[tensorboard,csv]"], {"tensorboard": BOARD, "csv": "normbench.record.services.Csv"}),
+        (["logger=[tensorboard,csv]"], {"tensorboard": BOARD, "csv": "normbench.recording.Csv"}),
         (["logger=none", "logger.mine._target_=test_loggers.Listing"], {"mine": "test_loggers.Listing"}),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from normbench.errors import UsageError
 from normbench.settings import Tree
 
 # Loggers that write into the run's directory, and nowhere else.
-WRITING_HERE = ("normbench.record.tensorboard.", "normbench.record.services.Csv")
+WRITING_HERE = ("normbench.recording.TensorBoard", "normbench.recording.Csv")
 
 # A word that can be understood at a glance: a dotted key, and a value without sections, references and line breaks.
 SIMPLE_WORD = re.compile(r"[+~]*(?P<key>\w+(\.\w+)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
