@@ -95,7 +95,7 @@ def test_the_help_of_train_shows_options_and_the_settings_of_what_is_chosen(caps
     assert "model.stages=[1,2,2]" in text
     text = flowing(page(capsys, "help", "train", "--config-dir", "mine", "norm=mine"))
     assert "mine By the mean of |x|" in text
-    assert "norm.eps=1e-3 keeps the mean of |x| from 0 [a number from 0 to 1 (of x)]" in text
+    assert "norm.eps=0.001 keeps the mean of |x| from 0 [a number from 0 to 1 (of x)]" in text
     assert main(["train", "norm=rmsnrm", "--help"]) == 2
 
 

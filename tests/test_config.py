@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from omegaconf import OmegaConf
 
 from normbench.config.compose import compose, initialized, read, read_each, resolve
-from normbench.config.groups import NOTES, chosen_options, config_directory, options
+from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml
 from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.config.signatures import import_target, settings_in_source, settings_of_class
@@ -303,3 +304,12 @@ def test_every_option_composes_within_the_bounds(words: tuple[str, ...]) -> None
 def test_the_groups_are_the_folders_of_conf_and_every_option_has_its_line() -> None:
     assert {path.name for path in config_directory().iterdir() if path.is_dir()} == {*GROUPS, *SWEEP_GROUPS, "study"}
     assert all(re.fullmatch(r"\S.{5,150}\S", options(group)[option]) for group, option in OPTIONS)
+
+
+@pytest.mark.parametrize("written", ["1e-5", "1.0e-5", "1E-5", "+1e-05", "10e-6", "1.e-5"])
+def test_a_yaml_is_read_as_hydra_reads_it(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "norm.yaml"
+    file.write_text(f"eps: {written}\nname: 1e5x\n")
+    theirs = OmegaConf.to_object(OmegaConf.load(file))
+    assert read_yaml(file)["eps"] == theirs["eps"] == 1e-5
+    assert read_yaml(file)["name"] == theirs["name"] == "1e5x"

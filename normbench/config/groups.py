@@ -115,15 +115,21 @@ def ways_to_take(group: str, path: str) -> str:
     return f"{', '.join(ways)}, and {own_class}"
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # written in C where it is installed
+    """Reads YAML as Hydra does, to which `1e-5` is a number."""
+
+
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"])
+
+
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML holds; read in C where that is installed.
+    """Return what a YAML holds.
 
     Raises:
         UsageError: it is not a YAML.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(path.read_text("utf-8"), loader)
+        return yaml.load(path.read_text("utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from error
 
