@@ -65,6 +65,7 @@ def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> Non
     assert len([*study.rglob("arms/*/events*")]) == 3
 
 
+@pytest.mark.slow
 def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     monkeypatch.setattr(records, "beside", lambda work: work)  # what another process reads is not seen here

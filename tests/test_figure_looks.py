@@ -83,6 +83,7 @@ def test_a_value_out_of_range_is_at_the_edge_with_an_arrow_and_never_among_other
     assert at_edge == [">"] and "arrows to what is beyond" in figures["differences"].caption
 
 
+@pytest.mark.slow
 def test_arms_can_be_told_apart_in_grey(tmp_path: Path) -> None:
     norms = ("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm", "none")
     make_study(tmp_path / "norms", {norm: [2.0, 2.1] for norm in norms})

@@ -123,6 +123,7 @@ def test_each_arm_of_the_first_small_sweep_trains() -> None:
     assert summary["metrics"]["loss/val"] < 0.95 * summary["data"]["constant"]["loss/val"]
 
 
+@pytest.mark.slow
 def test_the_first_small_sweep_takes_another_model() -> None:
     words = ["sweep", "experiment=smoke", "model=cnn", "model.depth=3", "--dry-run"]
     assert main(words) == 0

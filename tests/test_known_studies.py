@@ -117,6 +117,7 @@ def test_identical_work_has_one_step_time(answer: Report) -> None:
     assert low <= 1 <= high
 
 
+@pytest.mark.slow
 @study("cut_short")
 def test_a_sweep_that_was_cut_short_says_how_much_it_has(answer: Report) -> None:
     assert "rmsnorm is better than layernorm" in said(answer) and "3 of 5 seeds" in said(answer)

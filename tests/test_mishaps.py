@@ -112,6 +112,7 @@ def last_step(directory: Path) -> int:
 # ---- too little memory
 
 
+@pytest.mark.slow
 def test_too_little_memory_ends_the_run_and_loses_nothing(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_best_checkpoint_has_the_weights_of_the_lowest_validation_loss(tmp_path:
     assert checkpoint.read(directory / "checkpoint.best.pt")["step"] == min(losses, key=losses.__getitem__)
 
 
+@pytest.mark.slow
 def test_kept_checkpoint_none(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
     given = words("transformer", "trainer.keep_checkpoint=none")
     assert server.start(given, tmp_path, Trap("finish > write to status.json")).wait() == -signal.SIGKILL

@@ -278,6 +278,7 @@ def test_a_report_tells_the_processes_beside_the_step_times(other: int, tmp_path
     assert ("different processes" in topics) == (other == 1)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named_where_nobody_ends_the_others(server: Server, tmp_path: Path) -> None:
     words = f"{TRANSFORMER} trainer.steps=20 probes=off"
     first, second = start_all(server, words, tmp_path, traps={1: Trap("training > gradients", 10)})
@@ -295,6 +296,7 @@ def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> N
     assert read_json(run_directory(tmp_path) / "summary.json")["status"] == "diverged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [

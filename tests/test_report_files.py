@@ -225,6 +225,7 @@ def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> 
     assert json.loads(written.read_text())["files"] == noted
 
 
+@pytest.mark.slow
 def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, victim = tmp_path / "runs", tmp_path / "victim"
     make_study(runs, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
@@ -248,6 +249,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.Captur
     assert (victim / "loss-kept.svg").read_text() == "mine" and not (report / "runs.csv").is_symlink()
 
 
+@pytest.mark.slow
 def test_a_link_to_the_folder_itself_is_its_owners(tmp_path: Path) -> None:
     make_study(tmp_path / "disk", {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
     (tmp_path / "outputs").symlink_to(tmp_path / "disk")

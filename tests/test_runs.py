@@ -59,6 +59,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss/train"]) for line in metrics_of(run) if "loss/train" in line]
 
 
+@pytest.mark.slow
 def test_probes_change_no_bit_of_a_run(tmp_path: Path) -> None:
     words = [*TINY, "norm=batchnorm", "placement=sandwich", "model.dropout=0.2", "trainer.steps=9"]
     words += ["trainer.log_every=1"]

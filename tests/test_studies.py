@@ -270,6 +270,7 @@ def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
     assert "| LayerNorm | 0 |" in (here / "outputs/stream/report/report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_report_keeps_the_runs_beside_a_folder_of_studies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make()
     assert main(["train", "name=trained", *TINY, *SIZES, "quiet=true"]) == 0

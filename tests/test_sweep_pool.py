@@ -152,6 +152,7 @@ def test_another_ctrl_c_kills_runs_that_hang(start: Start, tmp_path: Path) -> No
     assert poll(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_no_other_run_with_it(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
     assert statuses(tmp_path) == {"killer": "finished", "fine": "finished"}
 
 
+@pytest.mark.slow
 def test_what_a_killed_sweep_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of one that is at work, nor of another program."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
