@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import math
+import multiprocessing
 import os
 import resource
 import signal
 import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU in each period, or max
 OLD_CPU_QUOTA = Path("/sys/fs/cgroup/cpu")  # where cgroup v1 has them, in a file each; -1: no quota
+PATIENCE = 60.0  # seconds for which the other process may still be at work when its result is waited for
 
 
 def end_with_parent(parent: int) -> None:
@@ -30,6 +37,39 @@ def begin_trial(parent: int) -> None:
     """Let this process, which may well crash, leave no core file, and end with the one that waits for it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end_with_parent(parent)
+
+
+def beside(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin work in a forked process, which has all that is in memory; return what waits for its result.
+
+    It is done here, when it is waited for, where there is one core or another thread, and where that process dies or
+    gives nothing for a minute.
+    """
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2 or threading.active_count() > 1:
+        return work
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    waiting = os.getpid()
+
+    def send() -> None:
+        os.setsid()  # Ctrl-C is for the one that waits
+        end_with_parent(waiting)
+        here.close()  # else nobody tells this process that nobody reads
+        there.send(work())
+
+    process = fork.Process(target=send, daemon=True)
+
+    def result() -> Any:
+        with suppress(EOFError, OSError):  # nothing has come, or a part
+            if here.poll(PATIENCE):
+                return here.recv()
+            process.kill()
+        return work()
+
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a library's threads, not used here
+        process.start()
+    there.close()
+    return result
 
 
 def cores() -> int:

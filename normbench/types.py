@@ -207,7 +207,7 @@ class InnerAttention(nn.Module):
 
     def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Float[Tensor, "batch heads queries keys"]:
         """Return the logits whose softmax weighs the values, −∞ where a query may not look."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of attention has its own, and `forward` to go with it
 
 
 @dataclass(frozen=True)

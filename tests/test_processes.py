@@ -14,9 +14,8 @@ import pytest
 from killing import poll
 from support import REPOSITORY
 
-from normbench import analysis
-from normbench.analysis import beside
-from normbench.processes import cores
+from normbench import processes
+from normbench.processes import beside, cores
 
 # Each starts a process, which would never end by itself, and does not return.
 WAITING = {
@@ -35,7 +34,7 @@ import subprocess
 import sys
 import time
 import torch
-from normbench.analysis import beside
+from normbench.processes import beside
 from normbench.contract.norms import NormPart, bfloat16_is_close
 from normbench.sweep.launchers import start_server
 from normbench.training import precision
@@ -103,7 +102,7 @@ def test_what_is_killed_beside_the_rest_is_done_again(tmp_path: Path, monkeypatc
 def test_what_takes_too_long_beside_the_rest_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(analysis, "PATIENCE", 0.1)
+    monkeypatch.setattr(processes, "PATIENCE", 0.1)
     here = os.getpid()
 
     def work() -> str:

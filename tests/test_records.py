@@ -13,8 +13,8 @@ import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
-from normbench.analysis import beside
 from normbench.analysis.records import read_recorded, read_run, read_studies
+from normbench.processes import beside
 from normbench.record.directory import RunDirectory
 
 

@@ -48,8 +48,8 @@ def comparisons(
 
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
-    kinds = say_differences([state_difference(one, margin) for one in found], margin)
-    return "\n".join(text for kind in kinds for text in kind)
+    kinds, nothing = say_differences([state_difference(one, margin) for one in found], margin)
+    return "\n".join(text for kind in [*kinds, nothing] for text in kind)
 
 
 def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:

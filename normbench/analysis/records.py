@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normbench.analysis import beside
 from normbench.config.schema import CLOSED, ROOT, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
+from normbench.processes import beside
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, logged_lines

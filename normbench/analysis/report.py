@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis import beside, facts, latex, tables
+from normbench.analysis import facts, latex, tables
 from normbench.analysis.comparisons import Baseline
 from normbench.analysis.examine import Examined, examine, examine_all
 from normbench.analysis.figures import draw_all
@@ -24,6 +24,7 @@ from normbench.analysis.sensitivity import areas, failing, searches, tried_level
 from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
 from normbench.analysis.studied import Studied, places_of_studies, studies_below
 from normbench.analysis.tables import Table
+from normbench.processes import beside
 from normbench.record.files import inside, read_json, remove_written, write_bytes, write_json
 
 WRITTEN = ".written.json"  # beside a report: which files are its own

@@ -82,7 +82,7 @@ def say(answer: Answer) -> list[Statement]:
 
     Of many the largest of each kind are told, and how many more there are.
     """
-    *found, nothing = say_differences(answer.differences, answer.question.margin)
+    found, nothing = say_differences(answer.differences, answer.question.margin)
     effects = say_effects(answer.effects)
     told: list[tuple[str, Sequence[str]]] = [
         ("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})),
@@ -238,8 +238,8 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
 # ---- differences
 
 
-def say_differences(ones: Sequence[Difference], margin: float | None) -> list[list[str]]:
-    """Say what the differences are, kind by kind, the largest first, and last where none was found.
+def say_differences(ones: Sequence[Difference], margin: float | None) -> tuple[list[list[str]], list[str]]:
+    """Say what the differences are, kind by kind, the largest first; and, beside them, where none was found.
 
     margin: in the metric's unit; differences within it do not matter.
     """
@@ -259,8 +259,8 @@ def say_differences(ones: Sequence[Difference], margin: float | None) -> list[li
     if by_verdict[Verdict.NO_SEED]:
         untold.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
     if len(alike) > FEW:
-        return [*found, [*untold, say_alike_all(alike)]]
-    return [*found, [*(SENTENCES[one.verdict](one, margin) for one in alike), *untold]]
+        return found, [*untold, say_alike_all(alike)]
+    return found, [*(SENTENCES[one.verdict](one, margin) for one in alike), *untold]
 
 
 def say_untrained(one: Difference, margin: float | None) -> str:
