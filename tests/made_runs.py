@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from normbench.record.directory import RunDirectory, fingerprint
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
-    from normbench.analysis.records import Study
+    from normbench.analysis.records import RecordedStudy
     from normbench.analysis.report import Report
 
 FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
@@ -148,7 +148,7 @@ def probes(step: int, stream: float, gradient: float) -> dict[str, Any]:
 # ---- runs as analysis reads them, where all have one task
 
 
-def read_study(folders: Sequence[Path]) -> Study:
+def read_study(folders: Sequence[Path]) -> RecordedStudy:
     from normbench.analysis.records import read_studies
 
     [study] = read_studies(folders)

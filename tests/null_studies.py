@@ -16,7 +16,7 @@ import numpy as np
 from normbench.analysis.comparisons import contenders, usual_baseline
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import metrics_of
-from normbench.analysis.records import Arm, Curve, Run, Study
+from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy
 
 Random = np.random.Generator
 Ends = Callable[[Random, int], Sequence[float | None]]  # of an arm's seeds; None of a run that diverged
@@ -28,7 +28,7 @@ NORMS, PLACEMENTS = ("layernorm", "rmsnorm", "dyt"), ("pre", "post", "deep")
 STEPS = 100
 
 
-def run(seed: int, loss: float | None, on_way: Sequence[float] = ()) -> Run:
+def run(seed: int, loss: float | None, on_way: Sequence[float] = ()) -> RecordedRun:
     """A run in memory, with evaluations of a few batches on the way to the one of all data."""
     metrics = {} if loss is None else {"loss/val": loss}
     steps = np.linspace(0, STEPS, len(on_way) + 2)[1:].round().astype(int)
@@ -37,10 +37,10 @@ def run(seed: int, loss: float | None, on_way: Sequence[float] = ()) -> Run:
     config = {"trainer.eval_batches": 4}
     status = "diverged" if loss is None else "finished"
     about = (config, {"metrics": metrics}, (session,), {"loss/val": curve}, False)
-    return Run(str(seed), Path(str(seed)), status, STEPS, STEPS, "", seed, *about)
+    return RecordedRun(str(seed), Path(str(seed)), status, STEPS, STEPS, "", seed, *about)
 
 
-def study(random: Random, cells: Sequence[Mapping[str, Any]], draw: Callable[[Random], float | None]) -> Study:
+def study(random: Random, cells: Sequence[Mapping[str, Any]], draw: Callable[[Random], float | None]) -> RecordedStudy:
     """Arms whose runs are all drawn alike, with the luck that their seeds share."""
     luck = random.normal(0, LUCK, SEEDS)
     arms = []
@@ -48,7 +48,7 @@ def study(random: Random, cells: Sequence[Mapping[str, Any]], draw: Callable[[Ra
         ends = [draw(random) for _ in range(SEEDS)]
         runs = [run(seed, None if end is None else end + luck[seed]) for seed, end in enumerate(ends)]
         arms.append(Arm(settings, tuple(runs)))
-    return Study((), tuple(arms), tuple(cells[0]))
+    return RecordedStudy((), tuple(arms), tuple(cells[0]))
 
 
 def gaussian(random: Random) -> float:
@@ -70,7 +70,7 @@ def crossed(number: int) -> list[dict[str, Any]]:
     return [{"norm": norm, "placement": placement} for norm, placement in pairs]
 
 
-def best_on_the_way(random: Random) -> Study:
+def best_on_the_way(random: Random) -> RecordedStudy:
     """Two arms that are equally good at their best, and worse behind it; all data are easier than the few batches.
 
     All runs train, so that nothing differs in what is lost.
@@ -81,19 +81,19 @@ def best_on_the_way(random: Random) -> Study:
         ends = np.array(losses) + NOISE * random.standard_normal((SEEDS, 6)) + luck[:, None]
         runs = [run(seed, own[-1] - 0.15, own[:-1]) for seed, own in enumerate(ends.tolist())]
         arms.append(Arm({"norm": norm}, tuple(runs)))
-    return Study((), tuple(arms), ("norm",))
+    return RecordedStudy((), tuple(arms), ("norm",))
 
 
-def skewed(random: Random) -> Study:
+def skewed(random: Random) -> RecordedStudy:
     """Two arms that are equally good on average, one of which has rare bad seeds, which a t test does not expect."""
     mean = np.exp(1.5**2 / 2)
     ends = {"layernorm": NOISE / 10 * random.standard_normal(SEEDS)}
     ends["dyt"] = NOISE * (random.lognormal(sigma=1.5, size=SEEDS) - mean)
     arms = [Arm({"norm": norm}, tuple(map(run, range(SEEDS), 2.0 + own))) for norm, own in ends.items()]
-    return Study((), tuple(arms), ("norm",))
+    return RecordedStudy((), tuple(arms), ("norm",))
 
 
-DESIGNS: dict[str, Callable[[Random], Study]] = {
+DESIGNS: dict[str, Callable[[Random], RecordedStudy]] = {
     "3 arms": lambda random: study(random, arms_of(*NORMS), gaussian),
     "2 × 2": lambda random: study(random, crossed(2), gaussian),
     "3 × 3": lambda random: study(random, crossed(3), gaussian),
@@ -103,7 +103,7 @@ DESIGNS: dict[str, Callable[[Random], Study]] = {
 }
 
 
-def judgement_of(made: Study, metric: str | None = None) -> Judgement:
+def judgement_of(made: RecordedStudy, metric: str | None = None) -> Judgement:
     """What a report states of a study."""
     baseline = usual_baseline(made)
     arms, _ = contenders(made, baseline)

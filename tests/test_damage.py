@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from normbench.analysis.records import Run, read_studies
+from normbench.analysis.records import RecordedRun, read_studies
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
@@ -44,7 +44,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
     return b"".join([*lines[:line], *([lines[line]] * 2 if kind == "twice" else []), *lines[line + 1 :]])
 
 
-def told(run: Run) -> str:
+def told(run: RecordedRun) -> str:
     """Return all that analysis knows of a run."""
     curves = {tag: (curve.steps.tolist(), curve.values.tolist()) for tag, curve in run.curves.items()}
     return repr({**vars(run), "curves": sorted(curves.items())})

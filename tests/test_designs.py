@@ -18,7 +18,7 @@ from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.examine import state_effect
 from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
-from normbench.analysis.records import Arm, Curve, Study, read_studies
+from normbench.analysis.records import Arm, Curve, RecordedStudy, read_studies
 from normbench.analysis.sentences import say_effects, say_open_effects
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
@@ -27,15 +27,15 @@ NOISE = np.random.default_rng(0).normal(0, 0.02, (6, 6, 6, 5))  # of settings of
 Cells = Mapping[tuple[Any, ...], Sequence[float | str]]
 
 
-def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str, float] = {}) -> Study:
+def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str, float] = {}) -> RecordedStudy:
     """Arms with results by seed; what a constant predictor reaches is recorded."""
     arms = [arm(ends, metric, **dict(zip(keys, levels, strict=True))) for levels, ends in cells.items()]
     sessions = ({"data": {"constant": constant}},)
     told = (Arm(one.settings, tuple(replace(run, sessions=sessions) for run in one.runs)) for one in arms)
-    return Study((Path(),), tuple(told), keys)
+    return RecordedStudy((Path(),), tuple(told), keys)
 
 
-def found(made: Study, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
+def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
     return contrasts(made, made.arms, baseline, metric)
 
 
@@ -172,7 +172,7 @@ def test_one_factor_or_one_seed_gives_no_sentence() -> None:
 # ---- learning rates
 
 
-def tried(cells: Cells) -> Study:
+def tried(cells: Cells) -> RecordedStudy:
     """Norms at learning rates, with a loss of 4 at the start."""
     made = study(cells, "norm", "optim.lr", constant={"loss/val": 3.3})
     start = {"loss/train": Curve(np.array([1]), np.array([4.0]))}

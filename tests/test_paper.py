@@ -28,7 +28,7 @@ from support import (
 from normbench.analysis.figures.lines import draw_lines
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
-from normbench.analysis.methods import Factor, factors, methods, value_in_words
+from normbench.analysis.methods import JointFactor, factors, methods, value_in_words
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
 from normbench.config.groups import options
 from normbench.config.signatures import settings_of
@@ -106,7 +106,7 @@ def test_a_setting_that_goes_along_with_another_is_told_with_it(tmp_path: Path) 
         make_run(tmp_path, placement=placement, settings={"schedule.warmup": warmup}, session={"command": command})
     study = read_study([tmp_path])
     assert study.varied == ("placement",)
-    assert factors(study) == [Factor(("placement", "schedule.warmup"), (("post", 0.2), ("pre", 0.0)))]
+    assert factors(study) == [JointFactor(("placement", "schedule.warmup"), (("post", 0.2), ("pre", 0.0)))]
     words = methods(make_report([tmp_path]))
     assert (
         "(Xiong et al. 2020; He et al. 2016b) with 0." in words

@@ -18,7 +18,7 @@ from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.finals import forest, step_time_against
 from normbench.analysis.latex import in_text
 from normbench.analysis.measures import alike, rounded_up, seconds_at
-from normbench.analysis.records import Run
+from normbench.analysis.records import RecordedRun
 from normbench.analysis.report import Report
 from normbench.analysis.statistics import seeds_needed
 from normbench.errors import UsageError
@@ -42,7 +42,7 @@ def pairs(report: Report) -> list[tuple[str, str]]:
     return [(one.arm.name, one.baseline.name) for one in report.comparisons]
 
 
-def runs_of(folder: Path) -> tuple[Run, ...]:
+def runs_of(folder: Path) -> tuple[RecordedRun, ...]:
     return read_study([folder]).runs
 
 

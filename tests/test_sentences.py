@@ -16,7 +16,7 @@ from normbench.analysis.examine import state_arms, state_difference, state_losse
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
-from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sentences import say, say_differences
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
@@ -31,12 +31,12 @@ def arm(results: Sequence[float | str], metric: Metric = LOSS, **settings: objec
     return Arm(settings, tuple(run(seed, result, metric) for seed, result in enumerate(results)))
 
 
-def run(seed: int, result: float | str, metric: Metric) -> Run:
+def run(seed: int, result: float | str, metric: Metric) -> RecordedRun:
     """One run in memory."""
     status = result if isinstance(result, str) else "finished"
     metrics = {} if isinstance(result, str) else {metric.tag: result / metric.scale}
     summary = {} if status in ("running", "interrupted") else {"metrics": metrics}
-    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {}, "")
+    return RecordedRun(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {}, "")
 
 
 def comparisons(
@@ -57,7 +57,7 @@ def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
     return differences_table([state_difference(one) for one in found]).rows
 
 
-def said(made: Study, found: Sequence[Comparison] = (), survivals: Sequence[Survival] = ()) -> list[str]:
+def said(made: RecordedStudy, found: Sequence[Comparison] = (), survivals: Sequence[Survival] = ()) -> list[str]:
     """The sentences of an answer."""
     nothing = {"others": (), "effects": (), "causes": (), "caveats": (), "next": (), "damaged": {}, "missing": {}}
     answer = Answer(
@@ -161,13 +161,13 @@ def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is
 # ---- runs that are lost
 
 
-def lost(**results: Sequence[float | str]) -> tuple[Study, Judgement]:
+def lost(**results: Sequence[float | str]) -> tuple[RecordedStudy, Judgement]:
     """Arms whose data say that a constant guess reaches 2.5, and all that is tested of them."""
     arms = []
     for norm, own in results.items():
         sessions = ({"data": {"constant": {"loss/val": 2.5}}},)
         arms.append(Arm({"norm": norm}, tuple(replace(one, sessions=sessions) for one in arm(own).runs)))
-    made = Study((), tuple(arms), ("norm",))
+    made = RecordedStudy((), tuple(arms), ("norm",))
     return made, judge(made, made.arms, {"norm": "layernorm"}, LOSS)
 
 
@@ -216,7 +216,7 @@ def test_runs_in_two_groups_have_no_interval() -> None:
 
 
 def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
-    made = Study((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
+    made = RecordedStudy((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
     told = said(made, comparisons({"dyt": WORSE}))
     assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
     assert "with five ranks or fewer its p cannot be below 0.05" in told[1]
@@ -245,13 +245,13 @@ def test_one_seed_that_decides_is_named() -> None:
 # ---- learning rates
 
 
-def rates(**results: Sequence[float | str]) -> Study:
+def rates(**results: Sequence[float | str]) -> RecordedStudy:
     """Arms by norm and learning rate, `layernorm_3` at 0.003."""
     arms = []
     for name, own in results.items():
         norm, _, rate = name.partition("_")
         arms.append(arm(own, norm=norm, **{"optim.lr": float(rate) / 1000}))
-    return Study((), tuple(arms), ("norm", "optim.lr"), ())
+    return RecordedStudy((), tuple(arms), ("norm", "optim.lr"), ())
 
 
 def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
@@ -283,7 +283,7 @@ def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_end
 )
 def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dict[str, str]) -> None:
     arms = tuple(arm([2.0], **dict(zip(("norm", "placement"), cell.split(), strict=True))) for cell in cells)
-    assert usual_baseline(Study((), arms, ("norm", "placement"))) == wanted
+    assert usual_baseline(RecordedStudy((), arms, ("norm", "placement"))) == wanted
 
 
 def test_small_validation_sets_say_their_own_uncertainty() -> None:

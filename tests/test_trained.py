@@ -16,7 +16,7 @@ from normbench.analysis.facts import lead
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.finals import learning_rates
 from normbench.analysis.measures import metrics_of
-from normbench.analysis.records import Run
+from normbench.analysis.records import RecordedRun
 from normbench.analysis.report import Report
 from normbench.analysis.sensitivity import tried_levels
 from normbench.data.own import text_file
@@ -73,7 +73,7 @@ def test_a_run_has_trained_where_it_is_clearly_better_than_a_constant(
     metrics: dict[str, float], constant: Any, trained: bool | None
 ) -> None:
     sessions = ({"data": {"constant": constant}},)
-    run = Run("", Path(), "finished", 1, 1, "", 0, {}, {"metrics": metrics}, sessions, {}, "")
+    run = RecordedRun("", Path(), "finished", 1, 1, "", 0, {}, {"metrics": metrics}, sessions, {}, "")
     assert run.trained is trained
 
 

@@ -136,7 +136,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class StatedTest:
     """What is tested of an arm against its baseline.
 
     corrected: p after Holm, and for learning rates that one of the two had more of to choose from. family: over how
@@ -152,7 +152,7 @@ class Tested:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired(Tested):
+class Paired(StatedTest):
     """What is found of an arm less what is found of its baseline, seed by seed.
 
     values: one for each of the seeds. tried: how many seeds either arm has. sd: of the values; 0 where all are equal.
@@ -191,7 +191,7 @@ class Deciding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Paired):
+class ArmDifference(Paired):
     """An arm less its baseline in a metric's unit.
 
     better: whether the arm's mean is the better one. effect_size: Hedges' g. detectable: the smallest difference that
@@ -242,7 +242,7 @@ class Effect(Paired):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Losses(Tested):
+class Losses(StatedTest):
     """How many runs of an arm and of its baseline were lost, of those that finished or diverged.
 
     counted: whether so few runs can show anything. diverged, stuck: whether some diverged, or did not train.
@@ -366,7 +366,7 @@ class Remedy(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """What to do next.
 
     command: a line for a shell, or the word that is to be added to one's own; empty where nobody knows it. arm,
@@ -398,13 +398,13 @@ class Answer:
     baseline: Mapping[str, Any]
     metrics: tuple[Metric, ...]
     arms: tuple[ArmResult, ...]
-    differences: tuple[Difference, ...]
-    others: tuple[Difference, ...]
+    differences: tuple[ArmDifference, ...]
+    others: tuple[ArmDifference, ...]
     effects: tuple[Effect, ...]
     losses: tuple[Losses, ...]
     causes: tuple[Cause, ...]
     caveats: tuple[Caveat, ...]
-    next: tuple[Step, ...]
+    next: tuple[NextStep, ...]
     damaged: Mapping[str, str]
     missing: Mapping[str, str]
 

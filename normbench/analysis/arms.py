@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.records import Arm, Run, Study, read_studies, study_of
+from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies, study_of
 from normbench.errors import UsageError
 from normbench.record.tensorboard import TensorBoard
 
@@ -28,12 +28,12 @@ BANDS = {
 }
 
 
-def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
+def write_arms(folder: Path, studies: Sequence[RecordedStudy] = ()) -> bool:
     """Write the arms of each folder of runs below one; returns whether there are any, with several seeds.
 
     They lie in `arms`, which is ours alone where it is marked so. studies: what was read of the runs, where it was.
     """
-    places = defaultdict[Path, list[Run]](list)
+    places = defaultdict[Path, list[RecordedRun]](list)
     with suppress(UsageError):  # of something else, which TensorBoard may show, or no run has ended
         for study in studies or read_studies([folder]):
             for run in study.runs:
@@ -47,14 +47,14 @@ def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
     return written
 
 
-def have_several_seeds(study: Study) -> bool:
+def have_several_seeds(study: RecordedStudy) -> bool:
     """Say whether runs of one task have ended, and some arm has several of them."""
     runs = study.runs
     one_task = len({run.task for run in runs}) == 1
     return one_task and len(runs) > len(study.arms) and any(run.ended for run in runs)
 
 
-def replace_arms(study: Study, arms: Path) -> bool:
+def replace_arms(study: RecordedStudy, arms: Path) -> bool:
     """Write the arms of a study in place of older ones; returns whether that folder is ours to write."""
     if arms.exists() and not (arms / MARK).exists():
         return False
@@ -70,7 +70,7 @@ def folder_name(arm: str) -> str:
     return "_" if arm in (".", "..") else arm.replace("/", "_")
 
 
-def write_study(study: Study, folder: Path) -> None:
+def write_study(study: RecordedStudy, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
     recorded = {tag for run in study.runs for tag in run.curves}
     charts = {title: chart_of(tag) for title, tag in BANDS.items() if tag in recorded}

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.answers import Cause, Reason, ReasonKind, Remedy, Step, StepKind, Verdict
+from normbench.analysis.answers import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind, Verdict
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.fairness import own_rates
 from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import seeds_needed
 
 # What the first block's norm reads and passes on, and the norm of all gradients; of several tags the first counts.
@@ -84,7 +84,7 @@ def mean(values: Iterable[float]) -> float:
     return float(np.mean(found)) if found else NAN
 
 
-def probed(run: Run, tag: re.Pattern[str], place: int) -> float:
+def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
     """Return what a run's first tag of a form has at a place of its curve."""
     for name, curve in run.curves.items():
         if tag.fullmatch(name):
@@ -94,7 +94,7 @@ def probed(run: Run, tag: re.Pattern[str], place: int) -> float:
     return NAN
 
 
-def late_fall(run: Run) -> float:
+def late_fall(run: RecordedRun) -> float:
     """Return the share of a run's training loss that was lost between the third and the last quarter of its record."""
     *_, third, last = np.array_split(finite(run.curves.get(TRAINING_LOSS)).values, 4)
     return float(1 - last.mean() / third.mean()) if len(last) else NAN
@@ -163,8 +163,12 @@ def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
 
 
 def next_steps(
-    study: Study, arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison], margin: float | None
-) -> tuple[Step, ...]:
+    study: RecordedStudy,
+    arms: Sequence[Arm],
+    blocks: pd.DataFrame,
+    comparisons: Sequence[Comparison],
+    margin: float | None,
+) -> tuple[NextStep, ...]:
     """Return what to do now, with the commands for it. margin: the smallest difference that matters, where it is known.
 
     Without one, it is half of what so many seeds can show.
@@ -172,10 +176,10 @@ def next_steps(
     found = []
     resume = study.resume()
     if resume and any(run.status in ("interrupted", "running") for run in study.runs):
-        found.append(Step(StepKind.FINISH, resume))
+        found.append(NextStep(StepKind.FINISH, resume))
     for arm in arms:
         if not arm.trained:
-            found.append(Step(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies_for(read_probes(arm, blocks))))
+            found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies_for(read_probes(arm, blocks))))
     found += more_seeds(study, [one for one in comparisons if one.verdict(margin) in OPEN], margin)
     if comparisons and not found:
         found.append(hold_or_not(study))
@@ -194,21 +198,21 @@ def remedies_for(of: Readings) -> tuple[Remedy, ...]:
     return tuple(found or [Remedy.OTHER_RATES])
 
 
-def more_seeds(study: Study, ones: Sequence[Comparison], margin: float | None) -> list[Step]:
+def more_seeds(study: RecordedStudy, ones: Sequence[Comparison], margin: float | None) -> list[NextStep]:
     """Return how to add the seeds that comparisons need which more of them may decide."""
     sizes = known(one.detectable for one in ones)
     if not sizes:
-        return [Step(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))] if ones else []
+        return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))] if ones else []
     size = margin or float(f"{max(sizes) / 2:.1g}")
     needed = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family)
     more = needed - min(one.n for one in ones)
-    return [Step(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)] if more > 0 else []
+    return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)] if more > 0 else []
 
 
-def hold_or_not(study: Study) -> Step:
+def hold_or_not(study: RecordedStudy) -> NextStep:
     """Return how to see whether what was found holds elsewhere."""
     if LEARNING_RATE not in study.varied and not study.fairly_chosen:
-        return Step(StepKind.OWN_RATES, own_rates(study))
+        return NextStep(StepKind.OWN_RATES, own_rates(study))
     name = f"{study.runs[0].config.get('name')}-longer"
     steps = str(2 * study.runs[0].steps)
-    return Step(StepKind.LONGER, study.command(**{"name": name, "trainer.steps": steps}))
+    return NextStep(StepKind.LONGER, study.command(**{"name": name, "trainer.steps": steps}))

@@ -16,7 +16,15 @@ import pandas as pd
 
 from normbench.analysis.answers import Verdict
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, canonical, read_studies, shortened
+from normbench.analysis.records import (
+    LEARNING_RATE,
+    Arm,
+    RecordedRun,
+    RecordedStudy,
+    canonical,
+    read_studies,
+    shortened,
+)
 from normbench.analysis.statistics import (
     ALPHA,
     Interval,
@@ -49,7 +57,7 @@ Baseline = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested(ABC):
+class BaselineTest(ABC):
     """What is tested of an arm against its baseline.
 
     corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many tests Holm
@@ -83,7 +91,7 @@ class Tested(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Sample, Tested):
+class Compared(Sample, BaselineTest):
     """What is found of an arm less what is found of its baseline, seed by seed."""
 
     metric: Metric
@@ -235,7 +243,7 @@ class Comparison(Compared):
         return Verdict.UNKNOWN if interval.reach > spread else Verdict.ALIKE
 
 
-One = TypeVar("One", bound=Tested)
+One = TypeVar("One", bound=BaselineTest)
 
 
 def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Comparison, ...]:
@@ -275,7 +283,7 @@ def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survival(Tested):
+class Survival(BaselineTest):
     """How many runs of an arm and of its baseline diverged or did not train.
 
     lost: so many, of the runs that finished or diverged.
@@ -350,7 +358,7 @@ def corrected_with(
     return tuple(told)
 
 
-def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
+def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]) -> dict[int, float]:
     """Return what is measured of runs, where it is not NaN; of several with one seed their mean."""
     values = [measure(run) for run in runs]
     seeds = [run.seed for run in runs]
@@ -361,7 +369,7 @@ def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, f
 # ---- the baseline
 
 
-def usual_baseline(study: Study) -> Baseline:
+def usual_baseline(study: RecordedStudy) -> Baseline:
     """Return layernorm and pre, or what is there of it; else what the first arm has."""
     first = study.arms[0].settings
     choices: list[Baseline] = [dict(USUAL)]
@@ -374,7 +382,7 @@ def usual_baseline(study: Study) -> Baseline:
     return {}
 
 
-def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Baseline:
+def given_baseline(study: RecordedStudy, words: str, flag: str = "--baseline ") -> Baseline:
     """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
 
     flag: begins the complaint.
@@ -398,7 +406,7 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     return settings
 
 
-def words_for_arms(study: Study) -> dict[str, Baseline]:
+def words_for_arms(study: RecordedStudy) -> dict[str, Baseline]:
     """Return what names arms, and the settings that it stands for."""
     known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for arm in study.arms:
@@ -416,7 +424,7 @@ def words_for_arms(study: Study) -> dict[str, Baseline]:
 # ---- two arms
 
 
-def read_pairs(first: str, second: str, folder: Path) -> list[Study]:
+def read_pairs(first: str, second: str, folder: Path) -> list[RecordedStudy]:
     """Read the two arms that words name, for each task that has both: folders of runs, or arms of runs below `folder`.
 
     Raises:
@@ -434,7 +442,7 @@ def read_pairs(first: str, second: str, folder: Path) -> list[Study]:
     return found
 
 
-def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study:
+def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) -> RecordedStudy:
     """Return the two arms of a study that words name. folder: where they are; none: the words are folders.
 
     Raises:
@@ -450,7 +458,7 @@ def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study
     return replace(study, arms=(one, other))
 
 
-def arm_of(study: Study, word: str, folder: Path | None) -> Arm:
+def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
     """Return the arm of a study that a word names. folder: where it is; none: the word is a folder.
 
     Raises:
@@ -472,7 +480,7 @@ def arm_of(study: Study, word: str, folder: Path | None) -> Arm:
 # ---- learning rates
 
 
-def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
+def contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
     """Return the arms that are compared, and whether a learning rate was chosen for each.
 
     Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
@@ -488,7 +496,7 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
     return tuple(chosen), True
 
 
-def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
+def rate_families(study: RecordedStudy) -> tuple[tuple[Arm, ...], ...]:
     """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
     if LEARNING_RATE not in study.varied or len(study.varied) == 1:
         return ()

@@ -19,7 +19,7 @@ import pandas as pd
 from normbench.analysis.answers import EffectKind
 from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, in_order
 from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, levels_in, tried_levels
 from normbench.analysis.statistics import paired_difference
 
@@ -41,7 +41,7 @@ class Contrast(Compared):
     levels: Sequence[Any] = ()
 
 
-def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
+def contrasts(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
     """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
     arms: those that are compared, each at its best learning rate where that was a choice. One that did not train is in
@@ -178,7 +178,7 @@ def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:
     return Arm(settings, tuple(runs))
 
 
-def ending(run: Run, metric: Metric) -> float:
+def ending(run: RecordedRun, metric: Metric) -> float:
     """Return how a run ended, in the metric's unit: at worst as a constant predictor, which a diverged run counts as.
 
     NaN where it has failed or not ended.

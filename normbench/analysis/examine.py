@@ -14,10 +14,10 @@ import pandas as pd
 from normbench.analysis import facts
 from normbench.analysis.answers import (
     Answer,
+    ArmDifference,
     ArmResult,
     Caveat,
     Deciding,
-    Difference,
     Effect,
     Evidence,
     Factor,
@@ -44,7 +44,7 @@ from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, Yardstick, activations_frame, final, known, yardstick
-from normbench.analysis.records import Arm, Run, Study, read_studies
+from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
 
@@ -58,7 +58,7 @@ class Examined:
     of `activations_frame`, over all arms of the study.
     """
 
-    study: Study
+    study: RecordedStudy
     baseline: Arm
     arms: tuple[Arm, ...]
     chosen: bool
@@ -90,7 +90,7 @@ def examine_all(folders: Sequence[Path], baseline: str | None = None, **how: Any
 
 
 def examine(
-    study: Study,
+    study: RecordedStudy,
     baseline: Baseline,
     *,
     target: float | None = None,
@@ -137,7 +137,7 @@ def examine(
 # ---- the question
 
 
-def state_question(study: Study, metric: Metric, margin: float | None) -> Question:
+def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -> Question:
     """Return what was asked of a study."""
     runs = study.runs
     return Question(
@@ -156,7 +156,7 @@ def state_question(study: Study, metric: Metric, margin: float | None) -> Questi
     )
 
 
-def values_of(runs: Sequence[Run], key: str) -> tuple[Any, ...]:
+def values_of(runs: Sequence[RecordedRun], key: str) -> tuple[Any, ...]:
     """Return the values of a setting, those that read alike once."""
     found: dict[str, Any] = {}
     for run in runs:
@@ -165,7 +165,7 @@ def values_of(runs: Sequence[Run], key: str) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-def state_held(study: Study) -> tuple[Held, ...]:
+def state_held(study: RecordedStudy) -> tuple[Held, ...]:
     """Return what runs have in common beside what varies."""
     readers = {"steps": facts.steps, "batch": facts.batch, "rate": facts.rate}
     keys = {"steps": "trainer.steps", "batch": "data.batch_size", "rate": "optim.lr"}
@@ -179,7 +179,7 @@ def state_held(study: Study) -> tuple[Held, ...]:
 # ---- arms
 
 
-def state_arms(study: Study, compared: Sequence[Arm], metrics: Sequence[Metric]) -> tuple[ArmResult, ...]:
+def state_arms(study: RecordedStudy, compared: Sequence[Arm], metrics: Sequence[Metric]) -> tuple[ArmResult, ...]:
     """Return what became of all arms. compared: those that are, which may be called otherwise."""
     found = []
     for arm in study.arms:
@@ -202,7 +202,7 @@ def state_arm(arm: Arm, compared_as: str | None, metrics: Sequence[Metric] = ())
     )
 
 
-def state_stuck(run: Run) -> Stuck:
+def state_stuck(run: RecordedRun) -> Stuck:
     """Return how a run ended that did not train."""
     accuracy = run.constant.get("accuracy/val") if "accuracy/val" in run.metrics else None
     loss = run.metrics.get("loss/val")
@@ -221,11 +221,11 @@ def state_result(arm: Arm, metric: Metric) -> Result:
 # ---- what is tested
 
 
-def state_difference(one: Comparison, margin: float | None = None) -> Difference:
+def state_difference(one: Comparison, margin: float | None = None) -> ArmDifference:
     """Return what is found of an arm and its baseline."""
     ours, theirs = one.lost
     decided_by = one.decided_by
-    return Difference(
+    return ArmDifference(
         arm=one.arm.name,
         baseline=one.baseline.name,
         metric=one.metric,

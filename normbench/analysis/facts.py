@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from normbench.analysis.records import LEARNING_RATE, Run, Study, shortened
+from normbench.analysis.records import LEARNING_RATE, RecordedRun, RecordedStudy, shortened
 from normbench.analysis.wording import count, one_line, plain
 
 STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
@@ -19,24 +19,24 @@ MOST = 4  # values that a sentence names
 # ---- of some runs
 
 
-def distinct(runs: Iterable[Run], read: Callable[[Run], str]) -> tuple[str, ...]:
+def distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> tuple[str, ...]:
     """Return all that is read of runs, once each, but nothing empty."""
     found = dict.fromkeys(one_line(read(run)) for run in runs)
     return tuple(text for text in found if text)
 
 
-def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
+def every(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
     """Write all that is read of runs, once each."""
     return shortened(distinct(runs, read), MOST)
 
 
-def seeds_of(runs: Iterable[Run]) -> tuple[int, ...]:
+def seeds_of(runs: Iterable[RecordedRun]) -> tuple[int, ...]:
     """Return the seeds of runs, each once."""
     seeds = {run.seed for run in runs}
     return tuple(sorted(seeds))
 
 
-def parameters_of(runs: Iterable[Run]) -> tuple[int, int] | None:
+def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
     """Return how many parameters the smallest and the largest model have; None where nobody knows."""
     known = list[int]()
     for run in runs:
@@ -54,7 +54,7 @@ def sizes(parameters: tuple[int, int] | None) -> str:
     return f"{fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
 
 
-def given(study: Study) -> list[str]:
+def given(study: RecordedStudy) -> list[str]:
     """Return the settings that a person has given and that all runs have, as words of a command."""
     aside = {"seed", "name", "outputs", "threads", "quiet"}
     if study.fairly_chosen:
@@ -68,13 +68,13 @@ def given(study: Study) -> list[str]:
     return kept
 
 
-def words_of_command(run: Run) -> list[str]:
+def words_of_command(run: RecordedRun) -> list[str]:
     """Return the words of a run's command without `normbench train`."""
     command = str(run.session.get("command"))
     return shlex.split(command)[2:]
 
 
-def goes_with(study: Study, read: Callable[[Run], str]) -> str:
+def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
     """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
     if len({read(run).strip() for run in study.runs}) < 2:
         return ""
@@ -89,7 +89,7 @@ def goes_with(study: Study, read: Callable[[Run], str]) -> str:
     return ", ".join(telling or study.varied)
 
 
-def lead(study: Study) -> str:
+def lead(study: RecordedStudy) -> str:
     """Say how many arms, seeds and runs there are, and how the runs ended."""
     statuses = [run.status for run in study.runs]
     ends = []
@@ -107,7 +107,7 @@ def lead(study: Study) -> str:
     return f"{arms}, {seeds}, {count(len(statuses), 'run')}: {', '.join(ends)}"
 
 
-def facts(study: Study, options: Mapping[str, str], judged_by: str, baseline: str) -> dict[str, str]:
+def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, baseline: str) -> dict[str, str]:
     """Return what was compared, a fact by its name; without those that nobody knows.
 
     options: what data, model and optimizer are called. baseline: in words; empty where nothing is compared.
@@ -133,17 +133,17 @@ def facts(study: Study, options: Mapping[str, str], judged_by: str, baseline: st
 # ---- of a run
 
 
-def option(group: str) -> Callable[[Run], str]:
+def option(group: str) -> Callable[[RecordedRun], str]:
     """Return what reads the option of a group."""
     return lambda run: str(run.config.get(group, ""))
 
 
-def steps(run: Run) -> str:
+def steps(run: RecordedRun) -> str:
     """Write how many steps a run takes."""
     return f"{run.steps:,}" if run.steps else ""
 
 
-def batch(run: Run) -> str:
+def batch(run: RecordedRun) -> str:
     """Write what a batch has, such as `32 sequences of 64 tokens`."""
     about = run.data
     context = about.get("context")
@@ -158,18 +158,18 @@ def batch(run: Run) -> str:
     return f"{run.config.get('data.batch_size')} {examples}{more}"
 
 
-def rate(run: Run) -> str:
+def rate(run: RecordedRun) -> str:
     """Write a run's learning rate."""
     return plain(run.config.get(LEARNING_RATE) or 0)
 
 
-def clip(run: Run) -> str:
+def clip(run: RecordedRun) -> str:
     """Write at which norm gradients are clipped."""
     most = run.config.get("trainer.grad_clip")
     return f"gradients clipped at a norm of {most:g}" if most else "without clipping gradients"
 
 
-def amounts(run: Run) -> str:
+def amounts(run: RecordedRun) -> str:
     """Write how many data there are, such as `1,437 training images, fingerprint 0123abcd`."""
     about = run.data
     parts = []
@@ -182,13 +182,13 @@ def amounts(run: Run) -> str:
     return ", ".join(parts)
 
 
-def bleu(run: Run) -> str:
+def bleu(run: RecordedRun) -> str:
     """Write how translations were found and scored; nothing where there are none."""
     about = run.data
     return f"beam {about.get('beam')}, {about['bleu']}" if about.get("bleu") else ""
 
 
-def code(run: Run) -> str:
+def code(run: RecordedRun) -> str:
     """Write the commit that a run was made with, and whether something was changed in it."""
     return short_commit(run.session)
 
@@ -201,7 +201,7 @@ def short_commit(session: Mapping[str, Any]) -> str:
     return commit[:SHOWN_OF_A_HASH] + ("+changes" if "+" in commit else "")
 
 
-def machine(run: Run) -> str:
+def machine(run: RecordedRun) -> str:
     """Write what a run was made on; nothing where nobody knows."""
     name = run.session.get("accelerator") or run.session.get("cpu")
     if not name:
@@ -213,7 +213,7 @@ def machine(run: Run) -> str:
     return words
 
 
-def versions(run: Run) -> str:
+def versions(run: RecordedRun) -> str:
     """Write the versions of torch, numpy and Python; nothing where nobody knows."""
     packages = run.session.get("packages") or {}
     if not packages:

@@ -12,7 +12,7 @@ from normbench.analysis.answers import CaveatKind
 from normbench.analysis.comparisons import LOST, Comparison, rate_families, settled_seeds, without
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, candidates, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates, shortened
 from normbench.analysis.statistics import FEWEST_RANKS
 from normbench.analysis.wording import chance, fixed, in_words
 from normbench.config.sections import GROUPS
@@ -63,7 +63,10 @@ class Finding:
 
 
 def findings(
-    study: Study, chosen: bool = False, comparisons: Sequence[Comparison] = (), missing: Mapping[str, str] | None = None
+    study: RecordedStudy,
+    chosen: bool = False,
+    comparisons: Sequence[Comparison] = (),
+    missing: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
     """Return all that is unfair in a study, what may decide it first.
 
@@ -97,13 +100,13 @@ def findings(
 # ---- what is missing or damaged
 
 
-def damaged_runs(study: Study) -> Iterator[Finding]:
+def damaged_runs(study: RecordedStudy) -> Iterator[Finding]:
     """Find runs that cannot be read."""
     for name, why in study.damaged:
         yield Finding(CaveatKind.DAMAGED_RUN, f"{name} is left out: {why}")
 
 
-def contradictions(study: Study) -> Iterator[Finding]:
+def contradictions(study: RecordedStudy) -> Iterator[Finding]:
     """Find runs whose summary has other final metrics than they have logged."""
     wrong = dict.fromkeys(run.name for run in study.runs if contradicts_itself(run))
     if wrong:
@@ -111,7 +114,7 @@ def contradictions(study: Study) -> Iterator[Finding]:
         yield Finding(CaveatKind.DAMAGED_RECORD, f"{shortened([*wrong], 6)}: {text}")
 
 
-def contradicts_itself(run: Run) -> bool:
+def contradicts_itself(run: RecordedRun) -> bool:
     """Tell whether a final metric of the summary is not what was logged last."""
     for tag, value in run.metrics.items():
         if value is None:
@@ -130,7 +133,7 @@ def missing_runs(missing: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(CaveatKind.MISSING_RUNS, text)
 
 
-def missing_seeds(study: Study) -> Iterator[Finding]:
+def missing_seeds(study: RecordedStudy) -> Iterator[Finding]:
     """Find arms that lack a seed that others have."""
     every = {run.seed for run in study.runs}
     lacking: dict[tuple[int, ...], list[str]] = {}
@@ -148,7 +151,7 @@ def missing_seeds(study: Study) -> Iterator[Finding]:
 # ---- what all runs should have in common, and what none should have
 
 
-def records_of(study: Study) -> list[Record]:
+def records_of(study: RecordedStudy) -> list[Record]:
     """Return all sessions of all runs."""
     return [Record(arm, run, session) for arm, run in study.pairs for session in run.sessions]
 
@@ -163,7 +166,7 @@ def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
     return {value: [*names] for value, names in found.items()}
 
 
-def unequal_facts(study: Study) -> Iterator[Finding]:
+def unequal_facts(study: RecordedStudy) -> Iterator[Finding]:
     """Find values that should be the same and are not."""
     records = records_of(study)
     for rule in SHOULD_BE_ALIKE:
@@ -176,7 +179,7 @@ def unequal_facts(study: Study) -> Iterator[Finding]:
             yield finding
 
 
-def forbidden_facts(study: Study) -> Iterator[Finding]:
+def forbidden_facts(study: RecordedStudy) -> Iterator[Finding]:
     """Find what no run should have."""
     records = records_of(study)
     for rule in SHOULD_NEVER_BE:
@@ -194,7 +197,7 @@ def unequal(
         yield Finding(topic, f"{words}: {values}", serious, found)
 
 
-def settings(study: Study) -> Iterator[Finding]:
+def settings(study: RecordedStudy) -> Iterator[Finding]:
     """Find settings that go along with what is compared."""
     compared = [key for key in study.varied if key in GROUPS]
     asked = asked_for(study)
@@ -208,7 +211,7 @@ def settings(study: Study) -> Iterator[Finding]:
         yield from unequal(CaveatKind.SETTINGS, f"the arms differ in {key} too", found)
 
 
-def asked_for(study: Study) -> set[str]:
+def asked_for(study: RecordedStudy) -> set[str]:
     """Return the keys that the commands of runs set: what they say does not follow from an option."""
     keys = set[str]()
     for run in study.runs:
@@ -222,7 +225,7 @@ def asked_for(study: Study) -> set[str]:
 # ---- step times
 
 
-def step_times(study: Study) -> Iterator[Finding]:
+def step_times(study: RecordedStudy) -> Iterator[Finding]:
     """Find arms whose seeds took unlike times for the same work."""
     ratios = {arm.name: time_ratio(arm) for arm in study.arms}
     unsteady = [name for name, ratio in ratios.items() if ratio > STEADY]
@@ -242,11 +245,11 @@ def time_ratio(arm: Arm) -> float:
     return float(max(medians) / min(medians)) if medians else 1.0
 
 
-def launches(study: Study) -> Iterator[Finding]:
+def launches(study: RecordedStudy) -> Iterator[Finding]:
     """Find GPUs that probably waited for their hosts in most runs of each arm, so that step times count operators."""
     if len(study.arms) < 2:
         return
-    waiting: dict[str, list[Run]] = {}
+    waiting: dict[str, list[RecordedRun]] = {}
     for arm in study.arms:
         own = [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
         if 2 * len(own) <= len(arm.runs):
@@ -269,7 +272,7 @@ def launches(study: Study) -> Iterator[Finding]:
 # ---- learning rates
 
 
-def learning_rates(study: Study) -> Iterator[Finding]:
+def learning_rates(study: RecordedStudy) -> Iterator[Finding]:
     """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
     found = arms_by_value((arm.name, run.config.get(LEARNING_RATE)) for arm, run in study.pairs)
     if LEARNING_RATE in study.varied or not found or len(study.arms) < 2:
@@ -287,7 +290,7 @@ def learning_rates(study: Study) -> Iterator[Finding]:
         yield from unequal(CaveatKind.SETTINGS, text, found)
 
 
-def rates_at_an_edge(study: Study) -> Iterator[Finding]:
+def rates_at_an_edge(study: RecordedStudy) -> Iterator[Finding]:
     """Find arms whose chosen learning rate is the lowest or the highest of those tried."""
     at_edge = {path for path, choice in study.choices.items() if choice.get("edge")}
     names = [arm.name for arm in study.arms if any(run.path in at_edge for run in arm.runs)]
@@ -296,14 +299,14 @@ def rates_at_an_edge(study: Study) -> Iterator[Finding]:
         yield Finding(CaveatKind.LEARNING_RATE, f"{shortened(names, 6)}: {text}")
 
 
-def own_rates(study: Study) -> str:
+def own_rates(study: RecordedStudy) -> str:
     """Return the command that chooses a learning rate for each arm."""
     name = f"{study.runs[0].config.get('name')}-auto"
     command = study.command(**{"name": name, LEARNING_RATE: None, "sweep.lr": "auto"})
     return command or "normbench sweep and sweep.lr=auto"
 
 
-def open_rates(study: Study) -> Iterator[Finding]:
+def open_rates(study: RecordedStudy) -> Iterator[Finding]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(study):
         every = {run.seed for arm in family for run in arm.runs}

@@ -12,7 +12,7 @@ from typing import Any
 
 from normbench.analysis.answers import CaveatKind
 from normbench.analysis.facts import SHOWN_OF_A_HASH, short_commit
-from normbench.analysis.records import Arm, Run
+from normbench.analysis.records import Arm, RecordedRun
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Record:
     """What one session of a run has recorded, with the run and its arm."""
 
     arm: Arm
-    run: Run
+    run: RecordedRun
     session: Mapping[str, Any]
 
 

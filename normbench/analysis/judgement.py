@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from normbench.analysis.comparisons import Baseline, Comparison, Survival, compare_all, corrected_with, survivals
 from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.measures import Metric
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import Arm, RecordedStudy
 from normbench.analysis.statistics import holm
 
 
@@ -27,7 +27,7 @@ class Judgement:
         return any(one.real for one in tests)
 
 
-def judge(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Judgement:
+def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Judgement:
     """Make every test that a report speaks of; p is corrected over all of them after Holm.
 
     arms: those that are compared, each at its best learning rate where that was a choice.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.records import Arm, Curve, Run, Study, shortened
+from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy, shortened
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
 from normbench.record.directory import extended_runs
@@ -97,7 +97,7 @@ def known(values: Iterable[float | None]) -> list[float]:
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
-def final(run: Run, metric: Metric) -> float:
+def final(run: RecordedRun, metric: Metric) -> float:
     """Return the run's last value in the metric's unit, or its best among equals; NaN for a run that did not finish."""
     if run.status != "finished":
         return NAN
@@ -112,7 +112,7 @@ def final(run: Run, metric: Metric) -> float:
     return NAN if value is None else metric.scale * float(value)
 
 
-def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
+def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, ...]:
     """Choose by what a study is judged: test data where every run that finished has them; BLEU or accuracy first.
 
     word: the tag that a person puts first, or `best`.
@@ -133,7 +133,7 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
     return (metric_of(word), *(metric for metric in usual if metric.tag != word))
 
 
-def check_logged(word: str, finished: Sequence[Run], usual: Sequence[Metric]) -> None:
+def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
     """Refuse a metric that runs have not logged.
 
     Raises:
@@ -153,7 +153,7 @@ def check_logged(word: str, finished: Sequence[Run], usual: Sequence[Metric]) ->
         )
 
 
-def has_evaluations_on_way(run: Run) -> bool:
+def has_evaluations_on_way(run: RecordedRun) -> bool:
     """Say whether a run has evaluations of the validation data that are like those on its way."""
     return len(finite(alike(run, VALIDATION_LOSS)).steps) > 0
 
@@ -168,7 +168,7 @@ def metric_of(tag: str) -> Metric:
     return Metric(tag, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
 
 
-def evaluations_in_words(runs: Iterable[Run]) -> str:
+def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
     """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
     counts = {f"{run.config['trainer.eval_batches']:,}" for run in runs if judged_by_some(run)}
     if not counts:
@@ -177,12 +177,12 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
     return f"{' or '.join(sorted(counts))} {batches}"
 
 
-def judged_by_some(run: Run) -> bool:
+def judged_by_some(run: RecordedRun) -> bool:
     """Say whether evaluations on the way were of some batches, and the one at the last step of all data."""
     return math.isfinite(batches_judged(run, run.config.get("trainer.eval_batches")))
 
 
-def batches_judged(run: Run, limit: int | None) -> float:
+def batches_judged(run: RecordedRun, limit: int | None) -> float:
     """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
     if limit is None:
         return math.inf
@@ -191,7 +191,7 @@ def batches_judged(run: Run, limit: int | None) -> float:
     return math.inf if total is not None and judged >= total else limit
 
 
-def alike(run: Run, tag: str) -> Curve:
+def alike(run: RecordedRun, tag: str) -> Curve:
     """Return a curve, of evaluations those on as many batches as the run's own on the way.
 
     What is easier or harder about a few batches is in all of these, and not in an evaluation of all data: that of the
@@ -212,7 +212,7 @@ def alike(run: Run, tag: str) -> Curve:
     return Curve(curve.steps[kept], curve.values[kept])
 
 
-def implementation(run: Run) -> str:
+def implementation(run: RecordedRun) -> str:
     """Return what ran its norms, such as `torch.nn.functional.layer_norm`; empty where that is not recorded."""
     found = run.ledger.get("implementation") or ""
     return found if isinstance(found, str) else " and ".join(found)
@@ -241,7 +241,7 @@ def finite(curve: Curve | None) -> Curve:
     return Curve(curve.steps[known], curve.values[known])
 
 
-def seconds_at(run: Run, steps: Any) -> Any:
+def seconds_at(run: RecordedRun, steps: Any) -> Any:
     """Return the seconds of training before a step, or some (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
@@ -257,7 +257,7 @@ def seconds_at(run: Run, steps: Any) -> Any:
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
 
 
-def gradient_noise(run: Run) -> tuple[float, float]:
+def gradient_noise(run: RecordedRun) -> tuple[float, float]:
     """Return the mean variance of one example's gradient, and the noise scale in examples; NaN where there is none.
 
     Over the probed steps of a finished run from where the learning rate has risen to its peak. The noise scale is a
@@ -279,7 +279,7 @@ def mean_since(curve: Curve, step: int) -> float:
     return mean if mean > 0 else NAN
 
 
-def value_at(run: Run, tag: str, seconds: float) -> float:
+def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
     """Return a loss at a training time, between two records on the line between them; NaN outside of the records."""
     curve = finite(alike(run, tag))
     times = seconds_at(run, curve.steps)
@@ -287,13 +287,13 @@ def value_at(run: Run, tag: str, seconds: float) -> float:
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
-def last_time(run: Run, tag: str) -> float:
+def last_time(run: RecordedRun, tag: str) -> float:
     """Return the time of training up to which a run has values that are alike; NaN where it has none."""
     steps = finite(alike(run, tag)).steps
     return float(seconds_at(run, steps[-1])) if len(steps) else NAN
 
 
-def stays_at(run: Run, target: float) -> int:
+def stays_at(run: RecordedRun, target: float) -> int:
     """Return the step from which on a finished run's validation loss stays at or below a target; 0: it does not.
 
     That is judged by evaluations that are alike.
@@ -337,7 +337,7 @@ class Yardstick:
 
 
 def yardstick(
-    study: Study, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
+    study: RecordedStudy, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
 ) -> Yardstick:
     """Choose by what to judge; without a given target, the mean loss at which the partner of an arm ends.
 
@@ -364,12 +364,12 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     return found
 
 
-def fastest(runs: Iterable[Run], tag: str) -> float:
+def fastest(runs: Iterable[RecordedRun], tag: str) -> float:
     """Return the time of training at which the fastest of some runs has its last value; NaN where none has one."""
     return min(known(last_time(run, tag) for run in runs), default=NAN)
 
 
-def last_alike(run: Run) -> float:
+def last_alike(run: RecordedRun) -> float:
     """Return the last validation loss (nats) of a finished run that is like those before it; NaN where it has none."""
     values = finite(alike(run, VALIDATION_LOSS)).values
     return float(values[-1]) if len(values) and run.status == "finished" else NAN
@@ -383,7 +383,7 @@ def rounded_up(value: float, digits: int) -> float:
 # ---- all runs
 
 
-def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
+def runs_frame(study: RecordedStudy, by: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
     trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
@@ -434,7 +434,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
-def shown_metrics(run: Run) -> dict[str, float | None]:
+def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
     """Return the last losses, accuracies and BLEUs of a run."""
     found = {}
     for tag, value in run.summary.get("metrics", {}).items():
@@ -443,7 +443,7 @@ def shown_metrics(run: Run) -> dict[str, float | None]:
     return found
 
 
-def best_on_way(run: Run, metric: Metric) -> tuple[float, int]:
+def best_on_way(run: RecordedRun, metric: Metric) -> tuple[float, int]:
     """Return the best value of evaluations that are alike, in the metric's unit, and its step; NaN and 0 of none."""
     sign = 1 if metric.lower_is_better else -1
     curve = finite(alike(run, metric.tag))
@@ -451,7 +451,7 @@ def best_on_way(run: Run, metric: Metric) -> tuple[float, int]:
     return metric.scale * sign * float(best), int(step)
 
 
-def gap(run: Run) -> float:
+def gap(run: RecordedRun) -> float:
     """Return the last validation loss less the last training loss (nats); NaN where the latter is not comparable."""
     if "loss/train_eval" in run.metrics:
         return final(run, loss_on("val")) - final(run, loss_on("train_eval"))
@@ -460,7 +460,7 @@ def gap(run: Run) -> float:
     return final(run, loss_on("val")) - final(run, loss_on("train"))
 
 
-def by_block(run: Run, tags: str) -> dict[int, Curve]:
+def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
     """Return what a run has logged under tags of some form, for each block by its number; 0: for the whole network.
 
     Of the parts of a block, gradients add up to the norm of the whole; of all else it is the mean.

@@ -15,7 +15,7 @@ from normbench.analysis import facts
 from normbench.analysis.comparisons import contenders
 from normbench.analysis.examine import Examined
 from normbench.analysis.fairness import asked_for
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, candidates, in_order, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates, in_order, shortened
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
 from normbench.config.groups import options, section_of
@@ -163,7 +163,7 @@ def say_tests(found: Examined) -> list[str]:
     return parts
 
 
-def say_software(runs: Sequence[Run]) -> list[str]:
+def say_software(runs: Sequence[RecordedRun]) -> list[str]:
     """Say how translations were judged, with which software, and on what."""
     parts = []
     scores = facts.every(runs, facts.bleu)
@@ -179,13 +179,13 @@ def say_software(runs: Sequence[Run]) -> list[str]:
     return parts
 
 
-def told_elsewhere(study: Study) -> set[str]:
+def told_elsewhere(study: RecordedStudy) -> set[str]:
     """Return the settings that other sentences tell."""
     varied = {*study.varied, *along(study)}
     return varied | {LEARNING_RATE} if study.fairly_chosen else varied
 
 
-def options_of(study: Study) -> dict[str, str]:
+def options_of(study: RecordedStudy) -> dict[str, str]:
     """Return what data, model and optimizer are called, and what was changed of them, by their groups."""
     found = {}
     for group in SHOWN:
@@ -197,14 +197,14 @@ def options_of(study: Study) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Factor:
+class JointFactor:
     """Settings that vary together, and the values that they take together."""
 
     keys: tuple[str, ...]
     levels: tuple[tuple[Any, ...], ...]
 
 
-def factors(study: Study) -> list[Factor]:
+def factors(study: RecordedStudy) -> list[JointFactor]:
     """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
     keys = (*study.varied, *along(study))
     groups: list[tuple[str, ...]] = [(key,) for key in keys]
@@ -214,14 +214,16 @@ def factors(study: Study) -> list[Factor]:
         groups[groups.index(one)] = (*one, *other)
         groups.remove(other)
         tied = tied_pair(study, groups)
-    found = [Factor(keys, levels_of(study, keys)) for keys in groups]
+    found = [JointFactor(keys, levels_of(study, keys)) for keys in groups]
     if math.prod(len(one.levels) for one in found) > len(study.arms):  # pairs are whole, and triples are not
         every = tuple(key for keys in groups for key in keys)
-        return [Factor(every, levels_of(study, every))]
+        return [JointFactor(every, levels_of(study, every))]
     return found
 
 
-def tied_pair(study: Study, groups: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def tied_pair(
+    study: RecordedStudy, groups: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Return the first two groups of settings some of whose values are not taken together; None where all are."""
     for one, other in combinations(groups, 2):
         if are_tied(study, one, other):
@@ -229,7 +231,7 @@ def tied_pair(study: Study, groups: Sequence[tuple[str, ...]]) -> tuple[tuple[st
     return None
 
 
-def along(study: Study) -> list[str]:
+def along(study: RecordedStudy) -> list[str]:
     """Return the settings that were asked for and go along with what varies, as warm-up that is tied to placement."""
     chosen = (LEARNING_RATE,) if study.fairly_chosen else ()
     asked = asked_for(study).difference(study.varied, chosen)
@@ -237,24 +239,24 @@ def along(study: Study) -> list[str]:
     return [key for key in found if len(levels_of(study, (key,))) > 1]
 
 
-def are_tied(study: Study, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Say whether some values of settings are not taken together."""
     together = len(levels_of(study, (*one, *other)))
     return together < len(levels_of(study, one)) * len(levels_of(study, other))
 
 
-def levels_of(study: Study, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+def levels_of(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the values that settings take together, in order."""
     found = {level_of(run, keys) for run in study.runs}
     return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
 
 
-def level_of(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+def level_of(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
     """Return the values that a run has in some settings."""
     return tuple(run.config.get(key) for key in keys)
 
 
-def factor_in_words(study: Study, factor: Factor) -> str:
+def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
     """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
     by_level = {level_of(run, factor.keys): run for run in study.runs}
     levels = []
@@ -264,7 +266,7 @@ def factor_in_words(study: Study, factor: Factor) -> str:
     return f"{' together with '.join(factor.keys)}: {listed(levels)}"
 
 
-def level_in_words(study: Study, run: Run, key: str) -> str:
+def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
     """Write what a run has in a setting that varies; of an option with the works behind it."""
     return option_in_words(run, key, study.varied) if key in GROUPS else value_in_words(run.config.get(key))
 
@@ -272,7 +274,7 @@ def level_in_words(study: Study, run: Run, key: str) -> str:
 # ---- what was held equal
 
 
-def alike_in_words(study: Study, varied: Iterable[str]) -> str:
+def alike_in_words(study: RecordedStudy, varied: Iterable[str]) -> str:
     """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
     sections = {key.partition(".")[0] for key in varied}
     gains = {str(run.ledger.get("branch_gain")) for run in study.runs if run.summary}
@@ -284,7 +286,7 @@ def alike_in_words(study: Study, varied: Iterable[str]) -> str:
     return f": for each seed, runs {' and '.join(words)}" if words else ""
 
 
-def fixed_in_words(study: Study, varied: Container[str]) -> str:
+def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
     """Write which norm and placement all runs have, where these do not vary: `norm is layernorm (Ba et al. 2016)`."""
     words = []
     for group in ("norm", "placement"):
@@ -294,7 +296,7 @@ def fixed_in_words(study: Study, varied: Container[str]) -> str:
     return " and the ".join(words)
 
 
-def part_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
+def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     """Write what stands for a group: its class, the works behind it, and each setting that plays a part.
 
     aside: settings that are told elsewhere. Where settings are not as the option has them, that is said: `the preset
@@ -321,7 +323,7 @@ def part_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
     return words if option.casefold() == name.casefold() else f"{words} (the preset {option})"
 
 
-def option_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
+def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     """Write the name of a group's option, the works behind it, and what of it is not as it has it."""
     option = str(run.config.get(group, ""))
     altered = changed(run, group, {*aside, *ELSEWHERE})
@@ -331,7 +333,7 @@ def option_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
     return words
 
 
-def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
+def playing(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a group that play a part in a run's task, but those aside, by dotted path."""
     known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
     found = {}
@@ -344,7 +346,7 @@ def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def changed(run: Run, group: str, aside: Iterable[str]) -> list[str]:
+def changed(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
     """Return the settings that play a part and are not as the option has them that the run was given."""
     option = str(run.config.get(group, ""))
     if option not in options(group):

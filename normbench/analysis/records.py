@@ -64,7 +64,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run as its directory tells it.
 
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
@@ -168,7 +168,7 @@ class Arm:
     """
 
     settings: Mapping[str, Any]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RecordedRun, ...] = ()
     rates: int = 1
 
     @cached_property
@@ -182,12 +182,12 @@ class Arm:
         return {run.seed for run in self.runs}
 
     @property
-    def finished(self) -> list[Run]:
+    def finished(self) -> list[RecordedRun]:
         """Return the runs that finished."""
         return [run for run in self.runs if run.status == "finished"]
 
     @property
-    def stuck(self) -> list[Run]:
+    def stuck(self) -> list[RecordedRun]:
         """Return the runs that finished and did not train."""
         return [run for run in self.runs if run.trained is False]
 
@@ -202,7 +202,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Study:
+class RecordedStudy:
     """Runs that may be compared.
 
     varied: the settings that tell the arms apart. damaged: runs that cannot be read, and why.
@@ -219,12 +219,12 @@ class Study:
         return self.runs[0].task
 
     @property
-    def pairs(self) -> list[tuple[Arm, Run]]:
+    def pairs(self) -> list[tuple[Arm, RecordedRun]]:
         """Return all runs, arm by arm, each with its arm."""
         return [(arm, run) for arm in self.arms for run in arm.runs]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         """Return all runs, arm by arm."""
         return [run for _, run in self.pairs]
 
@@ -289,7 +289,7 @@ class Study:
         return shlex.join(command) if self.plans else ""
 
 
-def read_studies(folders: Sequence[Path]) -> list[Study]:
+def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     """Read the runs below some folders, as a study for each task; each counts once, where folders lie in one another.
 
     Raises:
@@ -300,7 +300,7 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         for name, one in run_directories(folder).items():
             found[one.path.resolve()] = (one, name)
 
-    def read(some: Iterable[tuple[RunDirectory, str]]) -> Iterator[Run | tuple[str, str]]:
+    def read(some: Iterable[tuple[RunDirectory, str]]) -> Iterator[RecordedRun | tuple[str, str]]:
         for directory, name in some:
             try:
                 yield read_run(directory, name)
@@ -310,10 +310,10 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
     every = [*found.values()]
     half = len(every) // 2
     others = beside(lambda: [*read(every[half:])])
-    runs = list[Run]()
+    runs = list[RecordedRun]()
     damaged = list[tuple[str, str]]()
     for one in (*read(every[:half]), *others()):
-        if isinstance(one, Run):
+        if isinstance(one, RecordedRun):
             runs.append(one)
         else:
             damaged.append(one)
@@ -329,7 +329,7 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
     return studies
 
 
-def read_run(directory: RunDirectory, name: str) -> Run:
+def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     """Read one run.
 
     Raises:
@@ -351,7 +351,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         if lost:
             stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"}
-    return Run(
+    return RecordedRun(
         name=name,
         path=directory.path,
         status=stands["status"],
@@ -456,11 +456,13 @@ def name_arm(settings: Mapping[str, Any]) -> str:
     return " · ".join(words) or "all runs"
 
 
-def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()) -> Study:
+def study_of(
+    runs: Sequence[RecordedRun], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()
+) -> RecordedStudy:
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
     tell_apart(runs)
     varied = varied_settings(runs)
-    gathered = defaultdict[tuple[Any, ...], list[Run]](list)
+    gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
         values = tuple(run.config.get(key) for key in varied)
         gathered[values].append(run)
@@ -468,10 +470,10 @@ def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequenc
     for values in sorted(gathered, key=lambda values: [in_order(value) for value in values]):
         settings = dict(zip(varied, values, strict=True))
         arms.append(Arm(settings, tuple(gathered[values])))
-    return Study(tuple(folders), tuple(arms), varied, tuple(damaged))
+    return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged))
 
 
-def tell_apart(runs: Sequence[Run]) -> None:
+def tell_apart(runs: Sequence[RecordedRun]) -> None:
     """Name classes of one name, other than ours, by their paths: `a.MyNorm` and `b.MyNorm`."""
     for section in CLASS_SECTIONS:
         target = f"{section}._target_"
@@ -486,7 +488,7 @@ def tell_apart(runs: Sequence[Run]) -> None:
                 run.config[section] = path
 
 
-def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
+def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """Return the settings that tell the arms apart: groups first, and none that follows from those before it."""
     cells: list[Any] = [()] * len(runs)
     varied = []
@@ -499,7 +501,7 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(varied)
 
 
-def candidates(runs: Sequence[Run]) -> list[str]:
+def candidates(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
     keys = {key for run in runs for key in run.config if not key.startswith(("probes.", "logger."))}
     first = [key for key in FIRST_KEYS if key in keys]

@@ -17,7 +17,7 @@ from normbench.analysis.figures.style import COLUMN, Figure, is_wide, our_style
 from normbench.analysis.measures import runs_frame
 from normbench.analysis.methods import methods, options_of
 from normbench.analysis.pages import page_of
-from normbench.analysis.records import Study, shortened
+from normbench.analysis.records import RecordedStudy, shortened
 from normbench.analysis.references import bibliography
 from normbench.analysis.safe import to_csv
 from normbench.analysis.sensitivity import areas, failing, searches, tried_levels
@@ -66,7 +66,7 @@ def has_studies_alone(folder: Path) -> bool:
     return bool(places_of_studies([folder])) and not any(folder.rglob("status.json"))
 
 
-def report_on(study: Study, baseline: Baseline, **how: Any) -> Report:
+def report_on(study: RecordedStudy, baseline: Baseline, **how: Any) -> Report:
     """Return the report of a study. how: as `examine` has it."""
     return put_in_words(examine(study, baseline, **how))
 
@@ -210,6 +210,6 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> None:
     write_json(out / WRITTEN, {"files": sorted(files)})
 
 
-def title_of(study: Study) -> str:
+def title_of(study: RecordedStudy) -> str:
     """Name a study by its folders."""
     return shortened([folder.resolve().name for folder in study.folders], 3)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from normbench.analysis.comparisons import LOST, best_rate, families_of, without
 from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import learning_rate_sensitivity
 from normbench.record.shapes import NUMBER, fits
 
@@ -38,7 +38,7 @@ def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
     }
 
 
-def is_lost(run: Run) -> bool:
+def is_lost(run: RecordedRun) -> bool:
     """Say whether a run did not get through, or did not train."""
     return run.status in LOST or run.trained is False
 
@@ -71,9 +71,9 @@ class Tried:
         return found
 
     @property
-    def by_seed(self) -> dict[int, dict[float, Run]]:
+    def by_seed(self) -> dict[int, dict[float, RecordedRun]]:
         """Return the runs of each seed that has ended at every level."""
-        found = defaultdict[int, dict[float, Run]](dict)
+        found = defaultdict[int, dict[float, RecordedRun]](dict)
         for level, arm in self.by_level.items():
             for run in arm.runs:
                 if run.ended:
@@ -151,7 +151,7 @@ class Search:
         return {rate: list(own).count(None) for rate, own in self.losses.items()}
 
 
-def searches(study: Study) -> list[Search]:
+def searches(study: RecordedStudy) -> list[Search]:
     """Return how sweeps with `sweep.lr=auto` have chosen the learning rate of each arm, those without runs last."""
     by_choice = dict[int, Arm]()
     for arm, run in study.pairs:
@@ -234,7 +234,7 @@ def failing(arms: Sequence[Arm]) -> list[str]:
     return found
 
 
-def areas(study: Study) -> list[Area]:
+def areas(study: RecordedStudy) -> list[Area]:
     """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
     levels = {key: levels_in(study.arms, key) for key in study.varied}
     numbers = [key for key in levels if are_numbers(levels[key])]

@@ -12,21 +12,21 @@ from typing import NamedTuple
 
 from normbench.analysis.answers import (
     Answer,
+    ArmDifference,
     ArmResult,
     Cause,
-    Difference,
     Effect,
     EffectKind,
     Losses,
+    NextStep,
     Paired,
     Question,
     Reason,
     ReasonKind,
     Remedy,
-    Step,
+    StatedTest,
     StepKind,
     Stuck,
-    Tested,
     Verdict,
 )
 from normbench.analysis.comparisons import ENOUGH
@@ -168,7 +168,7 @@ def say_stuck_arm(name: str, arm: ArmResult) -> str:
 
 
 def missed(run: Stuck) -> str:
-    """Say what a run has missed: the rule of `Run.trained`."""
+    """Say what a run has missed: the rule of `RecordedRun.trained`."""
     loss, accuracy = run.constant_loss, run.constant_accuracy
     words = "" if loss is None else f"not {100 * LEARNED:.0f} % below the {fixed(loss, 3)} of a constant guess"
     if accuracy is None:
@@ -238,7 +238,7 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
 # ---- differences
 
 
-def say_differences(ones: Sequence[Difference], margin: float | None) -> tuple[list[list[str]], list[str]]:
+def say_differences(ones: Sequence[ArmDifference], margin: float | None) -> tuple[list[list[str]], list[str]]:
     """Say what the differences are, kind by kind, the largest first; and, beside them, where none was found.
 
     margin: in the metric's unit; differences within it do not matter.
@@ -263,7 +263,7 @@ def say_differences(ones: Sequence[Difference], margin: float | None) -> tuple[l
     return found, [*(SENTENCES[one.verdict](one, margin) for one in alike), *untold]
 
 
-def say_untrained(one: Difference, margin: float | None) -> str:
+def say_untrained(one: ArmDifference, margin: float | None) -> str:
     """Say that two arms are not compared, as one of them did not train."""
     if len(one.untrained) > 1:
         return f"{pair(one)} are not compared: neither of them trained."
@@ -276,7 +276,7 @@ def say_untrained(one: Difference, margin: float | None) -> str:
     return words + "."
 
 
-def say_different(one: Difference, margin: float | None) -> str:
+def say_different(one: ArmDifference, margin: float | None) -> str:
     """Say what a difference is."""
     holm = " after Holm" if one.family > 1 else ""
     return (
@@ -285,7 +285,7 @@ def say_different(one: Difference, margin: float | None) -> str:
     )
 
 
-def say_flattered(one: Difference, margin: float | None) -> str:
+def say_flattered(one: ArmDifference, margin: float | None) -> str:
     """Say that the arm which looks better has lost more runs."""
     ours, theirs = one.lost if one.better else reversed(one.lost)
     better, other = (one.arm, one.baseline) if one.better else (one.baseline, one.arm)
@@ -297,7 +297,7 @@ def say_flattered(one: Difference, margin: float | None) -> str:
     )
 
 
-def say_possible(one: Difference, margin: float | None) -> str:
+def say_possible(one: ArmDifference, margin: float | None) -> str:
     """Say what may be a difference."""
     return (
         f"{one.arm} may be {compared(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
@@ -306,7 +306,7 @@ def say_possible(one: Difference, margin: float | None) -> str:
     )
 
 
-def say_assumptions(ones: Sequence[Difference]) -> list[str]:
+def say_assumptions(ones: Sequence[ArmDifference]) -> list[str]:
     """Say what is assumed of few seeds, where a difference was found or may have been."""
     told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
     ranks = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH]
@@ -320,7 +320,7 @@ def say_assumptions(ones: Sequence[Difference]) -> list[str]:
     ]
 
 
-def say_torn(one: Difference, margin: float | None) -> str:
+def say_torn(one: ArmDifference, margin: float | None) -> str:
     """Say that the runs of an arm end in two groups."""
     first = one.torn[0]
     arms = " and of ".join(group.arm for group in one.torn)
@@ -331,7 +331,7 @@ def say_torn(one: Difference, margin: float | None) -> str:
     )
 
 
-def say_constant(one: Difference, margin: float | None) -> str:
+def say_constant(one: ArmDifference, margin: float | None) -> str:
     """Say that a difference is the same in each seed."""
     size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
     return (
@@ -343,7 +343,7 @@ def say_constant(one: Difference, margin: float | None) -> str:
 # ---- no difference
 
 
-def say_alike_all(ones: Sequence[Difference]) -> str:
+def say_alike_all(ones: Sequence[ArmDifference]) -> str:
     """Say in one sentence that no difference was found in many comparisons."""
     reach = [one.interval.reach for one in ones if one.interval]
     some = ""
@@ -352,25 +352,25 @@ def say_alike_all(ones: Sequence[Difference]) -> str:
     return f"No difference was found in {len(ones)} comparisons ({shortened([one.arm for one in ones], 4)}){some}."
 
 
-def say_same(one: Difference, margin: float | None) -> str:
+def say_same(one: ArmDifference, margin: float | None) -> str:
     """Say that both ended the same."""
     return f"{pair(one)} end with the same {one.metric.words} in {each_seed(one)}."
 
 
-def say_within(one: Difference, margin: float | None) -> str:
+def say_within(one: ArmDifference, margin: float | None) -> str:
     """Say that a difference is too small to matter."""
     return (
         f"{pair(one)} are the same within {the_margin(margin, one)}: they do not differ by more than {reach_of(one)}."
     )
 
 
-def say_unknown(one: Difference, margin: float | None) -> str:
+def say_unknown(one: ArmDifference, margin: float | None) -> str:
     """Say that there are too few seeds."""
     most = f"{reach_of(one)}{beyond(one, margin)}"
     return f"{pair(one)}: too few seeds to tell; they may differ by up to {most}{decides(one)}."
 
 
-def say_alike(one: Difference, margin: float | None) -> str:
+def say_alike(one: ArmDifference, margin: float | None) -> str:
     """Say that no difference was found, and how large one may be."""
     if margin is None:
         return f"{pair(one)} do not differ by more than {reach_of(one)}{decides(one)}."
@@ -568,7 +568,7 @@ def levels_of(one: Effect, effects: Sequence[float]) -> str:
 # ---- nothing can be said
 
 
-def say_one_seed(ones: Sequence[Difference], every: Sequence[Difference]) -> str:
+def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
     """Say that one seed shows nothing, and what more would show. every: all comparisons."""
     if max(one.tried for one in every) == 1:
         words = "With one seed for each arm nothing can be said about differences:"
@@ -582,7 +582,7 @@ def say_one_seed(ones: Sequence[Difference], every: Sequence[Difference]) -> str
     )
 
 
-def say_no_seed(ones: Sequence[Difference]) -> str:
+def say_no_seed(ones: Sequence[ArmDifference]) -> str:
     """Say that no seed has a result in both arms."""
     return f"{arms_of(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
 
@@ -593,7 +593,7 @@ def say_not_compared(arms: int) -> str:
     return f"Nothing is compared: {why}."
 
 
-Sentence = Callable[[Difference, float | None], str]
+Sentence = Callable[[ArmDifference, float | None], str]
 
 # The sentence of each verdict that has one for each comparison; the others have one for all of them.
 SENTENCES: dict[Verdict, Sentence] = {
@@ -613,7 +613,7 @@ SENTENCES: dict[Verdict, Sentence] = {
 # ---- parts of sentences
 
 
-def corrections(one: Tested) -> str:
+def corrections(one: StatedTest) -> str:
     """Say what p is corrected for."""
     return "more learning rates" if one.family == 1 else f"{one.family} tests"
 
@@ -624,12 +624,12 @@ def equals(p: float | None) -> str:
     return words if words.startswith("<") else f"= {words}"
 
 
-def pair(one: Tested) -> str:
+def pair(one: StatedTest) -> str:
     """Name both arms."""
     return f"{one.arm} and {one.baseline}"
 
 
-def compared(one: Difference) -> str:
+def compared(one: ArmDifference) -> str:
     """Say what an arm is, compared with its baseline."""
     if not one.metric.judges:
         return "different from"
@@ -646,27 +646,27 @@ def way(one: Paired) -> str:
     return "lower" if one.mean < 0 else "higher"
 
 
-def arms_of(ones: Sequence[Difference]) -> str:
+def arms_of(ones: Sequence[ArmDifference]) -> str:
     """Name the arms of some comparisons."""
     return shortened([one.arm for one in ones])
 
 
-def the_margin(margin: float | None, one: Difference) -> str:
+def the_margin(margin: float | None, one: ArmDifference) -> str:
     """Name the margin."""
     return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
 
 
-def survivors(one: Difference, comma: str = ",") -> str:
+def survivors(one: ArmDifference, comma: str = ",") -> str:
     """Say that other seeds were lost."""
     return f"{comma} among the seeds that survived" if one.survived else ""
 
 
-def each_seed(one: Difference) -> str:
+def each_seed(one: ArmDifference) -> str:
     """Name all seeds that are compared."""
     return f"each of {count(one.n, 'seed')}" + (" that survived" if one.survived else "")
 
 
-def measured(one: Difference) -> str:
+def measured(one: ArmDifference) -> str:
     """Write a difference and its interval, up to where p stands."""
     places = precision(one.mean, one.interval)
     return (
@@ -679,12 +679,12 @@ def seeds_of(one: Paired) -> str:
     return f"{one.n} of {one.tried} seeds" if one.n < one.tried else count(one.n, "seed")
 
 
-def ranks(one: Difference) -> str:
+def ranks(one: ArmDifference) -> str:
     """Write p of the test that needs no Gaussian, beside that of the one that does."""
     return f"; signed ranks {chance(one.ranked_p)}" if one.n < ENOUGH and one.ranked_p is not None else ""
 
 
-def decides(one: Difference) -> str:
+def decides(one: ArmDifference) -> str:
     """Name the one seed that decides."""
     if not one.deciding or not (one.real or one.skewed):
         return ""
@@ -695,13 +695,13 @@ def decides(one: Difference) -> str:
     return f"; seed {seed} is an outlier: without it, p {p}{uncorrected}; look at its run"
 
 
-def reach_of(one: Difference) -> str:
+def reach_of(one: ArmDifference) -> str:
     """Write how large a difference may be at most, and from how many seeds that is known."""
     reach = one.interval.reach if one.interval else None
     return f"{with_unit(bound(reach), one.metric.unit)}{survivors(one, '')} ({seeds_of(one)}, 95 %)"
 
 
-def against(one: Difference, margin: float | None) -> str:
+def against(one: ArmDifference, margin: float | None) -> str:
     """Say how a difference compares with the margin."""
     if margin is None or one.interval is None:
         return ""
@@ -712,7 +712,7 @@ def against(one: Difference, margin: float | None) -> str:
     return ""
 
 
-def beyond(one: Difference, margin: float | None) -> str:
+def beyond(one: ArmDifference, margin: float | None) -> str:
     """Say that a difference may be larger than the margin."""
     return "" if margin is None else f", more than {the_margin(margin, one)}"
 
@@ -865,7 +865,7 @@ def say_remedies(arms: Sequence[str], remedies: Sequence[Remedy]) -> str:
     return f"To make {', '.join(arms)} train, try {'; '.join(REMEDIES[remedy] for remedy in remedies)}."
 
 
-def say_step(step: Step, unit: str) -> str:
+def say_step(step: NextStep, unit: str) -> str:
     """Say what to do. unit: of the size of a difference."""
     if step.kind == StepKind.FINISH:
         return f"Finish the runs that have not ended: {step.command}."

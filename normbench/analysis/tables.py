@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis import statistics, wording
-from normbench.analysis.answers import ArmResult, Difference, Effect, EffectKind, Paired, Verdict
+from normbench.analysis.answers import ArmDifference, ArmResult, Effect, EffectKind, Paired, Verdict
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
 from normbench.analysis.measures import (
     IN_BLOCKS,
@@ -24,7 +24,7 @@ from normbench.analysis.measures import (
     ran_as,
 )
 from normbench.analysis.notes import write_notes
-from normbench.analysis.records import ASIDE, Arm, Run, Study
+from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
 from normbench.analysis.sentences import compared, step_of
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
@@ -104,7 +104,7 @@ def some_of(number: int, of: int) -> str:
 # ---- the arms
 
 
-def results_table(runs: pd.DataFrame, study: Study, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
+def results_table(runs: pd.DataFrame, study: RecordedStudy, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows, badness = [], []
     results = {arm.name: arm.results for arm in arms}
@@ -228,7 +228,7 @@ def pair_of(one: Paired) -> dict[str, str]:
     return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
 
 
-def differences_table(found: Sequence[Difference], primary: bool = True) -> Table:
+def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = found[0].metric, found[0].family
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
@@ -252,20 +252,20 @@ def differences_table(found: Sequence[Difference], primary: bool = True) -> Tabl
     return made(key, f"Differences in {metric.words}", rows, 2, marked, **about)
 
 
-def badness_of_difference(one: Difference) -> float:
+def badness_of_difference(one: ArmDifference) -> float:
     """Return a number that sorts the best arm first, and one without a difference last."""
     if not one.n:
         return math.inf
     return one.mean if one.metric.lower_is_better else -one.mean
 
 
-def found_in(one: Difference) -> str:
+def found_in(one: ArmDifference) -> str:
     """Write the verdict in a word or two."""
     better_or_worse, _, _ = compared(one).partition(" ")
     return FOUND.get(one.verdict, "not shown").format(better_or_worse)
 
 
-def detectable_of(one: Difference) -> str:
+def detectable_of(one: ArmDifference) -> str:
     """Write the detectable difference, and its interval in brackets."""
     interval = one.detectable_interval
     if interval is None:
@@ -284,18 +284,18 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     return made("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
 
 
-def step_ms(run: Run) -> float:
+def step_ms(run: RecordedRun) -> float:
     """Return how long a step of a run takes."""
     return run.step_ms
 
 
-def gradient_variance(run: Run) -> float:
+def gradient_variance(run: RecordedRun) -> float:
     """Return the variance of a run's gradients."""
     variance, _ = gradient_noise(run)
     return variance
 
 
-def noise_scale(run: Run) -> float:
+def noise_scale(run: RecordedRun) -> float:
     """Return the noise scale of a run's gradients."""
     _, scale = gradient_noise(run)
     return scale
@@ -316,7 +316,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
     return made("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
-def ratios_of(one: Comparison, measured: Mapping[str, Callable[[Run], float]]) -> dict[str, str]:
+def ratios_of(one: Comparison, measured: Mapping[str, Callable[[RecordedRun], float]]) -> dict[str, str]:
     """Return a row of ratios of what is measured of runs to the baseline's, by seed; empty where no seed has the first.
 
     They are geometric means with the t interval of the logarithms.
@@ -336,7 +336,7 @@ def ratios_of(one: Comparison, measured: Mapping[str, Callable[[Run], float]]) -
     return row
 
 
-def logarithms(arm: Arm, measure: Callable[[Run], float]) -> dict[int, float]:
+def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
     """Return the logarithm to base 2 of what is measured of an arm's runs, by seed."""
     return {seed: math.log2(value) for seed, value in by_seed(arm.runs, measure).items()}
 
@@ -445,7 +445,7 @@ def search_cell(one: Search, rate: float) -> str:
     return fixed(one.means[rate], 4)
 
 
-def lost_table(study: Study) -> Table:
+def lost_table(study: RecordedStudy) -> Table:
     """Name what did not finish, and why."""
     rows = []
     for arm, run in study.pairs:

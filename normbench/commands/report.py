@@ -20,7 +20,7 @@ from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
     from normbench.analysis.comparisons import Comparison
-    from normbench.analysis.records import Study
+    from normbench.analysis.records import RecordedStudy
     from normbench.analysis.report import Report
     from normbench.analysis.tables import Table
 
@@ -124,7 +124,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     return 0
 
 
-def more_seeds(one: Comparison, difference: float, study: Study) -> str:
+def more_seeds(one: Comparison, difference: float, study: RecordedStudy) -> str:
     """Say with which command a sweep gets the seeds that a difference needs, beside those of the pilot."""
     from normbench.analysis.statistics import seeds_needed
 

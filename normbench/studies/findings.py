@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.comparisons import Tested, corrected_with
+from normbench.analysis.comparisons import BaselineTest, corrected_with
 from normbench.analysis.figures import style
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
@@ -126,7 +126,7 @@ def find(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Find
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Sample, Tested):
+class Difference(Sample, BaselineTest):
     """A difference of two findings, seed by seed; what can be said of it waits until all tests of the study are known.
 
     what: the difference, in words that begin its sentence. ratio: the values are logarithms to base 2, and are told as

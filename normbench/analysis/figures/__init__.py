@@ -18,11 +18,11 @@ from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import Metric, metrics_of, ran_as
-from normbench.analysis.records import Arm, Study, shortened
+from normbench.analysis.records import Arm, RecordedStudy, shortened
 
 
 def draw_all(
-    study: Study,
+    study: RecordedStudy,
     baseline: Baseline,
     metrics: Sequence[Metric] = (),
     width: float = COLUMN,

@@ -16,7 +16,7 @@ from normbench.analysis.figures import captions
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import INK, Drawing, Entry, Figure, first, in_figures, panels_of
 from normbench.analysis.measures import Metric, known, loss_on
-from normbench.analysis.records import Arm, Study, shortened
+from normbench.analysis.records import Arm, RecordedStudy, shortened
 from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, searches, tried_levels
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import fixed, in_words, precision, span
@@ -404,7 +404,7 @@ def places_of(levels: Sequence[Any]) -> list[float]:
     return [float(place) for place in places]
 
 
-def learning_rates(study: Study, metric: Metric) -> list[Figure]:
+def learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
     """Draw each arm over its learning rates; nothing where no arm has two, or none has finished."""
     tried = tried_levels(study.arms, fewest=1)
     rows = []
@@ -442,7 +442,7 @@ def draw_largest_rates(panels: Sequence[grid.Panel], panes: Sequence[Axes], data
             pane.plot(largest, row * (place + 0.5), "^", transform=at_edge, color=entry.color, gid=gid)
 
 
-def search(study: Study) -> list[Figure]:
+def search(study: RecordedStudy) -> list[Figure]:
     """Draw what each arm reached at the learning rates of which one was chosen for it, where one was."""
     found = searches(study)
     rows = []

@@ -13,7 +13,7 @@ from normbench.analysis.figures import captions
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import Drawing, Entry, Figure, Panel, in_figures, members
 from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Curve, Run, shortened
+from normbench.analysis.records import Arm, Curve, RecordedRun, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ def axis_of(name: str) -> str:
 # ---- several runs as one line with a band
 
 
-def lines_of(run: Run, name: str) -> dict[int, Curve]:
+def lines_of(run: RecordedRun, name: str) -> dict[int, Curve]:
     """Return a run's finite values of a figure, by step, epoch or seconds, for each block; 0: for the whole."""
     lines = {}
     for block, curve in by_block(run, QUANTITIES[name].tags).items():

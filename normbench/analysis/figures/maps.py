@@ -14,7 +14,7 @@ from normbench.analysis.figures import captions
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import Drawing, Figure, brief, first, in_figures
 from normbench.analysis.measures import Metric, known
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import Arm, RecordedStudy
 from normbench.analysis.sensitivity import Area, areas, is_lost
 
 COLORS = "viridis"  # from dark to bright, in grey and for the colour-blind too
@@ -23,7 +23,7 @@ BELOW = 0.75  # inches for numbers that stand upright
 BRIGHT = 1.5  # sum of red, green and blue from which on words on a colour are black
 
 
-def maps(study: Study, metric: Metric) -> list[Figure]:
+def maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
     """Draw for each two settings that are crossed a figure of each arm."""
     figures: list[Figure] = []
     for _, mapped in groupby(areas(study), key=lambda one: one.keys):

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.measures import Metric
-from normbench.analysis.records import Arm, Run, in_order, shortened
+from normbench.analysis.records import Arm, RecordedRun, in_order, shortened
 from normbench.analysis.safe import to_csv
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def config_of(arm: Arm) -> Mapping[str, Any]:
     return arm.runs[0].config if arm.runs else {}
 
 
-def members(arm: Arm) -> list[Run]:
+def members(arm: Arm) -> list[RecordedRun]:
     """Return the runs that stand for an arm: those that finished; else those under way; else those that diverged."""
     for statuses in (("finished",), UNDER_WAY, ("diverged",)):
         found = [run for run in arm.runs if run.status in statuses]
