@@ -15,7 +15,7 @@ from normbench.cli import main
 from normbench.commands.check import find_part, section_of
 from normbench.config.compose import read
 from normbench.contract import PARTS, trials
-from normbench.contract.checks import Fact, NotApplicable, Part, Row, run_check, takes_settings
+from normbench.contract.checks import CheckResult, Fact, NotApplicable, Part, run_check, takes_settings
 from normbench.contract.norms import NormPart, bfloat16_is_close
 from normbench.errors import UsageError
 
@@ -46,13 +46,13 @@ OURS = [
 ]  # fmt: skip
 
 
-def quick_rows(made: Part) -> dict[str, Row]:
+def quick_rows(made: Part) -> dict[str, CheckResult]:
     """Return the rows of a part, but for those of small trainings, which the matrix does too, and of processes."""
     quick = {key: each for key, each in made.contract().items() if "trains" not in key and "bfloat16" not in key}
     return {key: run_check(key, each, made) for key, each in {"class": takes_settings, **quick}.items()}
 
 
-def rows_of(section: str, name: str) -> dict[str, Row]:
+def rows_of(section: str, name: str) -> dict[str, CheckResult]:
     """Return the quick rows of a part of `bad_parts`."""
     defaults = dict(read([]).tree["model"], width=16) if name in ("Peeking", "ReadingPadding") else {}
     return quick_rows(PARTS[section]({**read([]).tree, section: {**defaults, "_target_": f"bad_parts.{name}"}}))
@@ -171,7 +171,7 @@ def test_an_unusual_part_does_not_fail(section: str, name: str, expected: dict[s
 # ---- small trainings, and bfloat16
 
 
-def trained(section: dict[str, Any], ground: str = "MLP") -> Row:
+def trained(section: dict[str, Any], ground: str = "MLP") -> CheckResult:
     """Return the row of a norm's training in a small model."""
     norm = NormPart({"norm": section})
     return run_check("", norm.contract()[f"trains: {ground}"], norm)
@@ -229,9 +229,9 @@ def test_what_comes_of_a_check() -> None:
 
     before, some = torch.get_rng_state(), Part({})
     not_made_for_it = run_check("a", raising(NotApplicable("it is no bird")), some)
-    assert not_made_for_it == Row("a", "not applicable", "it is no bird")
-    assert run_check("a", lambda part: Fact(bool(torch.rand(3).sum() > 0)), some) == Row("a", "yes")
-    assert run_check("a", lambda part: None, some) == Row("a", "passed")
+    assert not_made_for_it == CheckResult("a", "not applicable", "it is no bird")
+    assert run_check("a", lambda part: Fact(bool(torch.rand(3).sum() > 0)), some) == CheckResult("a", "yes")
+    assert run_check("a", lambda part: None, some) == CheckResult("a", "passed")
     wrong_setting = raising(UsageError("norm.groups=7 does not divide 24: choose another"))
     assert run_check("a", wrong_setting, some).result == "failed"
     with pytest.raises(UsageError, match="does not divide"):

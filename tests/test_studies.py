@@ -29,7 +29,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies import STUDIES, conduct
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, Difference, Findings, Told, Value, compare, compare_with_baseline
+from normbench.studies.findings import Column, Findings, PairedDifference, Told, Value, compare, compare_with_baseline
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.writing import tell_value, write
 from normbench.sweep.conduct import understand
@@ -433,7 +433,10 @@ def test_tests_with_equal_numbers_all_count() -> None:
     assert "for the 10 tests" in " ".join(table.notes)
     assert sentence.endswith(f"{table.frame['p'][1]} after Holm; repeat it with new seeds.")
     arm = Arm({})
-    own = [Difference(tuple(gain), 0.0, (0, 1, 2, 3, 4), arm=arm, baseline=arm, what=what) for what in ("one", "other")]
+    own = [
+        PairedDifference(tuple(gain), 0.0, (0, 1, 2, 3, 4), arm=arm, baseline=arm, what=what)
+        for what in ("one", "other")
+    ]
     _, told = write([], own)  # of somebody's study, told apart by their words
     assert all(f"p = {2 * p:.3f} after Holm" in one for one in told)
 
@@ -457,7 +460,7 @@ def test_a_factor_beyond_all_measure_is_not_write(sd: float) -> None:
     ("method", "gives", "said"),
     [("figures", [[]], "Stream.figures gives list within a list: let it return one flat list of Figure"),
      ("finding", "Nothing was found.",
-      "Stream.finding gives str: let it return one flat list of str or Value or Difference")],
+      "Stream.finding gives str: let it return one flat list of str or Value or PairedDifference")],
 )  # fmt: skip
 def test_what_a_study_gives_is_checked(
     here: Path, monkeypatch: pytest.MonkeyPatch, method: str, gives: Any, said: str

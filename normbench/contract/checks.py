@@ -38,7 +38,7 @@ Check = Callable[[Any], str | Fact | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckResult:
     """What came of a check."""
 
     name: str
@@ -75,7 +75,7 @@ def takes_settings(part: Part) -> str:
     return f"{settings['_target_']}({', '.join(words)})"
 
 
-def check(part: Part) -> list[Row]:
+def check(part: Part) -> list[CheckResult]:
     """Run the checks of a part one after another.
 
     Raises:
@@ -93,7 +93,7 @@ def check(part: Part) -> list[Row]:
     return rows
 
 
-def run_check(name: str, function: Check, part: Part) -> Row:
+def run_check(name: str, function: Check, part: Part) -> CheckResult:
     """Run one check; random numbers go on afterwards as if nothing had been checked.
 
     Raises:
@@ -103,15 +103,15 @@ def run_check(name: str, function: Check, part: Part) -> Row:
         with torch.random.fork_rng(devices=[]):
             found = function(part)
     except NotApplicable as reason:
-        return Row(name, "not applicable", str(reason))
+        return CheckResult(name, "not applicable", str(reason))
     except Exception as error:  # a person's code may raise anything: that is a failed row
         wrong_settings = isinstance(error, UsageError) and not isinstance(error, ContractError)
         if wrong_settings and (name == "class" or "constructor" in name):
             raise
-        return Row(name, "failed", explain(error))
+        return CheckResult(name, "failed", explain(error))
     if isinstance(found, Fact):
-        return Row(name, "yes" if found.holds else "no", found.measured)
-    return Row(name, "passed", found or "")
+        return CheckResult(name, "yes" if found.holds else "no", found.measured)
+    return CheckResult(name, "passed", found or "")
 
 
 def expect(good: bool, measured: str) -> str:

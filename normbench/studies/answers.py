@@ -9,25 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.answers import Verdict, to_plain
+from normbench.analysis.answers import StatedTest, Verdict, to_plain
 from normbench.analysis.statistics import Interval, power
 from normbench.analysis.tables import Table
-from normbench.studies.findings import Difference, Findings, Told, correct, corrected_like, label_of
+from normbench.studies.findings import Findings, Line, PairedDifference, Told, correct, corrected_like, label_of
 from normbench.studies.writing import in_unit
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
 
 
-@dataclass(frozen=True)
-class Tested:
+@dataclass(frozen=True, kw_only=True)
+class StatedDifference(StatedTest):
     """How a number of an arm differs from its baseline's, seed by seed; as a ratio where the number is of that kind.
 
-    corrected: p after Holm over all that the study states: so many tests are its family. real: whether it may be called
-    a difference. detectable: the ratio that so many seeds find four times in five.
+    The family over which p is corrected is all that the study states.
+
+    Attributes:
+        what: The number, in words.
+        ratio: Whether values, mean and interval are ratios.
+        detectable: The ratio that so many seeds find four times in five; None for other differences.
     """
 
-    arm: str
-    baseline: str
     what: str
     unit: str
     ratio: bool
@@ -35,19 +37,19 @@ class Tested:
     values: tuple[float, ...]
     mean: float
     interval: Interval | None
-    p: float | None
-    corrected: float | None
-    family: int
-    real: bool
     verdict: Verdict
     detectable: float | None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of an arm in one of the study's tables: the mean over seeds, a geometric one with `ratio`.
+    """A number of an arm in one of the study's tables: the mean over seeds.
 
-    settings: of the arm. at: the coordinates of the line. difference: from the baseline, where there is one.
+    Attributes:
+        settings: Those of the arm.
+        at: The coordinates of the line.
+        ratio: Whether the mean is a geometric one.
+        difference: From the baseline, where there is one.
     """
 
     table: str
@@ -61,18 +63,24 @@ class Measured:
     values: tuple[float, ...]
     mean: float
     interval: Interval | None
-    difference: Tested | None
+    difference: StatedDifference | None
 
 
 @dataclass(frozen=True)
-class Answer:
-    """All that a study has found. finding: its sentences. differences: those that the sentences tell of."""
+class StudyAnswer:
+    """All that a study has found.
+
+    Attributes:
+        finding: Its sentences.
+        differences: Those that the sentences tell of.
+        measured: The numbers in its tables.
+    """
 
     study: str
     command: str
     baseline: Mapping[str, Any]
     finding: tuple[str, ...]
-    differences: tuple[Tested, ...]
+    differences: tuple[StatedDifference, ...]
     measured: tuple[Measured, ...]
     version: int = VERSION
 
@@ -88,45 +96,60 @@ def answer_of(
     tables: Sequence[Table | Findings],
     told: Sequence[Told],
     sentences: Sequence[str],
-) -> Answer:
-    """Return what a study has found as values. sentences: what is told, in words."""
+) -> StudyAnswer:
+    """Return what a study has found as values.
+
+    Args:
+        name: The word that names the study on the command line.
+        command: The line for a shell that makes it.
+        baseline: The settings of the arm that others are compared with.
+        tables: What the study gives as its tables.
+        told: What the study gives as its finding.
+        sentences: The same in words.
+    """
     tests = correct(tables, told)
-    differences = [state_difference(corrected_like(one, tests)) for one in told if isinstance(one, Difference)]
-    return Answer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured_in(tables, tests)))
-
-
-def measured_in(tables: Sequence[Table | Findings], tests: Mapping[Hashable, Difference]) -> Iterator[Measured]:
-    """Yield the numbers in a study's tables. tests: of the study, corrected."""
+    differences = []
+    for one in told:
+        if isinstance(one, PairedDifference):
+            differences.append(state_difference(corrected_like(one, tests)))
+    measured = list[Measured]()
     for table in tables:
-        if not isinstance(table, Findings):
-            continue
-        for line in table.lines:
-            for metric, cell in line.cells.items():
-                finding = cell.finding
-                mean, interval = in_unit(*finding.summary, finding.ratio)
-                difference = None
-                if cell.difference is not None:
-                    difference = state_difference(corrected_like(cell.difference, tests))
-                yield Measured(
-                    table=table.key,
-                    arm=label_of(line.arm),
-                    settings={key: to_python(value) for key, value in line.arm.settings.items()},
-                    at={name: to_python(value) for name, value in zip(table.by, line.place, strict=True)},
-                    metric=metric,
-                    unit=table.columns[metric].unit,
-                    ratio=finding.ratio,
-                    seeds=tuple(finding.values),
-                    values=values_in_unit(tuple(finding.values.values()), finding.ratio),
-                    mean=mean,
-                    interval=interval,
-                    difference=difference,
-                )
+        if isinstance(table, Findings):
+            for line in table.lines:
+                measured += numbers_in(table, line, tests)
+    return StudyAnswer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured))
 
 
-def state_difference(one: Difference) -> Tested:
+def numbers_in(table: Findings, line: Line, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
+    """Yield the numbers in a line of a table. tests: those of the study, corrected."""
+    settings = {key: to_python(value) for key, value in line.arm.settings.items()}
+    coordinates = {name: to_python(value) for name, value in zip(table.by, line.place, strict=True)}
+    for metric, cell in line.cells.items():
+        finding = cell.finding
+        mean, interval = in_unit(*finding.summary, finding.ratio)
+        difference = None
+        if cell.difference is not None:
+            difference = state_difference(corrected_like(cell.difference, tests))
+        yield Measured(
+            table=table.key,
+            arm=label_of(line.arm),
+            settings=settings,
+            at=coordinates,
+            metric=metric,
+            unit=table.columns[metric].unit,
+            ratio=finding.ratio,
+            seeds=tuple(finding.values),
+            values=values_in_unit(tuple(finding.values.values()), finding.ratio),
+            mean=mean,
+            interval=interval,
+            difference=difference,
+        )
+
+
+def state_difference(one: PairedDifference) -> StatedDifference:
     """Return what is said of a difference."""
     mean, interval = in_unit(one.mean, one.interval, one.ratio)
-    return Tested(
+    return StatedDifference(
         arm=label_of(one.arm),
         baseline=label_of(one.baseline),
         what=one.what,

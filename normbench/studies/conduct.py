@@ -40,7 +40,7 @@ from normbench.runs.contexts import limits_named
 from normbench.runs.load import TrainedRun
 from normbench.settings import show
 from normbench.studies.answers import answer_of
-from normbench.studies.findings import Difference, Findings, Value, keys_of
+from normbench.studies.findings import Findings, PairedDifference, Value, keys_of
 from normbench.studies.frame import (
     Row,
     Study,
@@ -328,7 +328,7 @@ def save(
     with our_style():
         figures = ask(study, "figures", rows, Figure)
     findings = ask(study, "tables", rows, Table, Findings)
-    told = ask(study, "finding", rows, str, Value, Difference)
+    told = ask(study, "finding", rows, str, Value, PairedDifference)
     tables, sentences = write(findings, told)
     answer = answer_of(name, command, study.baseline, findings, told, sentences)
     write_bytes(folder / "answer.json", answer.to_json().encode())

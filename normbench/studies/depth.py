@@ -19,8 +19,8 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,
-    Difference,
     Findings,
+    PairedDifference,
     arms_of,
     compare,
     compare_kinds,
@@ -81,7 +81,7 @@ class Depth(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[Difference]:
+    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
         blocks = in_halves(rows)
         deeper = blocks["blocks"] == "deeper half"
         what = "Loss that skipping a block adds, in the deeper half less that in the first"

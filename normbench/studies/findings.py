@@ -126,7 +126,7 @@ def find(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Find
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Sample, BaselineTest):
+class PairedDifference(Sample, BaselineTest):
     """A difference of two findings, seed by seed; what can be said of it waits until all tests of the study are known.
 
     what: the difference, in words that begin its sentence. ratio: the values are logarithms to base 2, and are told as
@@ -167,10 +167,10 @@ class Difference(Sample, BaselineTest):
         return power(detectable_difference(self.n, self.sd, family=self.family))
 
 
-def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> Difference:
+def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> PairedDifference:
     """Return a finding less another, paired by seed. what: the difference, in words that begin its sentence."""
     sample = paired_difference(mine.values, theirs.values)
-    return Difference(
+    return PairedDifference(
         sample.values,
         sample.resolution,
         sample.seeds,
@@ -185,7 +185,7 @@ def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = ""
 
 def compare_with_baseline(
     rows: pd.DataFrame, metric: str, baseline: Mapping[str, Any], what: str, unit: str = "", ratio: bool = False
-) -> list[Difference]:
+) -> list[PairedDifference]:
     """Return how a number of each arm differs from that of the arm that has the baseline's settings and all else alike.
 
     what: the number, in words that begin each sentence.
@@ -204,7 +204,7 @@ def compare_with_baseline(
 
 def compare_kinds(
     rows: pd.DataFrame, first: pd.Series, second: pd.Series, metric: str, what: str, unit: str
-) -> list[Difference]:
+) -> list[PairedDifference]:
     """Return how a number differs within each arm between two kinds of its rows, paired by seed."""
     found = []
     for arm in arms_of(rows):
@@ -240,7 +240,7 @@ def values_of(rows: pd.DataFrame, metric: str, what: str, unit: str = "", ratio:
 
 
 # What a study says it has found; words are said as they are.
-Told = str | Value | Difference
+Told = str | Value | PairedDifference
 
 
 # ---- tables
@@ -251,7 +251,7 @@ class Cell:
     """What a table has of one arm at one place. difference: from its baseline, where there is one."""
 
     finding: Finding
-    difference: Difference | None
+    difference: PairedDifference | None
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Findings:
     notes: Sequence[str] = ()
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[PairedDifference]:
         """Return all differences in the table."""
         found = []
         for line in self.lines:
@@ -340,12 +340,12 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
 # ---- one family of tests
 
 
-def correct(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, Difference]:
+def correct(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, PairedDifference]:
     """Return each test that a study states, by what it is of, with p corrected after Holm (1979) over all of them.
 
     A test that is stated several times counts once, and each of several tests whose numbers agree counts.
     """
-    stated = [one for one in told if isinstance(one, Difference)]
+    stated = [one for one in told if isinstance(one, PairedDifference)]
     for table in tables:
         if isinstance(table, Findings):
             stated += table.differences
@@ -355,7 +355,7 @@ def correct(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Ha
     return dict(zip(tests, corrected, strict=True))
 
 
-def corrected_like(one: Difference, tests: Mapping[Hashable, Difference]) -> Difference:
+def corrected_like(one: PairedDifference, tests: Mapping[Hashable, PairedDifference]) -> PairedDifference:
     """Return a difference with p as it is corrected in the tests of its study."""
     test = tests[one.test]
     return replace(one, corrected=test.corrected, family=test.family)

@@ -21,8 +21,8 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,
-    Difference,
     Findings,
+    PairedDifference,
     arms_of,
     compare,
     compare_kinds,
@@ -102,7 +102,7 @@ class Mapping(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[Difference]:
+    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
         fits = rows[rows["kind"] == "fit"]
         tanh = fits.assign(of="tanh", left=fits["tanh_left"])
         line = fits.assign(of="line", left=fits["line_left"])

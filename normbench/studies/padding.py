@@ -16,7 +16,7 @@ from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Difference, Findings, compare, compare_kinds
+from normbench.studies.findings import Findings, PairedDifference, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.evaluation import evaluate, to_device
@@ -124,7 +124,7 @@ class Padding(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[Difference]:
+    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
         own = rows[rows["kind"] == "padding"]
         most = own["level"].max()
         least = own["level"].min()

@@ -17,8 +17,8 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,
-    Difference,
     Findings,
+    PairedDifference,
     Told,
     Value,
     compare,
@@ -133,7 +133,7 @@ class Robustness(Study):
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
-        differences = list[Difference]()
+        differences = list[PairedDifference]()
         values = list[Value]()
         unit = self.columns["increase"].unit
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):

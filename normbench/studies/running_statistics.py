@@ -14,7 +14,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Difference, Findings, compare, compare_kinds
+from normbench.studies.findings import Findings, PairedDifference, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
@@ -97,7 +97,7 @@ class RunningStatistics(Study):
             average(model, norms, batches_on(subject.device, data.eval_batches("train", self.batches)))
         return evaluate(model, judged, subject.task, subject.device)
 
-    def finding(self, rows: pd.DataFrame) -> list[Difference]:
+    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
         own = rows["statistics"] == "batch"
         running = rows["statistics"] == "running"
         what = "Loss with a batch's own statistics, less that with the running ones"

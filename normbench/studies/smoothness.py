@@ -24,7 +24,7 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.steps import Step, check_steps, steps
+from normbench.studies.steps import TrainingStep, check_steps, steps
 from normbench.training.guard import keep_buffers
 from normbench.types import Model
 
@@ -254,7 +254,7 @@ class Smoothness(Study):
                     kept = [parameter.detach().clone() for parameter in parameters]
                     before = Looked(step.number, loss, kept)
 
-    def look(self, step: Step, loss: Loss, model: Model, parameters: Sequence[Tensor]) -> Row:
+    def look(self, step: TrainingStep, loss: Loss, model: Model, parameters: Sequence[Tensor]) -> Row:
         """Return what is measured of a step before its update."""
         row = {"step": step.number, "rate": step.rate}
         with keep_buffers(model):

@@ -16,11 +16,14 @@ from normbench.types import Model
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step whose gradients are in the parameters and whose update is still to come.
 
-    number: from 0. repeat: returns the step's loss again, as a function of the weights as they are then: the same
-    batches, dropout masks and precision.
+    Attributes:
+        number: Counted from 0.
+        rate: The learning rate.
+        repeat: Returns the step's loss again, as a function of the weights as they are then: of the same batches, with
+            the same dropout masks and precision.
     """
 
     number: int
@@ -44,7 +47,7 @@ def check_steps(subject: Subject) -> None:
     make_precision(trainer["precision"], subject.device)
 
 
-def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Iterator[Step]:
+def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Iterator[TrainingStep]:
     """Train as `normbench train` does, and yield each step before its update; end where it is not finite."""
     trainer = subject.tree["trainer"]
     precision = Precision(trainer["precision"], subject.device)
@@ -56,5 +59,5 @@ def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Ite
         if not stepper.admits(number, loss):
             return
         rate = stepper.optimizer.param_groups[0]["lr"]
-        yield Step(number, loss.item(), rate, partial(stepper.mean_loss, number))
+        yield TrainingStep(number, loss.item(), rate, partial(stepper.mean_loss, number))
         stepper.update()

@@ -13,7 +13,7 @@ from normbench.analysis.answers import Verdict
 from normbench.analysis.statistics import Interval, mean_interval, power
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
-from normbench.studies.findings import Cell, Difference, Findings, Told, Value, correct, corrected_like, label_of
+from normbench.studies.findings import Cell, Findings, PairedDifference, Told, Value, correct, corrected_like, label_of
 
 MEAN, FACTOR = "mean", "detectable factor"  # heads of columns
 MOST = 6  # sentences of a finding; the tables have the rest
@@ -65,16 +65,16 @@ def show_value(value: Any) -> str:
 # ---- sentences
 
 
-def tell(one: Told, tests: Mapping[Hashable, Difference]) -> str:
+def tell(one: Told, tests: Mapping[Hashable, PairedDifference]) -> str:
     """Write a sentence. tests: of the study, corrected."""
-    if isinstance(one, Difference):
+    if isinstance(one, PairedDifference):
         return tell_difference(corrected_like(one, tests))
     if isinstance(one, Value):
         return tell_value(one)
     return one
 
 
-def tell_difference(one: Difference) -> str:
+def tell_difference(one: PairedDifference) -> str:
     """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
     mean, ends = in_unit(one.mean, one.interval, one.ratio)
     size = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}".rstrip()
@@ -83,7 +83,7 @@ def tell_difference(one: Difference) -> str:
     return f"{one.what}: {size}: {tell_verdict(one)}."
 
 
-def tell_verdict(one: Difference) -> str:
+def tell_verdict(one: PairedDifference) -> str:
     """Say what is known of a difference."""
     if one.verdict == Verdict.SAME:
         return "no difference in any seed"
@@ -157,7 +157,7 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
     return Table(key, title, pd.DataFrame(cells), notes, heads)
 
 
-def write_table(findings: Findings, tests: Mapping[Hashable, Difference]) -> Table:
+def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) -> Table:
     """Write a table of findings, without the columns in which nothing is known. tests: of the study, corrected."""
     lines = findings.lines
     table: dict[str, list[str]] = {"arm": [label_of(line.arm) for line in lines]}
@@ -169,7 +169,7 @@ def write_table(findings: Findings, tests: Mapping[Hashable, Difference]) -> Tab
         counts = [str(len(line.cells[metrics[0]].finding.values)) for line in lines]
         if len({*counts}) > 1:
             table["seeds"] = counts
-    differences = list[Difference]()
+    differences = list[PairedDifference]()
     for metric in metrics:
         cells = [correct_cell(line.cells[metric], tests) for line in lines]
         differences += [cell.difference for cell in cells if cell.difference is not None]
@@ -201,7 +201,7 @@ def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[
     return columns
 
 
-def correct_cell(cell: Cell, tests: Mapping[Hashable, Difference]) -> Cell:
+def correct_cell(cell: Cell, tests: Mapping[Hashable, PairedDifference]) -> Cell:
     """Return a cell whose difference has p as it is corrected in the tests of its study."""
     if cell.difference is None:
         return cell
@@ -224,13 +224,13 @@ def write_cell(cell: Cell) -> dict[str, str]:
     return written | dict(zip(heads, cells, strict=True))
 
 
-def is_factor_large(difference: Difference) -> bool:
+def is_factor_large(difference: PairedDifference) -> bool:
     """Tell whether the detectable factor is beyond all measure."""
     factor = difference.detectable_factor
     return factor is not None and factor > LARGEST
 
 
-def notes_on(findings: Findings, differences: Sequence[Difference]) -> list[str]:
+def notes_on(findings: Findings, differences: Sequence[PairedDifference]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
     against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
     means, what = ("Geometric means", "ratios to") if findings.ratio else ("Means", "differences from")
