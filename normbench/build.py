@@ -231,7 +231,7 @@ def facts_of(tree: Tree, section: str) -> NormFacts:
         return replace(facts, counts_padding=True)
     width = tree["model"].get("width")
     if not takes_place(found) and isinstance(width, int):
-        with seeded("facts"), suppress(Exception):  # what makes it fail is said when the model is built
+        with seed_draws("facts"), suppress(Exception):  # what makes it fail is said when the model is built
             return measure_facts(factory(tree, section)(width), width)
     return NormFacts(statistics_over="unknown", centers=False)
 
@@ -275,7 +275,7 @@ def make_data(tree: Tree, seed: int) -> Data:
 
 
 @contextmanager
-def seeded(*words: object) -> Iterator[None]:
+def seed_draws(*words: object) -> Iterator[None]:
     """Let what is drawn inside from torch's random numbers on the CPU follow from the words; outside they stay."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stable_seed(*words))
@@ -291,13 +291,13 @@ class NormsBySite:
         self.made: dict[str, nn.Module] = {}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        with seeded(self.seed, "norm", site.name if site else len(self.made)):
+        with seed_draws(self.seed, "norm", site.name if site else len(self.made)):
             norm = self.factory(num_features, channel_dim=channel_dim, site=site)
         return self.keep(norm, channel_dim, site)
 
     def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
         """Return the norm for a place of `optional_norm`; None where the factory asks for none there."""
-        with seeded(self.seed, "norm", site.name):
+        with seed_draws(self.seed, "norm", site.name):
             norm = optional_norm(self.factory, num_features, channel_dim=channel_dim, site=site)
         return None if norm is None else self.keep(norm, channel_dim, site)
 
@@ -328,10 +328,10 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
     make_placement = factory(tree, "placement")
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
-        with seeded(seed, "placement", site.name):
+        with seed_draws(seed, "placement", site.name):
             return make_placement(branches, norm, site)
 
-    with seeded(seed, "model"):
+    with seed_draws(seed, "model"):
         model = factory(tree, "model")(task, norms, place)
     if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
         what = f"model._target_={tree['model']['_target_']} has no blocks"

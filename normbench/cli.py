@@ -33,7 +33,7 @@ from normbench.commands import (
 )
 from normbench.commands.study import bench, fold, study
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
-from normbench.errors import RunFailure, UsageError, explain, shortened
+from normbench.errors import RunFailure, UsageError, explain, shorten_words
 from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra can tell about a configuration
@@ -93,7 +93,7 @@ def complain(text: str, status: int, words: Sequence[str] = ()) -> int:
     """Print one line on stderr, with no more than a line of any of the person's words; return the exit status."""
     sys.stdout.flush()
     line = " ".join(text.split())
-    print(f"normbench: {printable(shortened(line, words))}", file=sys.stderr)
+    print(f"normbench: {printable(shorten_words(line, words))}", file=sys.stderr)
     return status
 
 

@@ -36,7 +36,7 @@ class HeldElsewhere(RunFailure):
     """Another process is working on the run."""
 
 
-def shortened(text: str, words: Iterable[str]) -> str:
+def shorten_words(text: str, words: Iterable[str]) -> str:
     """Return a message in which words of the command line, and the values in them, take a line each at the most."""
     parts: set[str] = set()
     for word in words:

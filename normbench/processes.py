@@ -39,7 +39,7 @@ def begin_trial(parent: int) -> None:
     end_with_parent(parent)
 
 
-def beside(work: Callable[[], Any]) -> Callable[[], Any]:
+def run_beside(work: Callable[[], Any]) -> Callable[[], Any]:
     """Begin work in a forked process, which has all that is in memory; return what waits for its result.
 
     It is done here, when it is waited for, where there is one core or another thread, and where that process dies or
@@ -72,7 +72,7 @@ def beside(work: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use: those it is bound to, or its container's share of them."""
     if sys.platform == "linux":
         bound = len(os.sched_getaffinity(0))

@@ -31,7 +31,7 @@ def scratch() -> tuple[Path, int | None]:
 
 
 @contextmanager
-def dry_folder() -> Iterator[Path]:
+def make_dry_folder() -> Iterator[Path]:
     """Give a folder for what a dry run writes, which is removed after it."""
     clear_all()
     with tempfile.TemporaryDirectory(prefix=DRY) as folder:

@@ -98,12 +98,12 @@ class Setting:
         """
         if not self.types:
             return value
-        typed = [self.typed(item) for item in value] if isinstance(value, list) else self.typed(value)
+        typed = [self.convert(item) for item in value] if isinstance(value, list) else self.convert(value)
         if not self.holds(typed, self.types):
             raise UsageError(f"{path}={show(value):.{LINE}} is not allowed: use {self.allowed}")
         return typed
 
-    def typed(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Return a value, or an element of a list, as one of the allowed types if it loses nothing by that."""
         types = (*self.types, *self.items)
         if type(value) in types or isinstance(value, bool):
@@ -118,7 +118,7 @@ class Setting:
 
     def has_type(self, value: Any) -> bool:
         """Tell whether a value is of an allowed type, whatever its bounds."""
-        return not self.types or type(self.typed(value)) in self.types
+        return not self.types or type(self.convert(value)) in self.types
 
     def holds(self, value: Any, types: tuple[type, ...]) -> bool:
         """Tell whether a value is of one of some types and within the bounds; or a list, and each of its elements."""

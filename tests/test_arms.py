@@ -68,7 +68,7 @@ def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> Non
 @pytest.mark.slow
 def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    monkeypatch.setattr(records, "beside", lambda work: work)  # what another process reads is not seen here
+    monkeypatch.setattr(records, "run_beside", lambda work: work)  # what another process reads is not seen here
     monkeypatch.setattr(records, "read_run", lambda run, name: names.append(name) or read_run(run, name))
     report_of_sweep(study, quiet=True)
     assert sorted(names) == sorted(run_directories(study))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from normbench.config.compose import compose, initialized, read, read_each, resolve
+from normbench.config.compose import compose, read, read_each, resolve, start_hydra
 from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml
 from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
@@ -34,7 +34,7 @@ ROWS = [
 @cache
 def composed(words: tuple[str, ...]) -> dict[str, Any]:
     """The resolved tree, unchecked: its parts may be refused together."""
-    with initialized():
+    with start_hydra():
         return resolve(compose(list(words))[0])
 
 

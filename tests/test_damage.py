@@ -92,7 +92,7 @@ def test_records_of_before_that_are_damaged_end_no_report(pair: Path) -> None:
         directory = RunDirectory(pair / name)
         text = directory.summary.read_text()
         directory.summary.write_text(text[: text.index(',\n  "digests"')] + "\n}\n")
-        assert directory.altered() == []
+        assert directory.find_altered() == []
     for number in range(40):
         draw = random.Random(number)
         path = pair / "first" / draw.choice(READ)

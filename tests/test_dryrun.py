@@ -16,7 +16,7 @@ import pytest
 from support import refused
 
 from normbench.cli import main
-from normbench.scratch import MARK, clear_all, dry_folder
+from normbench.scratch import MARK, clear_all, make_dry_folder
 from normbench.training.checkpoint import write
 from normbench.training.estimate import Estimate
 
@@ -139,7 +139,8 @@ for size in (300_000_000, 1):
 
 def test_what_a_killed_dry_run_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of one that is at work."""
-    code = "from normbench.scratch import dry_folder\nwith dry_folder() as folder: print(folder, flush=True); input()"
+    use = "with make_dry_folder() as folder: print(folder, flush=True); input()"
+    code = f"from normbench.scratch import make_dry_folder\n{use}"
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     command = [sys.executable, "-c", code]
     begun = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -147,7 +148,7 @@ def test_what_a_killed_dry_run_has_left_is_removed(tmp_path: Path, monkeypatch: 
     begun[0].kill()
     begun[0].communicate()
     assert killed.is_dir()
-    with dry_folder() as folder:
+    with make_dry_folder() as folder:
         assert [*sorted((tmp_path / "scratch").iterdir())] == sorted([at_work, folder])
     begun[1].communicate("\n")
     assert begun[1].returncode == 0

@@ -168,7 +168,7 @@ def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: p
         assert not mark.exists() and SweepFolder(folder).command().endswith(folder.name)
         assert SweepFolder(folder).command([word]).endswith(f"{folder.name} --trust")
     SweepFolder(mark.parent / "ours").write_plan([], [*OURS], ["run"])
-    assert SweepFolder(mark.parent / "ours").foreign == []
+    assert SweepFolder(mark.parent / "ours").foreign_words == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_no_record_is_written_through_a_link_or_above_its_folder(mark: Path) -> 
         (run / name).symlink_to(mark)
     (folder / ".sweep").symlink_to(mark.parent / "here")
     for write in (
-        lambda: RunDirectory(run).held().__enter__(),
+        lambda: RunDirectory(run).hold().__enter__(),
         lambda: Lines(run, 0),
         lambda: SweepFolder(folder).write_plan([], ["seed=0"], ["run"]),
         lambda: SweepFolder(folder).note_failure("run", "boom"),

@@ -15,12 +15,12 @@ from killing import poll
 from support import REPOSITORY
 
 from normbench import processes
-from normbench.processes import beside, cores
+from normbench.processes import count_cores, run_beside
 
 # Each starts a process, which would never end by itself, and does not return.
 WAITING = {
-    "beside, at work": "kept = beside(lambda: time.sleep(600)); time.sleep(600)",
-    "beside, writing more than a pipe holds": "kept = beside(lambda: b'x' * 10_000_000); time.sleep(600)",
+    "beside, at work": "kept = run_beside(lambda: time.sleep(600)); time.sleep(600)",
+    "beside, writing more than a pipe holds": "kept = run_beside(lambda: b'x' * 10_000_000); time.sleep(600)",
     "trial of a precision": "precision.TRIAL = 'import time; time.sleep(600)'; "
     "precision.make_precision('bf16', torch.device('cpu'))",
     "server of runs, loading": "start_server(); time.sleep(600)",
@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 import torch
-from normbench.processes import beside
+from normbench.processes import run_beside
 from normbench.contract.norms import NormPart, bfloat16_is_close
 from normbench.sweep.launchers import start_server
 from normbench.training import precision
@@ -90,7 +90,7 @@ def test_what_is_killed_beside_the_rest_is_done_again(tmp_path: Path, monkeypatc
         return b"x" * 10_000_000
 
     before = multiprocessing.active_children()
-    result = beside(work)
+    result = run_beside(work)
     (child,) = [process for process in multiprocessing.active_children() if process not in before]
     assert poll(lambda: done.exists() and "State:\tS" in Path(f"/proc/{child.pid}/status").read_text())
     child.kill()
@@ -110,7 +110,7 @@ def test_what_takes_too_long_beside_the_rest_is_done_here(monkeypatch: pytest.Mo
             time.sleep(600)
         return "done"
 
-    assert beside(work)() == "done"
+    assert run_beside(work)() == "done"
 
 
 def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(
@@ -120,10 +120,10 @@ def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr("normbench.processes.CPU_QUOTA", quota)
     monkeypatch.setattr("normbench.processes.OLD_CPU_QUOTA", tmp_path / "cpu")
-    assert cores() == 4
+    assert count_cores() == 4
     for text, expected in {"max 100000\n": 4, "150000 100000\n": 2, "50000 100000\n": 1, "900000 100000\n": 4}.items():
         quota.write_text(text)
-        assert cores() == expected
+        assert count_cores() == expected
 
 
 def test_cores_are_the_share_of_a_container_of_cgroup_v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +133,4 @@ def test_cores_are_the_share_of_a_container_of_cgroup_v1(tmp_path: Path, monkeyp
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
     for text, expected in {"-1\n": 4, "0\n": 4, "150000\n": 2, "50000\n": 1, "900000\n": 4}.items():
         (tmp_path / "cpu.cfs_quota_us").write_text(text)
-        assert cores() == expected
+        assert count_cores() == expected

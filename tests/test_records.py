@@ -14,7 +14,7 @@ from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
 from normbench.analysis.records import read_recorded, read_run, read_studies
-from normbench.processes import beside
+from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
 
 
@@ -140,7 +140,7 @@ def test_a_digit_that_has_changed_since_the_end_is_told(tmp_path: Path) -> None:
     path = make_run(tmp_path, seed=1, name="bad")
     directory = RunDirectory(path)
     directory.write_summary(json.loads(directory.summary.read_text()))
-    assert read_study([tmp_path]).damaged == () and directory.altered() == []
+    assert read_study([tmp_path]).damaged == () and directory.find_altered() == []
     for file in (directory.config, directory.environment, directory.metrics, directory.summary):
         before = file.read_bytes()
         for place in range(0, len(before) // 2, len(before) // 8):
@@ -217,7 +217,7 @@ def test_work_beside_has_the_same_result_whoever_does_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
     monkeypatch.setattr("threading.active_count", lambda: 1)  # the tests' own are not used
     here, large = os.getpid(), np.arange(100_000)
-    process, found = beside(lambda: (os.getpid(), large))()
+    process, found = run_beside(lambda: (os.getpid(), large))()
     assert (process == here) == (len(cores) == 1) and np.array_equal(found, large)
 
 
@@ -234,7 +234,7 @@ def test_work_beside_is_done_here_where_the_other_process_dies_or_may_not_be(
             os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
-    assert beside(work)() == here
+    assert run_beside(work)() == here
 
 
 def test_a_setting_of_a_person_s_own_class_may_have_another_type_by_now(

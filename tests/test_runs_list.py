@@ -80,7 +80,7 @@ def test_a_sweep_that_still_chooses_learning_rates_goes_on_by_its_own_command(
     lines, commands = listed(capsys)
     assert {name: cells[0] for name, cells in lines.items()} == {"a": "waiting", "a-lr": "waiting"}
     assert commands == ["a goes on by normbench sweep --resume outputs/a"]
-    with SweepFolder(outputs / "a").worked_on():
+    with SweepFolder(outputs / "a").announce_work():
         lines, commands = listed(capsys)
     assert lines["a"][0] == "running" and commands == []
 

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Iterator[SweepFolder]:
         directory.path.mkdir()
         directory.write_status("running", step, 100)
     folder.note_failure("groupnorm-s0", "out of memory")
-    with at_work.held():
+    with at_work.hold():
         yield folder
 
 

@@ -93,12 +93,12 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
 
 
 def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normbench.sweep.launchers.cores", lambda: 8)
+    monkeypatch.setattr("normbench.sweep.launchers.count_cores", lambda: 8)
     given = (0, None, 0), (2, None, 0), (0, 4, 0), (0, 16, 0), (3, 2, 0), (0, None, 2), (16, None, 0)
-    assert [Processes().share(*one) for one in given] == [(8, 1), (2, 1), (2, 4), (1, 16), (3, 2), (2, 1), (16, 1)]
-    assert Here().share(2, None, 0) == (1, 8)
-    assert Ray(None, 2, 0).share(0, None, 0) == (4, 2)
-    assert Submitit("slurm", 60, 4).share(0, None, 0) == (64, 4)
+    assert [Processes().allot(*one) for one in given] == [(8, 1), (2, 1), (2, 4), (1, 16), (3, 2), (2, 1), (16, 1)]
+    assert Here().allot(2, None, 0) == (1, 8)
+    assert Ray(None, 2, 0).allot(0, None, 0) == (4, 2)
+    assert Submitit("slurm", 60, 4).allot(0, None, 0) == (64, 4)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPat
 def test_runs_take_turns_on_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, more: list[str], devices: list[str], jobs: int
 ) -> None:
-    monkeypatch.setattr("normbench.sweep.launchers.cores", lambda: 8)
+    monkeypatch.setattr("normbench.sweep.launchers.count_cores", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])

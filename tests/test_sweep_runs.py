@@ -150,7 +150,7 @@ def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Ser
 def noted(folder: Path, *words: str) -> None:
     """Note a sweep of these words as started there."""
     sweep = planned(*words)
-    sweep.folder.write_plan(() if sweep.settings.lr else sweep.plan.runs, sweep.words, sweep.asked)
+    sweep.folder.write_plan(() if sweep.settings.lr else sweep.plan.runs, sweep.words, sweep.asked_runs)
 
 
 REFUSED = {

@@ -16,7 +16,7 @@ import numpy as np
 from normbench.config.schema import CLOSED, ROOT, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
-from normbench.processes import beside
+from normbench.processes import run_beside
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, logged_lines
@@ -309,7 +309,7 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
 
     every = [*found.values()]
     half = len(every) // 2
-    others = beside(lambda: [*read(every[half:])])
+    others = run_beside(lambda: [*read(every[half:])])
     runs = list[RecordedRun]()
     damaged = list[tuple[str, str]]()
     for one in (*read(every[:half]), *others()):
@@ -344,7 +344,7 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     config = {**read_config(directory), **sessions[-1]["choices"]}
     if damage and (summary or curves):  # a run that has not ended may have no metrics yet
         raise ValueError(damage)
-    altered = directory.altered() if summary else []
+    altered = directory.find_altered() if summary else []
     if altered:
         raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
     if stands["status"] == "finished":

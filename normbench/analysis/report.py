@@ -24,7 +24,7 @@ from normbench.analysis.sensitivity import areas, failing, searches, tried_level
 from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
 from normbench.analysis.studied import Studied, places_of_studies, studies_below
 from normbench.analysis.tables import Table
-from normbench.processes import beside
+from normbench.processes import run_beside
 from normbench.record.files import inside, read_json, remove_written, write_bytes, write_json
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
@@ -165,7 +165,7 @@ def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     """Return the content of all files of figures, by their paths; half of them are made by another process."""
     files = {}
     with our_style():  # once for all of them
-        others = beside(lambda: [figure.files() for figure in figures[1::2]])
+        others = run_beside(lambda: [figure.files() for figure in figures[1::2]])
         drawn = [figure.files() for figure in figures[::2]]
         for own in (*drawn, *others()):
             for name, content in own.items():

@@ -107,7 +107,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
 def line_of_run(name: str, run: RunDirectory) -> Line:
     """Return a run's line; one that says it is running, and that no process holds, was killed."""
     status = read_json(run.status) or {"status": "interrupted", "step": 0, "steps": 0}
-    status |= run.ended() or {}
+    status |= run.read_result() or {}
     state = status["status"]
     command = ""
     if state not in ENDED:

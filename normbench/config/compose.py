@@ -83,9 +83,9 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     find_own_classes()
     composed: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
     found: list[Config] = []
-    with initialized():
+    with start_hydra():
         for words in points:
-            with translated():
+            with translate_errors():
                 chosen, settings = divide(words)
                 # points that set the same keys are written over each other, since copying takes longer than all else
                 alike = tuple(chosen), tuple(setting.key_or_group for setting in settings)
@@ -289,7 +289,7 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
 
 
 @contextmanager
-def initialized() -> Iterator[None]:
+def start_hydra() -> Iterator[None]:
     """Let Hydra find our configurations."""
     with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
         yield
@@ -297,7 +297,7 @@ def initialized() -> Iterator[None]:
 
 def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
-    with initialized(), translated():
+    with start_hydra(), translate_errors():
         config = hydra.compose("train", [word.lstrip("+") for word in words], return_hydra_config=True)
         params = config.hydra.sweeper.get("params")
         return str(config.name), resolve(params) if params else {}
@@ -310,7 +310,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into one sentence.
 
     Raises:

@@ -220,7 +220,7 @@ def names_class(value: Any) -> bool:
     return isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str)
 
 
-def unchecked(tree: Tree) -> list[str]:
+def describe_unchecked(tree: Tree) -> list[str]:
     """Return a sentence for each value of a class of somebody else's that is not checked, since nothing tells how."""
     sentences: list[str] = []
     for section, values in class_sections(tree).items():

@@ -82,7 +82,7 @@ class NormPart(ModulePart):
     def module(self, layout: str = "sequence", **changes: Any) -> nn.Module:
         """Return the norm as a model would make it, with some settings changed."""
         factory = self.factory(**changes)
-        with build.seeded(0, "norm", SITE.name):
+        with build.seed_draws(0, "norm", SITE.name):
             made: nn.Module = factory(self.width, channel_dim=trials.channel_dim(layout), site=SITE)
         return made
 

@@ -52,7 +52,7 @@ class PlacementPart(trials.ModulePart):
         section = trials.sections("norm")[norm]
         norms = build.NormsBySite(build.factory({"norm": section}, "norm"), seed=0)
         by_role = dict(zip(("attention", "mlp"), branches, strict=False))
-        with build.seeded(0, "placement", site.name):
+        with build.seed_draws(0, "placement", site.name):
             made: Placement = self.factory()(by_role, norms, site)
         return made, norms.made
 

@@ -63,7 +63,7 @@ class RunDirectory:
             raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({why}): give another one")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the run, so that no second process works on it, and clear away what a killed one left half written.
 
         Raises:
@@ -126,7 +126,7 @@ class RunDirectory:
         """Return the resolved configuration; empty where it cannot be read."""
         return read_object(self.config, parse_yaml) or {}
 
-    def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
+    def describe_differences(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
         sessions = self.sessions()
         if not sessions:
@@ -164,7 +164,7 @@ class RunDirectory:
         digests = {name: self.digest(name, as_read) for name in RECORD}
         write_json(self.summary, {**summary, DIGESTS: digests})
 
-    def altered(self, names: Iterable[str] = RECORD) -> list[str]:
+    def find_altered(self, names: Iterable[str] = RECORD) -> list[str]:
         """Return which files of the record are not as the run has left them; none where it has noted no digests.
 
         Raises:
@@ -183,7 +183,7 @@ class RunDirectory:
                 found.append(name)
         return found
 
-    def ended(self) -> dict[str, Any] | None:
+    def read_result(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""
         summary = read_json(self.summary)
         if summary and summary.get("status") in ENDED:

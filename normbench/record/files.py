@@ -159,7 +159,7 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, f"{text}\n".encode())
 
 
-def unused(path: Path) -> Path:
+def find_unused(path: Path) -> Path:
     """Return the first of PATH1, PATH2, ... that is not there."""
     number = 1
     while path.with_name(f"{path.name}{number}").exists():
@@ -169,7 +169,7 @@ def unused(path: Path) -> Path:
 
 def keep_damaged(path: Path, name: str = "") -> str:
     """Keep a damaged file beside the one that replaces it; return a sentence that says so. name: to keep it under."""
-    kept = unused(path.with_name(f"{name or path.name}.damaged"))
+    kept = find_unused(path.with_name(f"{name or path.name}.damaged"))
     write_bytes(kept, read_bytes(path))
     return f"{path.name} is damaged: what can be read of it stays, and the file as it was is {kept}"
 

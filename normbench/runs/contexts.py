@@ -13,7 +13,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
+def note_signals() -> Iterator[list[int]]:
     """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
     noted: list[int] = []
 
@@ -32,13 +32,13 @@ def stop_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[list[int]]:
-    """Give the signals that have come, as `stop_signals` notes them.
+def stop_on_signals() -> Iterator[list[int]]:
+    """Give the signals that have come, as `note_signals` notes them.
 
     Raises:
         RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.
     """
-    with stop_signals() as stop:
+    with note_signals() as stop:
         try:
             yield stop
         except KeyboardInterrupt as error:
@@ -48,7 +48,7 @@ def stopped_by_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def limits_named(outputs: str) -> Iterator[None]:
+def explain_limits(outputs: str) -> Iterator[None]:
     """Turn a full disk and too little memory into a sentence.
 
     Raises:
@@ -67,7 +67,7 @@ def limits_named(outputs: str) -> Iterator[None]:
 
 
 @contextmanager
-def notes_shown(quiet: bool) -> Iterator[None]:
+def show_notes(quiet: bool) -> Iterator[None]:
     """Show the person what the data part notes: that it fetches, decodes or repairs something, which takes time."""
     logger = logging.getLogger("normbench")
     handler = logging.StreamHandler(sys.stdout)

@@ -15,7 +15,7 @@ from normbench.record.loggers import Scalar
 from normbench.record.recorder import Recorder
 from normbench.runs.plan import Run
 from normbench.runs.session import Session
-from normbench.scratch import dry_folder
+from normbench.scratch import make_dry_folder
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
@@ -48,7 +48,7 @@ def steps_done(session: Session) -> int:
             return int(step)
     if run.parent is None:
         return 0
-    return int((run.parent.ended() or {}).get("step", 0))
+    return int((run.parent.read_result() or {}).get("step", 0))
 
 
 def measure(session: Session) -> Estimate:
@@ -57,7 +57,7 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    with dry_folder() as folder, closing(Recorder(folder)) as session.loop.recorder:
+    with make_dry_folder() as folder, closing(Recorder(folder)) as session.loop.recorder:
         return estimate(session.loop, folder)
 
 
@@ -93,7 +93,7 @@ def size_of_weights(model: nn.Module) -> int:
 
 def state_of(run: Run) -> str:
     """Say how the run's directory stands now, and what the command would make of it."""
-    stands = run.directory.ended() or read_json(run.directory.status) or {}
+    stands = run.directory.read_result() or read_json(run.directory.status) or {}
     state = str(stands.get("status", "new"))
     if run.config.closed.rerun and state != "new":
         return f"{state}; set aside and made again"

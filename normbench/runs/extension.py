@@ -29,7 +29,7 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
     Raises:
         UsageError: there is no such run, or something else was set.
     """
-    summary = parent.ended()
+    summary = parent.read_result()
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     tree = parent.configuration()
@@ -73,7 +73,7 @@ def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
     sessions = parent.sessions()
     if sessions and sessions[-1]["data"]["fingerprint"] != data.fingerprint:
         raise UsageError(f"extend={parent.path} was trained on other data than are there now: bring those back")
-    done = (parent.ended() or {})["steps"]
+    done = (parent.read_result() or {})["steps"]
     if steps <= done:
         raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")
 
@@ -93,5 +93,5 @@ def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
     if parent is None:
         return []
     eval_batches = parent.configuration()["trainer"].get("eval_batches")
-    own = {"steps": (parent.ended() or {})["steps"], "eval_batches": eval_batches}
+    own = {"steps": (parent.read_result() or {})["steps"], "eval_batches": eval_batches}
     return [*extended_runs(parent.sessions(), eval_batches), own]

@@ -205,7 +205,7 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 def altered_files(name: str, run: RunDirectory, files: Sequence[str]) -> list[str]:
     """Return which files of a run that has ended are not as it has left them, by their paths from `name` on."""
     with suppress(OSError, ValueError):  # what cannot be read is missing in the table
-        return [f"{name}/{file}" for file in run.altered(files)]
+        return [f"{name}/{file}" for file in run.find_altered(files)]
     return []
 
 

@@ -15,7 +15,7 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.config.groups import Choices
-from normbench.config.schema import UNHASHED_KEYS, unchecked
+from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.config.sections import CLASS_SECTIONS
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
@@ -81,7 +81,7 @@ def prepare(
     for section in CLASS_SECTIONS:
         build.target(config.tree, section)  # whether it can be imported, and is for its section
     build.loggers(config.tree)
-    for sentence in unchecked(config.tree):
+    for sentence in describe_unchecked(config.tree):
         warn_once(sentence)
     facts = build.check_combination(config.tree, config.choices.groups)
     if device is None:
@@ -258,7 +258,7 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     found: list[str] = []
     for path in sorted(candidates):
         ended = RunDirectory(path)
-        if not ended.ended():
+        if not ended.read_result():
             continue
         content = fingerprint(without(ended.configuration(), UNHASHED_KEYS))
         difference = difference_of(wanted[content], ended) if content in wanted else ""

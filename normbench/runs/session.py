@@ -20,7 +20,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.record.console import Display
 from normbench.record.directory import Status
-from normbench.record.files import inside, unused, write_bytes, write_json
+from normbench.record.files import find_unused, inside, write_bytes, write_json
 from normbench.record.loggers import Logger, quiet_loggers
 from normbench.record.machine import describe_machine
 from normbench.record.metrics import truncate_metrics
@@ -133,8 +133,8 @@ class Session:
         path = self.directory.path
         inside(path.parent, path.name)
         if self.settings.rerun and self.directory.config.exists():
-            with self.directory.held():
-                aside = path.rename(unused(path.with_name(f"{path.name}.old")))
+            with self.directory.hold():
+                aside = path.rename(find_unused(path.with_name(f"{path.name}.old")))
             self.say(f"rerun: the run before is kept as {aside}")
         path.mkdir(parents=True, exist_ok=True)
 
@@ -143,9 +143,9 @@ class Session:
     def train(self, stop: Sequence[int]) -> int:
         """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
 
-        stop: signals that have come, as `stop_signals` notes them.
+        stop: signals that have come, as `note_signals` notes them.
         """
-        with self.noting_failures(stop), self.group.watch(), closing(self.prepare()):
+        with self.note_failures(stop), self.group.watch(), closing(self.prepare()):
             try:
                 number = self.loop.run(stop, self.beat)
             except Diverged as result:
@@ -203,7 +203,7 @@ class Session:
         here["seeds"] = self.seeds
         here["step"] = self.loop.step
         here[EXTENDED] = runs_before(self.run.parent)
-        elsewhere = self.directory.begun_elsewhere(here)
+        elsewhere = self.directory.describe_differences(here)
         if elsewhere:
             self.say(elsewhere)
         before = self.directory.sessions()
@@ -286,7 +286,7 @@ class Session:
         return 128 + number
 
     @contextmanager
-    def noting_failures(self, stop: Sequence[int]) -> Iterator[None]:
+    def note_failures(self, stop: Sequence[int]) -> Iterator[None]:
         """Note how the run stands if something inside fails, which is raised again."""
         try:
             yield
@@ -297,7 +297,7 @@ class Session:
             by_signal = bool(stop) and isinstance(error, KeyboardInterrupt)
             if by_signal or is_disk_full(error) or isinstance(error, ProcessLost):  # the same command goes on
                 status = "interrupted"
-            if not self.directory.ended():
+            if not self.directory.read_result():
                 self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
             raise
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from normbench import build
-from normbench.runs.contexts import limits_named, stopped_by_signals
+from normbench.runs.contexts import explain_limits, stop_on_signals
 from normbench.runs.plan import Run
 from normbench.runs.session import Session
 from normbench.training.guard import Diverged
@@ -25,15 +25,15 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
         UsageError: something of the runs needs each by itself.
         RunFailure: the machine ended the runs; the last good checkpoints are intact.
     """
-    with limits_named(runs[0].config.closed.outputs), ExitStack() as stack:
+    with explain_limits(runs[0].config.closed.outputs), ExitStack() as stack:
         for run in runs:
             run.directory.check_creatable()
-        stop = stack.enter_context(stopped_by_signals())
+        stop = stack.enter_context(stop_on_signals())
         sessions = [Session(run, seeds=seeds) for run in runs]
         for session in sessions:
             session.make_directory()
-            stack.enter_context(session.directory.held())
-        left = [session for session in sessions if not session.directory.ended()]  # another process was faster
+            stack.enter_context(session.directory.hold())
+        left = [session for session in sessions if not session.directory.read_result()]  # another process was faster
         for together in by_step(left):
             status = train_together(together, stop)
             if status:
@@ -77,7 +77,7 @@ def train_together(sessions: Sequence[Session], stop: Sequence[int]) -> int:
 
     with ExitStack() as contexts:
         for session in sessions:
-            contexts.enter_context(session.noting_failures(stop))
+            contexts.enter_context(session.note_failures(stop))
             contexts.enter_context(closing(session.prepare()))
         loops = {seed: session.loop for seed, session in by_seed.items()}
         stack = Stack(loops, sessions[0].seeds, make)

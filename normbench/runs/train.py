@@ -7,7 +7,7 @@ from typing import Any
 
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, UsageError
-from normbench.runs.contexts import limits_named, notes_shown, stopped_by_signals
+from normbench.runs.contexts import explain_limits, show_notes, stop_on_signals
 from normbench.runs.dry_run import dry_run
 from normbench.runs.plan import Run, prepare, same_elsewhere
 from normbench.runs.session import Session, describe_session
@@ -22,7 +22,7 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
         UsageError: any mistake of the user's; nothing was written.
         RunFailure: the machine ended the run; the last good checkpoint is intact.
     """
-    with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
+    with explain_limits(config.closed.outputs), show_notes(config.closed.quiet):
         run = prepare(config, trust=trust)
     group = from_environment()
     if dry and group.size > 1:
@@ -44,13 +44,13 @@ def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
     settings = run.config.closed
     group = group or Group()
     run.directory.writes = group.writes
-    with limits_named(settings.outputs):
-        summary = group.first(run.directory.ended())
+    with explain_limits(settings.outputs):
+        summary = group.first(run.directory.read_result())
         if summary and not settings.rerun:
             if group.writes and not dry:
-                with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, by nobody else
+                with suppress(OSError, RunFailure), run.directory.hold():  # where it may be written, by nobody else
                     settle(run, summary)
-            return show_ended(run, summary)
+            return show_result(run, summary)
         run.directory.check_creatable()
         if not settings.quiet:
             same = same_elsewhere([run])
@@ -67,20 +67,20 @@ def make(run: Run, group: Group) -> int:
     Raises:
         RunFailure: among others, a class raises KeyboardInterrupt, and nobody has stopped the run.
     """
-    with stopped_by_signals() as stop:
+    with stop_on_signals() as stop:
         session = Session(run, group)
         session.make_directory()
-        with run.directory.held():
-            summary = group.first(run.directory.ended())
+        with run.directory.hold():
+            summary = group.first(run.directory.read_result())
             if summary:  # another process was faster
-                return show_ended(run, summary)
+                return show_result(run, summary)
             return session.train(stop)
 
 
-def show_ended(run: Run, summary: dict[str, Any]) -> int:
+def show_result(run: Run, summary: dict[str, Any]) -> int:
     """Say that the run is done already, and show its summary."""
     lines = [f"{run.directory.path} has {summary['status']} already: rerun=true makes it again"]
-    elsewhere = run.directory.begun_elsewhere(describe_session(run))
+    elsewhere = run.directory.describe_differences(describe_session(run))
     if elsewhere:
         lines.append(elsewhere)
     show_summary(run, summary, lines)

@@ -36,7 +36,7 @@ from normbench.record.directory import RunDirectory
 from normbench.record.files import inside, write_bytes
 from normbench.record.machine import commit, cpu_name
 from normbench.record.tensorboard import TensorBoard, event_files
-from normbench.runs.contexts import limits_named
+from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import show
 from normbench.studies.answers import answer_of
@@ -99,7 +99,7 @@ def points_of(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subje
         run = one.prepared
         path = run.directory.path
         if trained:
-            status = (run.directory.ended() or {}).get("status", "failed")
+            status = (run.directory.read_result() or {}).get("status", "failed")
             if status != "finished":
                 left_out.append({"what": path.name, "why": status})
                 continue
@@ -193,7 +193,7 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         torch.set_num_threads(max(threads, torch.get_num_threads()) if kind.trains else threads)
     folder = inside(place, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
-    with RunDirectory(folder).held(), limits_named(str(place)):
+    with RunDirectory(folder).hold(), explain_limits(str(place)):
         rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
         command = ["normbench", name, *words] if name == "bench" else ["normbench", "study", name, *words]
         gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
@@ -218,7 +218,7 @@ def make_subjects(
     study: Study, name: str, words: Sequence[str], left_out: list[Row]
 ) -> tuple[list[Subject] | None, Path]:
     """Return the points of a study's grid, trained where it trains, and the folder of the sweep; None if stopped."""
-    with limits_named("outputs"):
+    with explain_limits("outputs"):
         sweep = understand(grid_words(type(study), name, words))
         left_out += [{"what": f"{number} of the grid", "why": why} for why, number in sweep.plan.left_out.items()]
         points = points_of(sweep.plan, False, left_out)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
-from normbench.build import seeded
+from normbench.build import seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import keys_of
@@ -67,7 +67,7 @@ class Invariance(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         for name, (data, channel_dim) in inputs_of(subject).items():
-            with seeded(subject.seed, "invariance", name):
+            with seed_draws(subject.seed, "invariance", name):
                 features = data.shape[-1]
                 w = torch.randn(features, features)
                 c = torch.randn(features)
@@ -141,7 +141,7 @@ def inputs_of(subject: Subject) -> dict[str, tuple[Inputs, int]]:
     for site in (sites[0], sites[-1]):
         norms[site].register_forward_pre_hook(partial(see, site))
     batch = to_device(subject.data.train_batch(0), subject.device)
-    with torch.no_grad(), seeded(subject.seed, RANDOM):
+    with torch.no_grad(), seed_draws(subject.seed, RANDOM):
         model.train()(*batch.arguments)
         data, channel_dim = next(iter(seen.values()))
         random = torch.randn(data.shape)

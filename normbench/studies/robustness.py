@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.analysis.figures.style import Figure
-from normbench.build import seeded
+from normbench.build import seed_draws
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
@@ -128,7 +128,7 @@ class Robustness(Study):
         for kind, change in CHANGES.items():
             for place in ("input", "hidden"):
                 for level in self.levels[kind]:
-                    with seeded(subject.seed, kind, place, level), changed(model, place, partial(change, level)):
+                    with seed_draws(subject.seed, kind, place, level), changed(model, place, partial(change, level)):
                         found = loss()
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 

@@ -20,7 +20,7 @@ from normbench.config.signatures import import_target
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.record.directory import fingerprint
 from normbench.record.shapes import CHOICE_FILE
-from normbench.runs.contexts import limits_named, notes_shown
+from normbench.runs.contexts import explain_limits, show_notes
 from normbench.runs.dry_run import busy, measure
 from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
@@ -71,7 +71,7 @@ class Sweep:
         return self.folder.command(self.words)
 
     @property
-    def asked(self) -> list[str]:
+    def asked_runs(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         if not self.settings.lr:
             return [run.run for run in self.plan.runs]
@@ -88,7 +88,7 @@ class Sweep:
         there: set[str] = set()
         for note in notes:
             there.update(note["asked"])
-        new = set(self.asked) - there
+        new = set(self.asked_runs) - there
         if there and new and not self.settings.extend:
             difference = describe_difference(notes[-1]["words"], self.words)
             cure = f"sweep.extend=true adds {len(new):,} to its {len(there):,} runs, and name= gives a new folder"
@@ -166,7 +166,7 @@ class Sweep:
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
-            with self.folder.worked_on():
+            with self.folder.announce_work():
                 standings = self.make_runs()
         except Stopped as stop:
             say(Console(), f"stopped by {stop}; to go on, each run from its checkpoint: {self.command}")
@@ -182,7 +182,7 @@ class Sweep:
         """Make the runs that choose, if any, and then those that are reported; returns how these stand in the end."""
         if self.settings.lr:
             say(self.console, "learning rates are chosen on held-out data: a few first, then those near the best")
-            self.folder.write_plan((), self.words, self.asked)
+            self.folder.write_plan((), self.words, self.asked_runs)
         standings: list[Standing] = []
         for plan in self.plans():
             if self.choices:
@@ -234,10 +234,10 @@ class Sweep:
         left = len(plan.runs) - len(view.over)
         if left:
             if self.is_reported(plan):
-                folder.write_plan(plan.runs, self.words, self.asked)
+                folder.write_plan(plan.runs, self.words, self.asked_runs)
             else:
                 folder.write_plan(plan.runs)
-            say(self.console, f"{left} of {len(plan.runs)} runs to do, {self.share(left)}, in {plan.folder}")
+            say(self.console, f"{left} of {len(plan.runs)} runs to do, {self.describe_jobs(left)}, in {plan.folder}")
             self.say_elsewhere(plan)
             stacks = make_stacks(balance(plan.runs), self.planner.stack)
             with closing(view):
@@ -248,7 +248,7 @@ class Sweep:
                 self.failed[one.entry.run] = one
         return standings
 
-    def share(self, left: int) -> str:
+    def describe_jobs(self, left: int) -> str:
         """Return in words how many of the runs that are left are made at a time, and with how many threads each."""
         planner = self.planner
         together = min(math.ceil(left / planner.stack), planner.jobs)
@@ -278,7 +278,7 @@ def understand(words: Sequence[str]) -> Sweep:
     launcher = import_target(path, f"launcher._target_={path}")(**section)
     planner = Planner(launcher, settings.jobs or 0, stack=settings.stack)
     kept, excluded = exclude(points, settings.exclude or ())
-    with Console().status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
+    with Console().status(f"planning {len(kept):,} runs"), show_notes("quiet=true" in words):
         plan = planner.plan(kept, excluded)
     if settings.lr:
         tuning.check_tunable(plan, settings)
@@ -294,7 +294,7 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
         RunFailure: the launcher starts nothing.
     """
     outputs = settings_in(words).get("outputs", "outputs")
-    with limits_named(outputs):
+    with explain_limits(outputs):
         understood = understand(words)
         understood.check_folder()
         understood.plan.runs[0].prepared.directory.check_creatable()
@@ -327,8 +327,8 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     if not notes:
         cure = f"give the folder of one, such as outputs/{SWEEP_NAME}"
         raise UsageError(f"{folder} holds no sweep that can go on: {cure}")
-    if runs.foreign and not trust:
-        what = f"{folder} has {runs.foreign[0]!r}, which may run somebody else's code or reach another machine"
+    if runs.foreign_words and not trust:
+        what = f"{folder} has {runs.foreign_words[0]!r}, which may run somebody else's code or reach another machine"
         raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")
 
     settings = settings_in(words)

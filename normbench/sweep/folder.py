@@ -84,7 +84,7 @@ class SweepFolder:
         return shlex.join(command)
 
     @property
-    def foreign(self) -> list[str]:
+    def foreign_words(self) -> list[str]:
         """Return the words of its sweeps that may run somebody else's code, or reach another machine."""
         found: list[str] = []
         for note in self.read_notes():
@@ -123,12 +123,12 @@ class SweepFolder:
         return list(entries.values())
 
     @contextmanager
-    def worked_on(self) -> Iterator[None]:
+    def announce_work(self) -> Iterator[None]:
         """Let others know, inside the `with`, that a sweep is working on the folder."""
         with ExitStack() as stack:
             with suppress(HeldElsewhere, OSError):  # another sweep lets them know already
                 self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(RunDirectory(self.path).held())
+                stack.enter_context(RunDirectory(self.path).hold())
             yield
 
     def is_worked_on(self) -> bool:
@@ -157,7 +157,7 @@ class SweepFolder:
     def look(self, entry: Entry) -> Standing:
         """Return how a run stands, and how far it is."""
         directory = RunDirectory(self.path / entry.run)
-        summary = directory.ended()
+        summary = directory.read_result()
         if summary:
             return Standing(entry, summary["status"], summary["step"], summary["metrics"].get("loss/val"))
         status = read_json(directory.status) or {}

@@ -29,7 +29,7 @@ from types import FrameType
 from typing import IO, Annotated, Any, Literal
 
 from normbench.errors import RunFailure, UsageError
-from normbench.processes import cores
+from normbench.processes import count_cores
 from normbench.scratch import scratch
 from normbench.settings import Setting
 from normbench.sweep import local_job
@@ -81,7 +81,7 @@ class Launcher:
         """
         raise NotImplementedError
 
-    def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
+    def allot(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
         """Return how many runs there are at a time, and how many threads each has.
 
         There is one for each GPU, or as many as the cores have room for.
@@ -95,7 +95,7 @@ class Launcher:
             gpus: of this machine; 0: the runs are on its CPU, or on another machine.
         """
         threads = threads or self.threads
-        jobs = jobs or self.jobs or gpus or max(1, cores() // threads)
+        jobs = jobs or self.jobs or gpus or max(1, count_cores() // threads)
         return jobs, threads
 
 
@@ -142,8 +142,8 @@ class Processes(Launcher):
 class Here(Launcher):
     """Makes one run after another in this process."""
 
-    def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
-        return 1, threads or cores()
+    def allot(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
+        return 1, threads or count_cores()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
         (task,) = tasks  # there is one at a time

@@ -57,7 +57,7 @@ def replace_settings(words: Sequence[str], settings: Mapping[str, str]) -> tuple
     return (*kept, *new)
 
 
-@compose.translated()
+@compose.translate_errors()
 def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     """Return the points that words ask for, and the words that are the sweep's own.
 
@@ -89,7 +89,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     settings, _ = read_settings(own)
     ties = settings.tie or []
     check_ties(ties, others)
-    with compose.initialized():
+    with compose.start_hydra():
         return combine(list(others.values()), [tie.split(";") for tie in ties]), own
 
 
@@ -303,7 +303,7 @@ class Planner:
         configs = compose.read_each([point.words for point in points])
         for point, config in zip(points, configs, strict=True):
             if not self.threads:
-                self.share_out(config.tree)
+                self.allot_machine(config.tree)
             try:
                 run = self.prepare(replace(config, varied=(*point.varied, *point.follows)))
             except CombinationRefused as refusal:
@@ -318,7 +318,7 @@ class Planner:
         first, *_ = runs.values()
         return SweepPlan(first.prepared.directory.path.parent, list(runs.values()), left_out)
 
-    def share_out(self, tree: Tree) -> None:
+    def allot_machine(self, tree: Tree) -> None:
         """Take from a run what all have in common, and decide what each gets of the machine.
 
         A run has a GPU for itself, or a core, unless more runs at a time are asked for.
@@ -338,7 +338,7 @@ class Planner:
                 self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
             if device != "cpu":
                 gpus = len(self.devices)
-        self.jobs, self.threads = self.launcher.share(self.jobs, tree["threads"], gpus)
+        self.jobs, self.threads = self.launcher.allot(self.jobs, tree["threads"], gpus)
 
     def prepare(self, config: compose.Config) -> Run:
         """Decide one run.

@@ -138,7 +138,7 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
     losses: dict[str, dict[float, list[float | None]]] = {}
     for run in tuning.runs:
         directory = run.prepared.directory
-        summary = directory.ended() or {"status": "failed"}
+        summary = directory.read_result() or {"status": "failed"}
         check_unaltered(directory, summary)
         finished = summary["status"] == "finished"
         loss = summary["metrics"].get("loss/val") if finished else None
@@ -156,7 +156,7 @@ def check_unaltered(run: RunDirectory, summary: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it was.
     """
-    altered = run.altered() if summary["status"] in ENDED else []
+    altered = run.find_altered() if summary["status"] in ENDED else []
     if altered:
         what = f"{run.path} cannot choose a learning rate, as its {' and '.join(altered)} changed after it had ended"
         raise UsageError(f"{what}: remove that folder, and the same command makes the run again")

@@ -23,7 +23,7 @@ import torch
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
-from normbench.runs.contexts import stop_signals
+from normbench.runs.contexts import note_signals
 from normbench.runs.plan import Run, check_unchanged
 from normbench.runs.stack import train_stack
 from normbench.runs.train import train
@@ -65,7 +65,7 @@ class RunTask:
         runs = [replace(self.stack[place].prepared, device=torch.device(self.device)) for place in self.todo]
         output = io.StringIO()
         try:
-            with redirect_stdout(output), redirect_stderr(output), time_limit(self.timeout):
+            with redirect_stdout(output), redirect_stderr(output), limit_time(self.timeout):
                 for run in runs:
                     check_unchanged(run)
                 if runs[0].stack > 1:
@@ -90,12 +90,12 @@ def note_failures(runs: Sequence[Run], cause: str, details: str) -> None:
     """Note why runs have failed that have no result."""
     for run in runs:
         path = run.directory.path
-        if not run.directory.ended():
+        if not run.directory.read_result():
             SweepFolder(path.parent).note_failure(path.name, cause, details)
 
 
 @contextmanager
-def time_limit(minutes: float | None) -> Iterator[None]:
+def limit_time(minutes: float | None) -> Iterator[None]:
     """End what takes longer, whatever it waits for.
 
     Raises:
@@ -137,7 +137,7 @@ class Execution:
             RunFailure: the launcher starts nothing.
             OSError: the disk is full.
         """
-        with stop_signals() as signals:
+        with note_signals() as signals:
             try:
                 while self.at_work or self.waiting:
                     view.look()
