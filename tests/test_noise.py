@@ -65,7 +65,7 @@ def test_variance_and_squared_gradient_against_gradients_by_hand(size: int) -> N
         TEXT.loss(own(inputs), targets).backward()
         by_hand.append({name: parameter.grad.flatten().numpy() for name, parameter in own.named_parameters()})
     flat = np.stack([np.concatenate([*one.values()]) for one in by_hand])
-    probes, reading = Probes(model, {"updates"}), Reading({"updates"})
+    probes, reading = Probes(model, {"updates"}), Reading()
     order = [name for name, _ in model.named_parameters()]
     probes.read_noise(reading, [[torch.from_numpy(one[name]) for name in order] for one in by_hand], size)
     found = {tag: value.item() for tag, value in reading.scalars.items()}
@@ -146,7 +146,7 @@ def test_micro_batches_have_two_examples_at_least(tmp_path: Path, examples: int,
     seen: list[Batch] = []
     loop.part_gradients = lambda batch, size: seen.append((batch, size)) or ()  # type: ignore
     loop.probes.read_noise = lambda reading, gradients, size: None  # type: ignore
-    loop.read_noise(Reading(set()))
+    loop.read_noise(Reading())
     del loop.part_gradients
     assert len(seen) == bool(parts)
     sizes = [len([*loop.part_gradients(*each)]) for each in seen]
@@ -160,7 +160,7 @@ def test_effective_learning_rate_is_how_fast_weights_without_a_scale_turn(kind: 
     for scale in (1, 3, 10):
         model, _ = build("layernorm")
         weights = [*model.double().blocks[1].branches["mlp"].parameters()]
-        probes, reading = Probes(model, {"updates"}), Reading({"updates"})
+        probes, reading = Probes(model, {"updates"}), Reading()
         with torch.no_grad():
             torch._foreach_mul_(weights, scale)
         before = torch.cat([p.flatten() for p in weights])

@@ -26,7 +26,7 @@ def test_moments_against_float64_formulas(channel_dim: int) -> None:
     x = torch.randn(3, 5, 7) * 2 + 0.5
     x[:, :, 2] = 0
     x[0, :, 3] = 0  # dead in one sample only
-    found = stats.moments([stats.activation(x.movedim(-1, channel_dim), channel_dim)])
+    found = stats.Moments.describe([stats.Moments.read(x.movedim(-1, channel_dim), channel_dim)])
     y = x.double()
     centered = y - y.mean()
     expected = {
@@ -44,7 +44,7 @@ def test_moments_against_float64_formulas(channel_dim: int) -> None:
 
 def test_histogram_against_numpy() -> None:
     x = torch.tensor([0.0, 0.1, 0.1, 0.9, 1.0, 2.0])
-    found, found_edges = Reading(FULL, histograms={"x": stats.histogram(x, bins=4)}).host_histograms()["x"]
+    found, found_edges = Reading(histograms={"x": stats.histogram(x, bins=4)}).host_histograms()["x"]
     counts, edges = np.histogram(x.numpy(), bins=4)
     assert found == counts.tolist() == [3.0, 1.0, 1.0, 1.0]
     assert found_edges == pytest.approx(edges.tolist())
@@ -57,7 +57,7 @@ def test_tails_against_numpy(dead: int) -> None:
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     x[:, -1] *= 100
     x[:, :dead] = 0
-    found = stats.tails([stats.tail(x, -1)])
+    found = stats.Tails.describe([stats.Tails.read(x, -1)])
     for share in (1, 25, 50, 75, 99):
         expected = np.quantile(x.numpy(), share / 100, method="nearest")
         assert found[f"q{share:02d}"].item() == pytest.approx(expected, rel=1e-6)
@@ -71,9 +71,9 @@ def test_tails_against_numpy(dead: int) -> None:
 def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
     """A stride that shares a factor with the width would see some channels only."""
     x = torch.arange(shape[-1], dtype=torch.float32).expand(shape)
-    assert stats.tails([stats.tail(x, -1)])["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
+    assert stats.Tails.describe([stats.Tails.read(x, -1)])["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
     images = x.permute(0, 2, 1).contiguous()[..., None]
-    assert stats.tails([stats.tail(images, 1)])["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
+    assert stats.Tails.describe([stats.Tails.read(images, 1)])["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
 
 
 def test_effective_rank_is_that_of_the_rows() -> None:

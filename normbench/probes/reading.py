@@ -1,0 +1,98 @@
+"""What probes read in one step: kept on the device until the step is done, and then copied to the host at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbench.probes import tensor_statistics as stats
+from normbench.probes.tensor_statistics import Observation
+
+
+class Place(NamedTuple):
+    """Where in a model something was observed: of ("act/final", "_in") the tag of the number rms is act/final/rms_in."""
+
+    folder: str
+    suffix: str = ""
+
+    def tag(self, word: str) -> str:
+        """Return the tag of a number."""
+        return f"{self.folder}/{word}{self.suffix}"
+
+
+@dataclass
+class Reading:
+    """Numbers and histograms by tag, still on the device.
+
+    Attributes:
+        with_histograms: whether they are wanted of this step.
+        scalars: the numbers.
+        histograms: counts of values in equal bins, and the two values between which the bins are.
+        second_moments: of residual streams, whose ranks the host computes.
+        observations: what has no number yet, by its kind and place, one for each call of a module; see `finish`.
+    """
+
+    with_histograms: bool = False
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    second_moments: dict[str, Tensor] = field(default_factory=dict)
+    observations: dict[type[Observation], dict[Place, list[Observation]]] = field(default_factory=dict)
+
+    def begin_pass(self) -> None:
+        """Forget the calls of an earlier forward pass."""
+        self.observations.clear()
+        self.histograms.clear()
+
+    def keep(self, place: Place, observation: Observation) -> None:
+        """Take in what was observed in one call at a place."""
+        places = self.observations.setdefault(type(observation), {})
+        places.setdefault(place, []).append(observation)
+
+    def finish(self) -> None:
+        """Turn observations into scalars: the mean over the calls at a place, but for those without a number."""
+        for kind, places in self.observations.items():
+            every_call: list[Observation] = []
+            for calls in places.values():
+                every_call += calls
+            found = kind.describe(every_call)
+            numbers = torch.stack([*found.values()])  # (words, calls)
+            calls_of_place = [len(calls) for calls in places.values()]
+            for place, own in zip(places, numbers.split(calls_of_place, dim=1), strict=True):
+                several = own.shape[1] > 1
+                means = own.nanmean(dim=1) if several else own[:, 0]
+                for word, mean in zip(found, means.unbind(), strict=True):
+                    self.scalars[place.tag(word)] = mean
+        self.observations.clear()
+
+    # ---- to the host, which waits for the device
+
+    def numbers(self) -> dict[str, float]:
+        """Return all numbers, in one copy from the device, and the effective ranks, in one more for each width."""
+        found = {}
+        if self.scalars:
+            scalars = [whole(value).float() for value in self.scalars.values()]
+            values = torch.stack(scalars).tolist()
+            found = dict(zip(self.scalars, values, strict=True))
+        for alike in stats.by_shape(self.second_moments):
+            on_host = torch.stack([*alike.values()]).cpu().double()
+            for tag, moment in zip(alike, on_host, strict=True):
+                found[tag] = stats.effective_rank(moment)
+        return found
+
+    def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Return counts of values between edges, and the edges (one more), in two copies from the device."""
+        counts = torch.stack([counts for counts, _ in self.histograms.values()]).tolist()
+        limits = torch.stack([limits for _, limits in self.histograms.values()]).tolist()
+        found = {}
+        for tag, own, (low, high) in zip(self.histograms, counts, limits, strict=True):
+            edges = torch.linspace(low, high, len(own) + 1, dtype=torch.float64)
+            found[tag] = (own, edges.tolist())
+        return found
+
+
+def whole(value: Any) -> Tensor:
+    """Return a number as it is; one of weights that several processes share, as the whole of its parts."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
