@@ -13,7 +13,10 @@ from normbench.probes.tensor_statistics import Observation
 
 
 class Place(NamedTuple):
-    """Where in a model something was observed: of ("act/final", "_in") the tag of the number rms is act/final/rms_in."""
+    """Where in a model something was observed.
+
+    At ("act/final", "_in") the number `rms` has the tag act/final/rms_in.
+    """
 
     folder: str
     suffix: str = ""
