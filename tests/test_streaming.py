@@ -26,6 +26,7 @@ from normbench.config.compose import read
 from normbench.contract.checks import check
 from normbench.contract.data import DataPart
 from normbench.data import hub_images, hub_text, streaming
+from normbench.data.streaming import Place
 from normbench.errors import RunFailure, UsageError
 from normbench.runs.plan import prepare
 
@@ -112,12 +113,12 @@ def test_each_pass_shows_every_row_once_but_those_that_judge(tmp_path: Path, fil
 def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass shows all rows all the same; one row that is longer than a block may be is a block."""
     ordinary = pages(root)
-    first, _ = ordinary.stream.block((0, 0, 0, 0), 0)
+    first, _ = ordinary.stream.block(Place(), 0)
     assert len(first) == 11
     for bytes_each, most in ((100, 6), (1, 1)):
         monkeypatch.setattr(streaming, "MOST_BYTES", bytes_each)
-        rows, place = list[str](), (0, 0, 0, 0)
-        while place[0] == 0:
+        rows, place = list[str](), Place()
+        while place.epoch == 0:
             found, place = ordinary.stream.block(place, 0)
             assert 0 < len(found) <= most
             rows += [row["text"] for row in found]
@@ -129,12 +130,12 @@ def test_few_rows_of_a_row_group_are_in_memory_at_a_time(tmp_path: Path, monkeyp
     """However large it is: here 100 times the same row, which the file itself has once."""
     stream = pages(write_pages(tmp_path, ["x" * 2**20] * 100, files=1, group=100)).stream
     monkeypatch.setattr(streaming, "MOST_BYTES", 3 * 2**20)
-    before, place = pyarrow.total_allocated_bytes(), (0, 0, 0, 0)
+    before, place = pyarrow.total_allocated_bytes(), Place()
     for _ in range(4):
         rows, place = stream.block(place, 0)
         assert len(rows) == 3
         assert pyarrow.total_allocated_bytes() - before < 2 * streaming.TOGETHER * 2**20
-    assert place == (0, 0, 0, 5 + 4 * 3)
+    assert place == Place(row=5 + 4 * 3)
 
 
 def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
@@ -151,8 +152,8 @@ def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
 
 
 def test_a_block_longer_than_the_data_holds_no_row_twice(root: Path) -> None:
-    rows, place = pages(root, buffer=300).stream.block((0, 0, 0, 0), 0)
-    assert len(rows) == 300 and place[0] == 5
+    rows, place = pages(root, buffer=300).stream.block(Place(), 0)
+    assert len(rows) == 300 and place.epoch == 5
     assert len({*map(id, rows)}) == len({row["text"] for row in rows}) == 55
 
 
@@ -217,7 +218,7 @@ def test_a_run_goes_on_where_it_was_and_reads_little_for_it(kind: str, step: int
     for number in range(step, 60):
         assert all(torch.equal(a, b) for a, b in zip(again.train_batch(number)[:2], expected[number][:2], strict=True))
         if number == step:
-            again.ahead[1].result()
+            again.ahead.result()
             assert again.stream.block.call_count == 2, "its own block, and the next one in advance"
 
 
@@ -316,7 +317,7 @@ def test_a_stream_has_no_length_to_take_epochs_of(root: Path) -> None:
 def test_a_fault_in_the_middle_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     data = pages(write_pages(tmp_path))
     data.train_batch(0)
-    data.ahead[1].result()
+    data.ahead.result()
     data.stream.block = Mock(side_effect=ConnectionError("Connection reset by peer"))
     data.train_batch(14)
     with pytest.raises(RunFailure, match=r"reading pages failed \(Connection reset by peer\): the same command goes"):

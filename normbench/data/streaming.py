@@ -9,12 +9,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,26 @@ MOST_BYTES = 512 * 2**20
 
 TOGETHER = 8  # rows that are read at a time, which may be long
 
-Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file and of a row group in it, and a row
+
+class Place(NamedTuple):
+    """Where in a stream a block begins.
+
+    Each pass over the data takes files, and the row groups of a file, in another order: so `turn` and `group` are
+    turns in that order, and not the numbers of a file and of one of its row groups. `row` is one of that row group.
+    """
+
+    epoch: int = 0
+    turn: int = 0
+    group: int = 0
+    row: int = 0
+
+
+class Origin(NamedTuple):
+    """Where a row is stored: the numbers of its file, of a row group there, and of the row in that."""
+
+    file: int
+    group: int
+    row: int
 
 
 class Stream:
@@ -67,15 +86,19 @@ class Stream:
         for some in files.values():
             self.val += some
         self.judging = 0 if self.val else kept
-        self.held = self.judging + (round(holdout * size) if holdout < 1 else int(holdout))
+        further = round(holdout * size) if holdout < 1 else int(holdout)
+        self.held_out = self.judging + further
         self.open = lru_cache(1)(open_parquet)
         # Where the last block has ended, and what comes there: a block that follows goes on with it.
-        self.begun: dict[tuple[int, int, int], Iterator[tuple[Row, int]]] = {}
+        self.begun: dict[Origin, Iterator[tuple[Row, int]]] = {}
 
     def content(self, name: str, key: list[Any], load: Callable[[dict[Split, Rows]], Any]) -> Content:
         """Return what `load` makes of the rows that stay in memory; and note how many of each file do not train.
 
-        key: what else decides about the result.
+        Args:
+            name: what the records call the data set.
+            key: what decides about the result beside the stream.
+            load: gets these rows, by split.
         """
         files = [*self.files, *self.val]
         names = [file.partition(self.hub.hub_id)[2] for file in files]
@@ -85,15 +108,15 @@ class Stream:
                 status = os.stat(file)
                 stamps.append([status.st_size, status.st_mtime_ns])
         source = [self.hub.hub_id, self.hub.revision, names, stamps]
-        key = [*source, self.columns, self.kept, self.judging, self.held, *key]
+        key = [*source, self.columns, self.kept, self.judging, self.held_out, *key]
 
         def load_first() -> Any:
-            rows, held = self.first()
+            rows, held_out_of = self.first()
             arrays, facts = load(rows)
-            return arrays, {**facts, "held": held}
+            return arrays, {**facts, "held": held_out_of}
 
         content = read_or_decode(name, "stream", key, load_first, hub_id=self.hub.hub_id)
-        self.held_of = content.facts["held"]
+        self.held_out_of = content.facts["held"]
         # Without the commit that `main` is today: a later one may have the same files.
         files_of_commit = [name.partition("/")[2] for name in names]
         identity = json.dumps([content.fingerprint, files_of_commit])
@@ -102,15 +125,16 @@ class Stream:
     def first(self) -> tuple[dict[Split, Rows], list[int]]:
         """Return the rows that stay in memory, and how many at the beginning of each file nothing trains on."""
         with self.hub.reading():
-            found = list(islice(stored_rows(self.files, self.columns), self.held + self.kept))
-            if len(found) <= self.held:
+            found = list(islice(stored_rows(self.files, self.columns), self.held_out + self.kept))
+            if len(found) <= self.held_out:
                 raise ValueError(f"it has {len(found):,} rows for data.holdout and data.kept, and none to train on")
             rows = [row for _, row in found]
-            val = rows[self.judging : self.held] or rows[: self.held]
+            val = rows[self.judging : self.held_out] or rows[: self.held_out]
             if not val:
                 val = [row for _, row in islice(stored_rows(self.val, self.columns), self.kept)]
-        held = Counter(file for file, _ in found[: self.held])
-        return {"train": rows[self.held :], "val": val}, [held[file] for file in range(len(self.files))]
+        of_file = Counter(file for file, _ in found[: self.held_out])
+        held_out_of = [of_file[file] for file in range(len(self.files))]
+        return {"train": rows[self.held_out :], "val": val}, held_out_of
 
     def block(self, place: Place, seed: int) -> tuple[Rows, Place]:
         """Return the rows from a place on, in the orders of a seed, and the place after them.
@@ -118,31 +142,35 @@ class Stream:
         A row that a block has more than once, as of data that are shorter, is in memory once.
         """
         rows: Rows = []
-        known: dict[tuple[int, int, int], Row] = {}
+        known: dict[Origin, Row] = {}
         left = MOST_BYTES
         while len(rows) < self.size and left > 0:
-            epoch, turn, group, row = place
-            if turn == len(self.files):
-                place = epoch + 1, 0, 0, 0
+            if place.turn == len(self.files):
+                place = Place(place.epoch + 1)
                 continue
-            file = nth_of_pass(len(self.files), seed, "files", epoch, turn)
+            file = nth_of_pass(len(self.files), seed, "files", place.epoch, place.turn)
             metadata = self.open(self.files[file]).metadata
-            if group == metadata.num_row_groups:
-                place = epoch, turn + 1, 0, 0
+            if place.group == metadata.num_row_groups:
+                place = Place(place.epoch, place.turn + 1)
                 continue
-            index = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", epoch, group)
-            before = sum(metadata.row_group(each).num_rows for each in range(index))
-            row = max(row, self.held_of[file] - before)  # the first rows of a file may judge
-            coming = self.begun.pop((file, index, row), None) or self.read_group(self.files[file], index, row)
+            group = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", place.epoch, place.group)
+            rows_before = sum(metadata.row_group(each).num_rows for each in range(group))
+            row = max(place.row, self.held_out_of[file] - rows_before)  # the first rows of a file may judge
+            origin = Origin(file, group, row)
+            coming = self.begun.pop(origin, None)
+            if coming is None:
+                coming = self.read_group(self.files[file], group, row)
             for values, size in coming:
-                rows.append(known.setdefault((file, index, row), values))
-                row += 1
+                rows.append(known.setdefault(origin, values))
+                origin = origin._replace(row=origin.row + 1)
                 left -= size
                 if len(rows) == self.size or left <= 0:
                     break
-            self.begun = {(file, index, row): coming}
-            is_over = row >= metadata.row_group(index).num_rows
-            place = (epoch, turn, group + 1, 0) if is_over else (epoch, turn, group, row)
+            self.begun = {origin: coming}
+            if origin.row < metadata.row_group(group).num_rows:
+                place = place._replace(row=origin.row)
+            else:
+                place = Place(place.epoch, place.turn, place.group + 1)
         return rows, place
 
     def read_group(self, file: str, group: int, row: int) -> Iterator[tuple[Row, int]]:
@@ -168,6 +196,22 @@ def stored_rows(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[
                 yield index, row
 
 
+@dataclass
+class Block:
+    """Some rows of a stream: what batches are made of, how many examples that is, and the place after them."""
+
+    content: Any
+    examples: int
+    end: Place
+
+
+class BlockStart(NamedTuple):
+    """The first training step of a block, and the place of its first row."""
+
+    step: int
+    place: Place
+
+
 class Streamed(ContentData):
     """Data whose training batches come from a stream; what its content holds stays in memory and judges.
 
@@ -183,17 +227,20 @@ class Streamed(ContentData):
         """Begin with the first block; how many steps a pass has is not known."""
         self.total = total
         self.steps_per_epoch = 0
-        self.starts: list[tuple[int, Place]] = [(0, (0, 0, 0, 0))]  # the first step of each block, and its place
+        self.starts = [BlockStart(0, Place())]  # of all blocks so far, and of the next one
         self.number = -1  # of the block that batches are taken from
-        self.ahead: tuple[int, Future[tuple[Any, int, Place]]] = -1, Future()  # the block that is being read
+        self.number_ahead = -1  # of the block that is being read
+        self.ahead: Future[Block] = Future()
 
     def train_batch(self, step: int) -> Batch:
         """Return the batch of a step; in the meantime the block after its own is read."""
-        if self.number < 0 or step < self.starts[self.number][0]:
-            self.enter(bisect_right(self.starts, step, key=itemgetter(0)) - 1)
-        while step >= self.starts[self.number + 1][0]:
+        if self.number < 0 or step < self.starts[self.number].step:
+            number = bisect_right(self.starts, step, key=itemgetter(0)) - 1
+            self.enter(number)
+        while step >= self.starts[self.number + 1].step:
             self.enter(self.number + 1)
-        first = (step - self.starts[self.number][0]) * self.batch_size
+        step_of_block = step - self.starts[self.number].step
+        first = step_of_block * self.batch_size
         return self.pick(self.block, self.turns[first : first + self.batch_size], step)
 
     def enter(self, number: int) -> None:
@@ -203,54 +250,57 @@ class Streamed(ContentData):
             RunFailure: it cannot be read.
             UsageError: it has fewer examples than a batch, or is not the block that it was.
         """
-        first, place = self.starts[number]
-        if self.ahead[0] != number:
-            self.ahead = number, self.begin_reading(place)
+        start = self.starts[number]
+        if self.number_ahead != number:
+            self.begin_reading(number, start.place)
         try:
-            self.block, count, next_place = self.ahead[1].result()
+            block = self.ahead.result()
         except UsageError:
             raise
         except Exception as fault:  # as in Hub.reading
             cure = "the same command goes on from the checkpoint"
             raise RunFailure(f"reading {self.content.name} failed ({reason(fault):.250}): {cure}") from fault
-        if count < self.batch_size:
+        if block.examples < self.batch_size:
             cure = f"raise data.buffer={self.stream.size:,} or lower data.batch_size={self.batch_size:,}"
-            raise UsageError(f"a block of {self.content.name} has {count:,} examples, less than a batch: {cure}")
-        self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
-        following = (first + count // self.batch_size, next_place)
+            few = f"a block of {self.content.name} has {block.examples:,} examples, less than a batch"
+            raise UsageError(f"{few}: {cure}")
+        self.block = block.content
+        self.turns = torch.randperm(block.examples, generator=generator(self.seed, "block", number))
+        following = BlockStart(start.step + block.examples // self.batch_size, block.end)
         if number + 1 == len(self.starts):
             self.starts.append(following)
-        elif self.starts[number + 1][0] != following[0]:
+        elif self.starts[number + 1].step != following.step:
             cure = "start over with rerun=true, or go on with the version of normbench and the data it began with"
             raise UsageError(f"a block of {self.content.name} is not the one that this run's checkpoint knows: {cure}")
         self.number = number
-        self.ahead = number + 1, self.begin_reading(next_place)
+        self.begin_reading(number + 1, block.end)
 
-    def begin_reading(self, place: Place) -> Future[tuple[Any, int, Place]]:
-        """Begin to read a block: its content, how many examples it has, and the place after it.
+    def begin_reading(self, number: int, place: Place) -> None:
+        """Begin to read the block of this number, which begins at a place; `ahead` will have it.
 
         A daemon does it, for which nobody waits at the end of a run: a block of the hub may take minutes.
         """
-        found: Future[tuple[Any, int, Place]] = Future()
+        ahead: Future[Block] = Future()
 
         def read() -> None:
             try:
-                rows, next_place = self.stream.block(place, self.seed)
-                content, count = self.examples_of(rows)
-                found.set_result((content, count, next_place))
+                rows, end = self.stream.block(place, self.seed)
+                content, examples = self.examples_of(rows)
+                ahead.set_result(Block(content, examples, end))
             except BaseException as fault:  # which `result` raises
-                found.set_exception(fault)
+                ahead.set_exception(fault)
 
+        self.number_ahead = number
+        self.ahead = ahead
         Thread(target=read, daemon=True).start()
-        return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what makes the batch of a step quick to find again."""
-        return {"starts": self.starts}
+        """Return what makes the batch of a step quick to find again: plain tuples, which a checkpoint may hold."""
+        return {"starts": [(start.step, tuple(start.place)) for start in self.starts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.starts = [*state["starts"]]
+        self.starts = [BlockStart(step, Place(*place)) for step, place in state["starts"]]
         self.number = -1
 
     def describe(self) -> dict[str, Any]:

@@ -113,8 +113,8 @@ class Probes:
         entering, channel_dim = without_padding(inputs[0], norm, context)
         self.see_side(reading, folder, "in", entering, channel_dim)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
-            fraction = norm.saturation(entering)
-            reading.keep(Place(folder, "_out"), stats.Saturation(fraction))
+            share = norm.saturation(entering)
+            reading.keep(Place(folder, "_out"), stats.Saturation(share))
         leaving, channel_dim = without_padding(output, norm, context)
         self.see_side(reading, folder, "out", leaving, channel_dim)
 

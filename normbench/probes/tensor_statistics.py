@@ -65,7 +65,7 @@ class Observation(ABC):
 class Moments(Observation):
     """Moments of the values of an activation, over all of its elements.
 
-    Numbers: mean; std (biased); rms; max (of |x|); kurtosis (E(x−μ)⁴ / σ⁴; 3 for a Gaussian); dead (fraction of the
+    Numbers: mean; std (biased); rms; max (of |x|); kurtosis (E(x−μ)⁴ / σ⁴; 3 for a Gaussian); dead (share of the
     channels that are exactly 0 at every position of the batch).
 
     Attributes:
@@ -109,7 +109,7 @@ class Moments(Observation):
 
 
 def largest_and_dead(peaks: Float[Tensor, "activations channels"]) -> tuple[Numbers, Numbers]:
-    """Return each row's largest value, and the fraction of its values that are 0."""
+    """Return each row's largest value, and the share of its values that are 0."""
     dead = (peaks == 0).float().mean(dim=1)
     return peaks.amax(dim=1), dead
 
@@ -120,7 +120,7 @@ class Tails(Observation):
 
     Numbers: q01, q25, q50, q75, q99 (quantiles of at most 65,536 values from all channels, the nearest one);
     outlier_ratio (largest root mean square of a channel over the (lower) median channel's, of those that are not 0
-    throughout); outliers (fraction of the channels where that is above 6).
+    throughout); outliers (share of the channels where that is above 6).
 
     Attributes:
         quantiles: those of PERCENTS.
@@ -159,7 +159,7 @@ class Tails(Observation):
 
 
 def ratio_and_outliers(mean_squares: Float[Tensor, "activations channels"]) -> tuple[Numbers, Numbers]:
-    """Return each row's largest root over its median root, of those that are not 0, and the fraction of outliers."""
+    """Return each row's largest root over its median root, of those that are not 0, and the share of outliers."""
     channels = mean_squares.sqrt()
     ordered = channels.sort(dim=1).values
     zeros = (ordered == 0).sum(dim=1, keepdim=True)
@@ -192,11 +192,11 @@ class RootMeanSquare(Observation):
 class Saturation(Observation):
     """How much of the output of a bounded norm is at its bound, which the norm says. Number: saturated."""
 
-    fraction: Scalar
+    share: Scalar
 
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
-        return {"saturated": torch.stack([one.fraction for one in seen])}
+        return {"saturated": torch.stack([one.share for one in seen])}
 
 
 @dataclass
@@ -269,7 +269,7 @@ def second_moment(x: Values, channel_dim: int) -> Float[Tensor, "features featur
 
 
 def effective_rank(moment: Float[Tensor, "features features"]) -> float:
-    """Return exp of the entropy of the singular values, as fractions of their sum (Roy & Vetterli 2007, §2).
+    """Return exp of the entropy of the singular values, as shares of their sum (Roy & Vetterli 2007, §2).
 
     They are those of the rows whose second moment is given. From 1 (all rows on a line) to the number of features.
     """
@@ -277,8 +277,8 @@ def effective_rank(moment: Float[Tensor, "features features"]) -> float:
         return float("nan")
     squares = torch.linalg.eigvalsh(moment).clamp_min(0)
     singular = squares.sqrt()
-    fractions = singular / singular.sum()
-    entropy = torch.special.entr(fractions).sum()
+    shares = singular / singular.sum()
+    entropy = torch.special.entr(shares).sum()
     return float(entropy.exp())
 
 
