@@ -160,7 +160,7 @@ def test_each_prediction_of_a_step_counts_alike(tmp_path: Path) -> None:
     gradients = {name: parameter.grad for name, parameter in loop.model.named_parameters()}
     loop.model.zero_grad()
     assert counts[0] != counts[1]
-    found = loop.stepper.gradients(loop.stepper.shares(0))
+    found = loop.stepper.gradients(loop.stepper.local_batches(0))
     assert found.item() == pytest.approx(expected.item())
     for name, parameter in loop.model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-7)

@@ -263,7 +263,7 @@ def test_gradients_that_are_small_enough_are_not_clipped_and_others_as_torch_doe
     def gradients(clip: float) -> list[torch.Tensor]:
         words = ["device=cpu", "threads=1", f"trainer.grad_clip={clip}", f"outputs={tmp_path}", "probes=off"]
         loop = Session(prepare(read(words))).loop
-        loop.stepper.gradients(loop.stepper.shares(0))
+        loop.stepper.gradients(loop.stepper.local_batches(0))
         loop.stepper.clip()
         return [p.grad for p in loop.stepper.parameters if p.grad is not None]
 

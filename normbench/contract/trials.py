@@ -107,7 +107,7 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
     losses = list[float]()
     for number in range(steps):
         stepper.set_learning_rates(number)
-        loss = stepper.gradients(stepper.shares(number))
+        loss = stepper.gradients(stepper.local_batches(number))
         losses.append(loss.item())
         so_far = ", ".join(f"{each:.3g}" for each in losses)
         expect(stepper.admits(number, loss), f"the loss or its gradient is not finite: {so_far}")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from normbench.masks import share_counts, steps_of
+from normbench.masks import remember_counts, steps_of
 from normbench.models.stacks import Width
 from normbench.models.transformer import (
     Context,
@@ -244,8 +244,8 @@ class RNNSearch(Embedded):
     def forward(
         self, source: Int[Tensor, "batch source"], mask: Mask, previous: Int[Tensor, "batch time"], previous_mask: Mask
     ) -> Float[Tensor, "batch time vocabulary"]:
-        share_counts(mask)
-        share_counts(previous_mask)
+        remember_counts(mask)
+        remember_counts(previous_mask)
         memory = self.blocks[0](self.embed(source, mask), mask=mask)
         x = self.blocks[1](self.embed(previous, previous_mask), mask=previous_mask, memory=memory, memory_mask=mask)
         return self.head(x, None, self.stem)

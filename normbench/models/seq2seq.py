@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normbench.masks import share_counts
+from normbench.masks import remember_counts
 from normbench.models.stacks import Depth, Width, through
 from normbench.models.transformer import (
     Activation,
@@ -127,7 +127,7 @@ class Seq2Seq(Embedded):
 
     def run(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""
-        share_counts(mask)
+        remember_counts(mask)
         x, rotation = self.stream(self.stem(tokens), mask)
         blocks = self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]
         x = through(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)

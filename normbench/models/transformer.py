@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.masks import share_counts
+from normbench.masks import remember_counts
 from normbench.models.stacks import ACTIVATIONS, Depth, OptionalNorms, Width, through
 from normbench.settings import Setting
 from normbench.types import (
@@ -424,7 +424,7 @@ class Transformer(Embedded):
         if self.class_token is not None:
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
-        share_counts(mask)
+        remember_counts(mask)
         x, rotation = self.stream(x, mask)
         x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:

@@ -112,11 +112,11 @@ class BatchNorm(RunningNorm):
         tracked = self.num_batches_tracked.add_(counts.known)
         dtype = self.running_mean.dtype
         if self.momentum is None:
-            share = counts.known.to(dtype) / tracked.clamp_min(1)
+            weight = counts.known.to(dtype) / tracked.clamp_min(1)
         else:
-            share = counts.share(self.momentum, dtype)
-        self.running_mean.lerp_(mean.to(dtype), share)
-        self.running_var.lerp_(var.to(dtype), share)
+            weight = counts.momentum_if_known(self.momentum, dtype)
+        self.running_mean.lerp_(mean.to(dtype), weight)
+        self.running_var.lerp_(var.to(dtype), weight)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.per_position:

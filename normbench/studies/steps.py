@@ -55,7 +55,7 @@ def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Ite
     model.train()
     for number in range(stepper.steps):
         stepper.set_learning_rates(number)
-        loss = stepper.gradients(stepper.shares(number))
+        loss = stepper.gradients(stepper.local_batches(number))
         if not stepper.admits(number, loss):
             return
         rate = stepper.optimizer.param_groups[0]["lr"]

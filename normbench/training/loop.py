@@ -32,7 +32,7 @@ from normbench.training.launches import EarlySteps
 from normbench.training.optimizer import WeightAverage, check_shapes, parameters_of
 from normbench.training.parallel import shard_like, unshard
 from normbench.training.recalibration import recalibrate
-from normbench.training.step import Share, Stepper
+from normbench.training.step import LocalBatch, Stepper
 from normbench.types import Batch
 
 MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
@@ -47,11 +47,21 @@ SAVED = {
 
 @dataclass
 class Loop:
-    """Trains for as many steps as its `stepper` has, which tells how one moves the weights; `step` counts those done.
+    """Trains for as many steps as its `stepper` has, which tells how one moves the weights.
 
-    recorder: to be set before it begins. latest: the newest value of each tag. loss_count: steps since the last log.
-    first_loss: the first that was logged. runaway_since: the step from which on the logged loss is too large.
-    compile_seconds: what the first step took where torch.compile works in it.
+    Attributes:
+        probes: see into some of the steps.
+        settings: the run's configuration.
+        recorder: takes in what is logged; to be set before the loop begins.
+        step: how many steps are done.
+        latest: the newest value of each tag.
+        best_loss: the lowest validation loss.
+        loss_count: steps since the last log.
+        first_loss: the first training loss that was logged.
+        runaway_since: the step from which on the logged loss is too large.
+        compile_seconds: what the first step took where torch.compile works in it.
+        average: a moving average of the weights, if `trainer.ema` wants one.
+        graph: a CUDA graph of the step, if `trainer.compile=graph` wants one.
     """
 
     stepper: Stepper
@@ -81,7 +91,9 @@ class Loop:
         self.clock = Clock(self.device)
         self.early = EarlySteps(self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.average = None if self.trainer.ema is None else WeightAverage(self.model, self.trainer.ema)
+        self.average: WeightAverage | None = None
+        if self.trainer.ema is not None:
+            self.average = WeightAverage(self.model, self.trainer.ema)
         self.graph: StepGraph | None = None
         if self.trainer.compile == "graph":
             self.graph = StepGraph(self.model, self.optimizer, self.device)
@@ -117,10 +129,12 @@ class Loop:
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
         self.begin_step()
-        if self.graph is None:
-            loss, reading = self.step_by_operators()
-        else:
+        if self.graph is not None:
             loss, reading = self.step_by_graph(self.graph)
+        elif self.trainer.torch_compiles:
+            loss, reading = self.step_by_compiled_code()
+        else:
+            loss, reading = self.step_by_operators()
         self.end_step(loss, reading)
 
     def after_step(self, beat: Callable[[], None]) -> None:
@@ -143,46 +157,69 @@ class Loop:
 
     def step_by_operators(self) -> tuple[Tensor, Reading | None]:
         """Move the weights; return the loss, and what probes saw, if due."""
-        # hooks cannot look into compiled code, and must not change it
-        probing = nullcontext(self.probe_beside()) if self.trainer.torch_compiles else self.probe()
-        with probing as reading:
-            begun = time.perf_counter()
-            loss = self.stepper.gradients(self.stepper.shares(self.step))
-        if self.trainer.torch_compiles and not self.compile_seconds:
+        with self.probe() as reading:
+            loss = self.stepper.gradients(self.stepper.local_batches(self.step))
+        self.update(loss, reading)
+        return loss, reading
+
+    def step_by_compiled_code(self) -> tuple[Tensor, Reading | None]:
+        """Move the weights by code that torch.compile made; return the loss, and what probes saw beside it, if due."""
+        reading = self.probe_beside()  # hooks cannot look into compiled code, and must not change it
+        begun = time.perf_counter()
+        loss = self.stepper.gradients(self.stepper.local_batches(self.step))
+        if not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
+        self.update(loss, reading)
+        return loss, reading
+
+    def update(self, loss: Tensor, reading: Reading | None) -> None:
+        """Move the weights by the gradients that there are, and let probes see how, if they are due.
+
+        Raises:
+            Diverged: the loss or a gradient is not finite.
+        """
         if not self.stepper.admits(self.step, loss):
             self.diverge(self.step)
         self.read_noise(reading)
         with self.probes.watch_update(reading, self.optimizer):
             self.stepper.update()
-        return loss, reading
 
     def step_by_graph(self, graph: StepGraph) -> tuple[Tensor, Reading | None]:
         """Move the weights by a graph of the step; return the loss, and what probes saw beside it, if due."""
         reading = self.probe_beside()
         self.read_noise(reading)
-        share = self.stepper.share(self.step)
-        self.stepper.predictions = share.predictions
+        local = self.stepper.local_batch(self.step)
+        self.stepper.predictions = local.predictions
+        step = partial(self.record_step, local, graph.number)
         with self.probes.watch_update(reading, self.optimizer):
-            loss, grad_norm = graph.take(self.step, partial(self.record_step, share, graph.number))
-        self.stepper.grad_norm = grad_norm
-        self.compile_seconds = self.compile_seconds or graph.seconds
+            loss, self.stepper.grad_norm = graph.take(self.step, step)
+        if not self.compile_seconds:
+            self.compile_seconds = graph.seconds
         return loss, reading
 
-    def record_step(self, share: Share, number: Tensor) -> tuple[Tensor, Tensor]:
+    def record_step(self, local: LocalBatch, number: Tensor) -> tuple[Tensor, Tensor]:
         """Move the weights by a batch on the device; return the loss and the gradient's norm.
 
         This is what a graph records, so nothing here may wait for the device or set a generator.
-        number: of the step, on the device; where the loss or the gradients are not finite the guard notes it.
+
+        Args:
+            local: the batch, where later ones will be, too.
+            number: of the step, on the device; where the loss or the gradients are not finite the guard notes it.
         """
-        loss = self.stepper.gradients([share])
+        loss = self.stepper.gradients([local])
         self.stepper.admits(number, loss)
         self.stepper.update()
         return loss, self.stepper.grad_norm
 
     def end_step(self, loss: Tensor, reading: Reading | None, seeds: int = 1) -> None:
-        """Take in what a step has given, once the weights have moved. seeds: that it has trained together."""
+        """Take in what a step has given, once the weights have moved.
+
+        Args:
+            loss: of the step.
+            reading: what probes saw of it, if they were due.
+            seeds: how many it has trained together.
+        """
         if self.average is not None:
             self.average.update()
         self.loss_sum += loss
@@ -199,11 +236,12 @@ class Loop:
     def log(self) -> None:
         """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
         loss = self.loss_sum.item() / self.loss_count
+        weight_norm = unshard(nn.utils.get_total_norm(self.stepper.parameters))
         values = {
             "loss/train": loss,
             "optim/lr": self.optimizer.param_groups[0]["lr"],
             "grad/norm": self.stepper.grad_norm.item(),
-            "weight/norm": unshard(nn.utils.get_total_norm(self.stepper.parameters)).item(),
+            "weight/norm": weight_norm.item(),
         }
         step_ms = self.clock.recent()
         if step_ms is not None:
@@ -219,9 +257,10 @@ class Loop:
         """Record the validation loss; on the whole validation set at the last step."""
         values = dict[str, float]()
         pages = dict[str, str]()
-        for split, model, batches in self.evaluations(last=self.step == self.steps):
+        is_last = self.step == self.steps
+        for split, model, batches in self.evaluations(is_last):
             found, page = self.evaluate_split(split, model, batches)
-            values |= found
+            values.update(found)
             if page:
                 pages[f"{self.data.task.examples}/{split}"] = page
         self.record(values)
@@ -259,9 +298,9 @@ class Loop:
         """
         self.optimizer.zero_grad(set_to_none=True)
         where = GRADIENT_NORM
-        for share in self.stepper.shares(step):
+        for local in self.stepper.local_batches(step):
             with self.precision.autocast():
-                where = first_nonfinite(self.model, share.batch, self.data.task, self.group)
+                where = first_nonfinite(self.model, local.batch, self.data.task, self.group)
             if where != GRADIENT_NORM:
                 break
         raise Diverged(step + 1, f"not finite: {where}")
@@ -293,8 +332,9 @@ class Loop:
         waits = self.precision.scales or self.group.size > 1
         if self.trainer.compile or waits or self.probes_due:
             return nullcontext()
-        if any(getattr(module, "compiled", False) for module in self.model.modules()):
-            return nullcontext()
+        for module in self.model.modules():
+            if getattr(module, "compiled", False):
+                return nullcontext()
         return self.early.look(self.clock.to_skip)
 
     @property
@@ -318,9 +358,9 @@ class Loop:
             if reading is None:
                 return None
             with keep_buffers(self.model):
-                precision = copy.deepcopy(self.precision)
-                shares = self.stepper.shares(self.step)
-                self.stepper.forward_backward(self.stepper.wrapped, precision, shares)
+                precision = copy.deepcopy(self.precision)  # whose scale of the loss this pass must not change
+                local_batches = self.stepper.local_batches(self.step)
+                self.stepper.forward_backward(self.stepper.wrapped, precision, local_batches)
         self.model.zero_grad(set_to_none=True)
         return reading
 
@@ -334,16 +374,19 @@ class Loop:
             return
         with keep_generators(self.device), keep_buffers(self.model):
             last = (self.step + 1) * self.trainer.accumulate - 1
-            batch = self.stepper.share(last).batch
-            size = max(len(batch.targets) // MICRO_BATCHES, FEWEST)
-            if len(batch.targets) >= 2 * size:
+            batch = self.stepper.local_batch(last).batch
+            examples = len(batch.targets)
+            size = max(examples // MICRO_BATCHES, FEWEST)
+            if examples >= 2 * size:
                 self.probes.read_noise(reading, self.part_gradients(batch, size), size)
 
     def part_gradients(self, batch: Batch, size: int) -> Iterator[Sequence[Tensor]]:
         """Yield the gradients of each part of a batch that has so many examples; those in the parameters stay."""
         scale = self.precision.scaler.scale(torch.ones((), device=self.device))
-        for start in range(0, len(batch.targets) - size + 1, size):
-            part = batch.map(itemgetter(slice(start, start + size)))
+        last_start = len(batch.targets) - size
+        for start in range(0, last_start + 1, size):
+            rows = slice(start, start + size)
+            part = batch.map(itemgetter(rows))
             with self.precision.autocast():
                 loss = self.stepper.loss(self.model, part)
             found = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
@@ -361,7 +404,8 @@ class Loop:
         if self.average is not None:
             yield "val_ema", self.average.model, data.eval_batches("val", val_limit)
         if self.trainer.eval_train:
-            yield "train_eval", self.model, data.eval_batches("train", limit or 20)
+            train_limit = limit or 20
+            yield "train_eval", self.model, data.eval_batches("train", train_limit)
         if last and data.has_test:
             yield "test", self.model, data.eval_batches("test")
 
@@ -375,8 +419,9 @@ class Loop:
             results = evaluate(model, batches, task, self.device, self.group)
             if task.judges:
                 further, page = task.judge(model, batches, self.data, self.device)
-                results = {**results, **further}
-        return {f"{name}/{split}": value for name, value in results.items()}, page
+                results.update(further)
+        values = {f"{name}/{split}": value for name, value in results.items()}
+        return values, page
 
     @contextmanager
     def as_evaluated(self, model: nn.Module) -> Iterator[None]:

@@ -19,7 +19,7 @@ from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.parallel import Group
-from normbench.training.step import Share, Stepper
+from normbench.training.step import LocalBatch, Stepper
 from normbench.types import Batch, stable_seed
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -183,7 +183,7 @@ class Stack(Stepper):
             loop.begin_step()
         self.set_learning_rates(number)
         readings = {place: loop.probe_beside() for place, loop in self.live}
-        losses = self.gradients(self.shares(number))
+        losses = self.gradients(self.local_batches(number))
         finite = (losses.isfinite() & self.grad_norm.isfinite()).tolist()
         for place, loop in [*self.live]:
             loop.stepper.grad_norm = self.grad_norm[place]
@@ -204,7 +204,7 @@ class Stack(Stepper):
     def make_guard(self) -> None:
         """Let no guard look at all seeds together: each has its own end."""
 
-    def share(self, batch_number: int) -> Share:
+    def local_batch(self, batch_number: int) -> LocalBatch:
         """Return the batches of all seeds as one on the device; they have one shape and as many predictions."""
         batches = [loop.data.train_batch(batch_number) for loop in self.places]
         fields = zip(*batches, strict=True)
@@ -212,7 +212,7 @@ class Stack(Stepper):
         ready = to_device(whole, self.device)
         seed_generators(self.device, stable_seed("dropout", batch_number, *self.seeds))
         predictions = batches[0].predictions
-        return Share(ready, predictions, predictions)
+        return LocalBatch(ready, predictions, predictions)
 
     def loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """Return the loss of each seed on its batch."""

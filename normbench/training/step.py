@@ -20,8 +20,8 @@ from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, stable_seed
 
 
-class Share(NamedTuple):
-    """This process's part of a training batch, and how many predictions it and the whole batch have."""
+class LocalBatch(NamedTuple):
+    """This process's rows of a training batch, and how many predictions these and the whole batch have."""
 
     batch: Batch
     own_predictions: int
@@ -33,17 +33,23 @@ class Stepper:
     """Moves the weights of a model, one optimizer step at a time:
 
         stepper.set_learning_rates(number)
-        loss = stepper.gradients(stepper.shares(number))  # forward and backward, over `accumulate` batches
+        loss = stepper.gradients(stepper.local_batches(number))  # forward and backward, over `accumulate` batches
         if stepper.admits(number, loss):                  # both are finite
             stepper.update()                              # clip, then the optimizer's step
 
     Everything random in a step is a function of (seed, number), so a checkpoint needs no generator's state, and the
     same step draws the same batch and dropout masks whatever the norm, the placement or the probes.
 
-    number: of the step, from 0. steps: how many there will be, which the schedule asks for.
-    wrapped: the model, in what shares its gradients with other processes. forward: what computes the logits: that, or
-    the same compiled.
-    grad_norm: of the last gradients, before they were clipped. predictions: those of the last step, of all processes.
+    The number of a step is counted from 0.
+
+    Attributes:
+        steps: how many there will be, which the schedule asks for.
+        accumulate: batches in a step.
+        wrapped: the model, in what averages its gradients over the processes.
+        forward: what computes the logits: `wrapped`, or the same compiled.
+        feed: brings the batches, where a thread prepares them.
+        grad_norm: of the last gradients, before they were clipped.
+        predictions: those of the last step, of all processes.
     """
 
     model: Model
@@ -85,9 +91,9 @@ class Stepper:
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
 
-    def gradients(self, shares: Iterable[Share]) -> Tensor:
+    def gradients(self, local_batches: Iterable[LocalBatch]) -> Tensor:
         """Return the mean loss over a step's batches, with its gradients in the parameters."""
-        loss = self.forward_backward(self.forward, self.precision, shares)
+        loss = self.forward_backward(self.forward, self.precision, local_batches)
         self.grad_norm = self.total_norm()
         return loss
 
@@ -107,23 +113,28 @@ class Stepper:
 
     # ---- its parts
 
-    def forward_backward(self, forward: Callable[..., Tensor], precision: Precision, shares: Iterable[Share]) -> Tensor:
+    def forward_backward(
+        self, forward: Callable[..., Tensor], precision: Precision, local_batches: Iterable[LocalBatch]
+    ) -> Tensor:
         """Return the mean loss over a step's batches, whose gradients add up in the parameters.
 
         Each prediction counts alike, whichever batch or process has it: the batches are expected to have as many as
         the first one, and if they do not, loss and gradients are scaled at the end.
         """
+        wait_with_sync = getattr(forward, "no_sync", nullcontext)  # DistributedDataParallel's
         total = torch.zeros((), device=self.device)
         expected = 0
         self.predictions = 0
-        for part, share in enumerate(shares):
-            expected = expected or self.accumulate * share.predictions
-            is_last = part == self.accumulate - 1
-            with nullcontext() if is_last else getattr(forward, "no_sync", nullcontext)():
-                loss = self.loss_part(forward, precision, share, expected)
-                self.backward(precision.scaler.scale(loss))
+        for part, local in enumerate(local_batches, 1):
+            if part == 1:
+                expected = self.accumulate * local.predictions
+            is_last = part == self.accumulate
+            with nullcontext() if is_last else wait_with_sync():
+                loss = self.loss_part(forward, precision, local, expected)
+                scaled = precision.scaler.scale(loss)
+                self.backward(scaled)
             total = total + loss.detach()
-            self.predictions += share.predictions
+            self.predictions += local.predictions
         if self.predictions != expected:
             correction = expected / self.predictions
             torch._foreach_mul_(self.known_gradients(), correction)
@@ -131,11 +142,20 @@ class Stepper:
         precision.scaler.unscale_(self.optimizer)
         return self.group.add(total) / self.group.size
 
-    def loss_part(self, forward: Callable[..., Tensor], precision: Precision, share: Share, expected: int) -> Tensor:
-        """Return a share's part of a step's mean loss. expected: predictions of the whole step, of all processes."""
+    def loss_part(
+        self, forward: Callable[..., Tensor], precision: Precision, local: LocalBatch, expected: int
+    ) -> Tensor:
+        """Return a local batch's part of a step's mean loss; the loss is the mean of the sums of all processes.
+
+        Args:
+            forward: computes the logits.
+            precision: in which it runs.
+            local: the local batch.
+            expected: predictions of the whole step, of all processes.
+        """
         with precision.autocast():
-            loss = self.loss(forward, share.batch)
-            return loss / (expected / (share.own_predictions * self.group.size))
+            loss = self.loss(forward, local.batch)
+            return loss / (expected / (local.own_predictions * self.group.size))
 
     def loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """Return the mean loss over the predictions of a batch."""
@@ -146,10 +166,11 @@ class Stepper:
         total = torch.zeros((), device=self.device)
         expected = 0
         predictions = 0
-        for share in self.shares(number):
-            expected = expected or self.accumulate * share.predictions
-            total = total + self.loss_part(self.forward, self.precision, share, expected)
-            predictions += share.predictions
+        for part, local in enumerate(self.local_batches(number), 1):
+            if part == 1:
+                expected = self.accumulate * local.predictions
+            total = total + self.loss_part(self.forward, self.precision, local, expected)
+            predictions += local.predictions
         return total * (expected / predictions)
 
     def backward(self, loss: Tensor) -> None:
@@ -175,25 +196,25 @@ class Stepper:
 
     # ---- its batches
 
-    def shares(self, number: int) -> Iterator[Share]:
-        """Yield this process's share of each batch of a step, when it is asked for."""
+    def local_batches(self, number: int) -> Iterator[LocalBatch]:
+        """Yield this process's rows of each batch of a step, when they are asked for."""
         first = number * self.accumulate
-        return map(self.share, range(first, first + self.accumulate))
+        return map(self.local_batch, range(first, first + self.accumulate))
 
-    def share(self, batch_number: int) -> Share:
-        """Return this process's share of a training batch (from 0) on the device.
+    def local_batch(self, batch_number: int) -> LocalBatch:
+        """Return this process's rows of a training batch (from 0) on the device.
 
         The generators are set to what its dropout draws from.
         """
         self.set_generators(batch_number)
         if self.feed is not None:
             batch = self.feed.load(batch_number)
-            return Share(batch, batch.predictions, batch.predictions)
+            return LocalBatch(batch, batch.predictions, batch.predictions)
         batch = self.data.train_batch(batch_number)
         if self.group.rank:  # other rows have other masks
             self.set_generators(batch_number, self.group.rank)
         own = self.group.rows(batch)
-        return Share(to_device(own, self.device), own.predictions, batch.predictions)
+        return LocalBatch(to_device(own, self.device), own.predictions, batch.predictions)
 
     def set_generators(self, *words: int) -> None:
         """Set the generators by a batch's number, and the rank of a process but the first."""

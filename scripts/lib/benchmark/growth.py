@@ -162,7 +162,7 @@ def share_of_batch(preset: str) -> float:
     steps, batches = list[float](), list[float]()
     for _ in range(ROUNDS):  # each after a step, which leaves the caches as it does in a run
         steps.append(own_seconds(loop.train_step))
-        batches.append(own_seconds(lambda: loop.stepper.share(loop.step)))
+        batches.append(own_seconds(lambda: loop.stepper.local_batch(loop.step)))
     return statistics.median(batches) / statistics.median(steps)
 
 
