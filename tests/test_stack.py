@@ -64,7 +64,7 @@ def stack_of(made: Sequence[Session], seeds: Sequence[int] = SEEDS) -> Stack:
 def run(stack: Stack, steps: int) -> list[tuple[Loop, Diverged]]:
     """Take steps; return the loops that diverge."""
     ended: list[tuple[Loop, Diverged]] = []
-    stack.ended = lambda loop, end: ended.append((loop, end))
+    stack.on_divergence = lambda loop, end: ended.append((loop, end))
     for _ in range(steps):
         stack.train_step()
     return ended

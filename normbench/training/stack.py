@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 ALIKE = 1e-3  # how far an optimizer's step may be from that of each seed alone, as a share of the largest
 
 
-class Place(Group):
-    """What a loop has in place of a group of processes: its states are copies of its part of the stack."""
+class StackGroup(Group):
+    """What a loop of a stack has in place of a group of processes: its states are copies of its part of the stack."""
 
     def gather(self, state: Any) -> Any:
         if isinstance(state, Mapping):
@@ -36,6 +36,13 @@ class Place(Group):
         if isinstance(state, Tensor):
             return state.clone()  # of a view torch.save would write the whole stack
         return state
+
+
+class Live(NamedTuple):
+    """A loop that still trains, and its place among the seeds."""
+
+    place: int
+    loop: Loop
 
 
 class Stack(Stepper):
@@ -51,21 +58,32 @@ class Stack(Stepper):
     batches, and that of a seed that has diverged is computed for nothing, so that the others' masks and bits stay.
 
     What is a number in `Stepper`, as the loss and the gradient's norm, is here one for each seed.
+
+    Attributes:
+        places: the loop of each seed, or, where its run is over, the one whose weights and batches fill its place.
+        live: the loops that still train.
+        kept: names of what the optimizer keeps of each weight.
+        weights: by name, (seeds, ...), which are themselves parts of flats.
+        flats: of each group of the optimizer, all its weights as (seeds, numbers).
+        sizes: of each group, how many numbers each of its weights has.
+        others: by name, (seeds, ...), all that the optimizer does not train.
     """
 
     def __init__(self, loops: Mapping[int, Loop], seeds: Sequence[int], make: MakeOptimizer) -> None:
-        """Take over the weights, buffers and optimizers of loops, given by seed, which stand at one step.
+        """Take over the weights, buffers and optimizers of loops, which stand at one step.
+
+        Args:
+            loops: by seed.
+            seeds: all that the stack began with.
+            make: makes the optimizer from its groups.
 
         Raises:
-            UsageError: the optimizer that `make` makes does not treat weights one by one.
+            UsageError: the optimizer does not treat weights one by one.
         """
         self.seeds = seeds
         self.first = next(iter(loops.values()))
         self.places = [loops.get(seed, self.first) for seed in seeds]
-        self.live = list[tuple[int, Loop]]()
-        for place, seed in enumerate(seeds):
-            if seed in loops:
-                self.live.append((place, loops[seed]))
+        self.live = [Live(place, loops[seed]) for place, seed in enumerate(seeds) if seed in loops]
         self.kept = kept_of_each_weight(make, self.first.device)
         self.stack_tensors()
         alone = self.first.stepper
@@ -88,11 +106,16 @@ class Stack(Stepper):
     # ---- taking over
 
     def stack_tensors(self) -> None:
-        """Make the loops' weights and buffers views of stacked ones.
+        """Make the loops' weights and buffers views of stacked ones."""
+        self.stack_weights()
+        self.stack_others()
+        stacked = {**self.others, **self.weights}
+        for live in self.live:
+            for name, tensor in tensors_of(live.loop).items():
+                tensor.data = stacked[name].detach()[live.place]
 
-        weights: by name, (seeds, ...), which are themselves parts of flats. flats: of each group of the optimizer, all
-        its weights as (seeds, numbers), with the `sizes` of each. others: all that the optimizer does not train.
-        """
+    def stack_weights(self) -> None:
+        """Make `flats` of the weights that the optimizer trains, and `weights`, which are parts of these."""
         self.weights = dict[str, Tensor]()
         self.flats = list[Tensor]()
         self.sizes = list[list[int]]()
@@ -106,15 +129,14 @@ class Stack(Stepper):
                 self.weights[names[id(weight)]] = stacked.detach().requires_grad_()
             self.flats.append(flat)
             self.sizes.append(sizes)
-        known = [tensors_of(loop) for loop in self.places]
+
+    def stack_others(self) -> None:
+        """Make `others` of all parameters and buffers but the weights."""
         self.others = dict[str, Tensor]()
-        for name in known[0]:
+        tensors_of_places = [tensors_of(loop) for loop in self.places]
+        for name in tensors_of_places[0]:
             if name not in self.weights:
-                self.others[name] = torch.stack([each[name].detach() for each in known])
-        stacked_tensors = {**self.others, **self.weights}
-        for place, loop in self.live:
-            for name, tensor in tensors_of(loop).items():
-                tensor.data = stacked_tensors[name].detach()[place]
+                self.others[name] = torch.stack([tensors[name].detach() for tensors in tensors_of_places])
 
     def take_over_optimizers(self, make: MakeOptimizer) -> torch.optim.Optimizer:
         """Return one optimizer, which goes on from the loops' states; theirs are asked of it for a checkpoint."""
@@ -123,81 +145,95 @@ class Stack(Stepper):
             groups.append({**group, "params": [flat]})
         optimizer = make(groups)
         for number, flat in enumerate(self.flats):
-            states = []  # of each seed, those of its weights
-            for loop in self.places:
-                states.append([loop.optimizer.state.get(own, {}) for own in weights_of_group(loop, number)])
-            for name, value in states[0][0].items():
+            first_weight = weights_of_group(self.first, number)[0]
+            for name, value in self.first.optimizer.state.get(first_weight, {}).items():
                 if name in self.kept:
-                    value = stack_rows([state[name] for state in each] for each in states)
+                    value = stack_rows(kept_of_group(loop, number, name) for loop in self.places)
                 optimizer.state[flat][name] = value
         for place, loop in self.live:
-            loop.group = Place()
+            loop.group = StackGroup()
             loop.optimizer.register_state_dict_pre_hook(partial(self.hand_out, place, loop))
         return optimizer
 
     def hand_out(self, place: int, loop: Loop, _: object) -> None:
         """Let a loop's optimizer have its part of the state, in a single run's form."""
-        for number, (flat, sizes) in enumerate(zip(self.flats, self.sizes, strict=True)):
+        own_state = loop.optimizer.state
+        for number, flat in enumerate(self.flats):
             weights = weights_of_group(loop, number)
             for name, value in self.optimizer.state.get(flat, {}).items():
-                if name not in self.kept:
+                if name in self.kept:
+                    parts = value[place].split(self.sizes[number])
+                    for weight, part in zip(weights, parts, strict=True):
+                        own_state[weight][name] = part.view_as(weight)
+                else:
                     for weight in weights:
-                        loop.optimizer.state[weight][name] = value
-                    continue
-                for weight, part in zip(weights, value[place].split(sizes), strict=True):
-                    loop.optimizer.state[weight][name] = part.view_as(weight)
+                        own_state[weight][name] = value
 
     # ---- the run
 
-    def run(self, stop: Sequence[int], beat: Callable[[Loop], None], ended: Callable[[Loop, Diverged], None]) -> int:
-        """Train to the end, as `Loop.run` does. ended: called for each loop that has diverged, and is left alone."""
-        self.ended = ended
+    def run(
+        self, stop: Sequence[int], beat: Callable[[Loop], None], on_divergence: Callable[[Loop, Diverged], None]
+    ) -> int:
+        """Train to the end, as `Loop.run` does; return the signal that has stopped it before, 0 for none.
+
+        Args:
+            stop: signals that have asked for a stop.
+            beat: called for a loop whenever something of it was logged.
+            on_divergence: called for each loop that has diverged, and is left alone then.
+        """
+        self.on_divergence = on_divergence
         for _, loop in self.live:
             loop.model.train()
-        while self.live and self.live[0][1].step < self.steps:
+        while self.live and self.steps_done < self.steps:
             if stop:
                 for _, loop in self.live:
                     loop.save()
                 return stop[0]
             self.train_step()
-            for _, loop in [*self.live]:
-                with self.alive(loop):
+            for _, loop in list(self.live):
+                with self.drop_diverged(loop):
                     loop.after_step(partial(beat, loop))
         return 0
 
+    @property
+    def steps_done(self) -> int:
+        """Return how many steps the loops have done, which is the same for all."""
+        return self.live[0].loop.step
+
     @contextmanager
-    def alive(self, loop: Loop) -> Iterator[None]:
+    def drop_diverged(self, loop: Loop) -> Iterator[None]:
         """Go on without a loop that diverges inside."""
         try:
             yield
         except Diverged as result:
-            self.live = [(place, other) for place, other in self.live if other is not loop]
+            self.live = [live for live in self.live if live.loop is not loop]
             for tensor in tensors_of(loop).values():
                 tensor.data = tensor.data.clone()  # which the next steps leave alone
-            self.ended(loop, result)
+            self.on_divergence(loop, result)
 
     def train_step(self) -> None:
         """Take one step with all seeds."""
-        number = self.live[0][1].step
+        number = self.steps_done
         for _, loop in self.live:
             loop.begin_step()
         self.set_learning_rates(number)
         readings = {place: loop.probe_beside() for place, loop in self.live}
         losses = self.gradients(self.local_batches(number))
         finite = (losses.isfinite() & self.grad_norm.isfinite()).tolist()
-        for place, loop in [*self.live]:
+        for place, loop in list(self.live):
             loop.stepper.grad_norm = self.grad_norm[place]
             loop.stepper.predictions = self.predictions
             if not finite[place]:
-                with self.alive(loop):
+                with self.drop_diverged(loop):
                     loop.diverge(number)
         with ExitStack() as watching:
             for place, loop in self.live:
-                loop.read_noise(readings[place])
-                watching.enter_context(loop.probes.watch_update(readings[place], loop.optimizer))
+                reading = readings[place]
+                loop.read_noise(reading)
+                watching.enter_context(loop.probes.watch_update(reading, loop.optimizer))
             self.update()
         for place, loop in self.live:
-            loop.end_step(losses[place], readings[place], len(self.live))
+            loop.end_step(losses[place], readings[place], seeds=len(self.live))
 
     # ---- what a step does for all seeds at once
 
@@ -207,9 +243,10 @@ class Stack(Stepper):
     def local_batch(self, batch_number: int) -> LocalBatch:
         """Return the batches of all seeds as one on the device; they have one shape and as many predictions."""
         batches = [loop.data.train_batch(batch_number) for loop in self.places]
-        fields = zip(*batches, strict=True)
-        whole = Batch(*(torch.stack(tensors) for tensors in fields if tensors[0] is not None))
-        ready = to_device(whole, self.device)
+        stacked: list[Any] = []
+        for tensors in zip(*batches, strict=True):  # the inputs of all seeds, then the targets, and so on
+            stacked.append(None if tensors[0] is None else torch.stack(tensors))
+        ready = to_device(Batch(*stacked), self.device)
         seed_generators(self.device, stable_seed("dropout", batch_number, *self.seeds))
         predictions = batches[0].predictions
         return LocalBatch(ready, predictions, predictions)
@@ -228,15 +265,18 @@ class Stack(Stepper):
         """Add the gradients of each seed to those of the optimizer's weights."""
         weights = list(self.weights.values())
         gradients = torch.autograd.grad(loss.sum(), weights)
-        rows = iter([gradient.reshape(len(self.seeds), -1) for gradient in gradients])
+        rows = [gradient.reshape(len(self.seeds), -1) for gradient in gradients]
+        start = 0
         for flat, sizes in zip(self.flats, self.sizes, strict=True):
-            own = torch.cat([next(rows) for _ in sizes], dim=1)
+            end = start + len(sizes)
+            own = torch.cat(rows[start:end], dim=1)
             flat.grad = own if flat.grad is None else flat.grad + own
+            start = end
 
     def total_norm(self) -> Tensor:
         """Return the norm of the gradients of each seed."""
-        found = [vector_norm(gradient, dim=1) for gradient in self.flat_gradients()]
-        norms: Tensor = vector_norm(torch.stack(found), dim=0)
+        norms_of_flats = [vector_norm(gradient, dim=1) for gradient in self.flat_gradients()]
+        norms: Tensor = vector_norm(torch.stack(norms_of_flats), dim=0)
         return norms
 
     def clip(self) -> None:
@@ -256,6 +296,11 @@ def weights_of_group(loop: Loop, number: int) -> list[Tensor]:
     """Return the weights in a group of a loop's optimizer."""
     group: list[Tensor] = loop.optimizer.param_groups[number]["params"]
     return group
+
+
+def kept_of_group(loop: Loop, number: int, name: str) -> list[Tensor]:
+    """Return what a loop's optimizer keeps under a name of each weight in one of its groups."""
+    return [loop.optimizer.state[weight][name] for weight in weights_of_group(loop, number)]
 
 
 def tensors_of(loop: Loop) -> dict[str, Tensor]:
@@ -280,21 +325,27 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
         UsageError: it does not treat weights one by one, so that seeds would meet in it.
     """
     random = torch.Generator().manual_seed(0)
-    start, *gradients = [torch.randn(2, 4, 3, generator=random).to(device) for _ in range(4)]
-    start = 1e-3 * start
-    together = start.flatten(1).clone()  # as in a stack: a row for each of two seeds
-    apart = [*start.clone()]
+
+    def draw() -> Tensor:
+        """Return numbers of two seeds."""
+        return torch.randn(2, 4, 3, generator=random).to(device)
+
+    start = 1e-3 * draw()
+    together = start.flatten(1).clone()  # as in a stack: a row for each seed
+    apart = list(start.clone())
     stacked_optimizer = make([{"params": [together]}])
     plain_optimizer = make([{"params": apart}])
-    for gradient in gradients:
+    for _ in range(3):
+        gradient = draw()
         gradient[1] *= 10
         together.grad = gradient.flatten(1)
         stacked_optimizer.step()
         for weight, own in zip(apart, gradient, strict=True):
             weight.grad = own.clone()
         plain_optimizer.step()
-    difference = (together.view_as(start) - torch.stack(apart)).abs().max()
-    moved = (together.view_as(start) - start).abs().max()
+    reached = together.view_as(start)
+    difference = (reached - torch.stack(apart)).abs().max()
+    moved = (reached - start).abs().max()
     if difference > ALIKE * moved:
         name = type(stacked_optimizer).__name__
         raise UsageError(f"sweep.stack: {name} does not treat each weight by itself: use another, or sweep.stack=1")
