@@ -26,7 +26,7 @@ from normbench.config.compose import read
 from normbench.contract.checks import check
 from normbench.contract.data import DataPart
 from normbench.data import hub_images, hub_text, streaming
-from normbench.data.streaming import Place
+from normbench.data.streaming import StreamPlace
 from normbench.errors import RunFailure, UsageError
 from normbench.runs.plan import prepare
 
@@ -113,11 +113,11 @@ def test_each_pass_shows_every_row_once_but_those_that_judge(tmp_path: Path, fil
 def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass shows all rows all the same; one row that is longer than a block may be is a block."""
     ordinary = pages(root)
-    first, _ = ordinary.stream.block(Place(), 0)
+    first, _ = ordinary.stream.block(StreamPlace(), 0)
     assert len(first) == 11
     for bytes_each, most in ((100, 6), (1, 1)):
         monkeypatch.setattr(streaming, "MOST_BYTES", bytes_each)
-        rows, place = list[str](), Place()
+        rows, place = list[str](), StreamPlace()
         while place.epoch == 0:
             found, place = ordinary.stream.block(place, 0)
             assert 0 < len(found) <= most
@@ -130,12 +130,12 @@ def test_few_rows_of_a_row_group_are_in_memory_at_a_time(tmp_path: Path, monkeyp
     """However large it is: here 100 times the same row, which the file itself has once."""
     stream = pages(write_pages(tmp_path, ["x" * 2**20] * 100, files=1, group=100)).stream
     monkeypatch.setattr(streaming, "MOST_BYTES", 3 * 2**20)
-    before, place = pyarrow.total_allocated_bytes(), Place()
+    before, place = pyarrow.total_allocated_bytes(), StreamPlace()
     for _ in range(4):
         rows, place = stream.block(place, 0)
         assert len(rows) == 3
         assert pyarrow.total_allocated_bytes() - before < 2 * streaming.TOGETHER * 2**20
-    assert place == Place(row=5 + 4 * 3)
+    assert place == StreamPlace(row=5 + 4 * 3)
 
 
 def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
 
 
 def test_a_block_longer_than_the_data_holds_no_row_twice(root: Path) -> None:
-    rows, place = pages(root, buffer=300).stream.block(Place(), 0)
+    rows, place = pages(root, buffer=300).stream.block(StreamPlace(), 0)
     assert len(rows) == 300 and place.epoch == 5
     assert len({*map(id, rows)}) == len({row["text"] for row in rows}) == 55
 

@@ -37,7 +37,7 @@ MOST_BYTES = 512 * 2**20
 TOGETHER = 8  # rows that are read at a time, which may be long
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """Where in a stream a block begins.
 
     Each pass over the data takes files, and the row groups of a file, in another order: so `turn` and `group` are
@@ -136,7 +136,7 @@ class Stream:
         held_out_of = [of_file[file] for file in range(len(self.files))]
         return {"train": rows[self.held_out :], "val": val}, held_out_of
 
-    def block(self, place: Place, seed: int) -> tuple[Rows, Place]:
+    def block(self, place: StreamPlace, seed: int) -> tuple[Rows, StreamPlace]:
         """Return the rows from a place on, in the orders of a seed, and the place after them.
 
         A row that a block has more than once, as of data that are shorter, is in memory once.
@@ -146,12 +146,12 @@ class Stream:
         left = MOST_BYTES
         while len(rows) < self.size and left > 0:
             if place.turn == len(self.files):
-                place = Place(place.epoch + 1)
+                place = StreamPlace(place.epoch + 1)
                 continue
             file = nth_of_pass(len(self.files), seed, "files", place.epoch, place.turn)
             metadata = self.open(self.files[file]).metadata
             if place.group == metadata.num_row_groups:
-                place = Place(place.epoch, place.turn + 1)
+                place = StreamPlace(place.epoch, place.turn + 1)
                 continue
             group = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", place.epoch, place.group)
             rows_before = sum(metadata.row_group(each).num_rows for each in range(group))
@@ -170,7 +170,7 @@ class Stream:
             if origin.row < metadata.row_group(group).num_rows:
                 place = place._replace(row=origin.row)
             else:
-                place = Place(place.epoch, place.turn, place.group + 1)
+                place = StreamPlace(place.epoch, place.turn, place.group + 1)
         return rows, place
 
     def read_group(self, file: str, group: int, row: int) -> Iterator[tuple[Row, int]]:
@@ -197,19 +197,19 @@ def stored_rows(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[
 
 
 @dataclass
-class Block:
+class StreamBlock:
     """Some rows of a stream: what batches are made of, how many examples that is, and the place after them."""
 
     content: Any
     examples: int
-    end: Place
+    end: StreamPlace
 
 
 class BlockStart(NamedTuple):
     """The first training step of a block, and the place of its first row."""
 
     step: int
-    place: Place
+    place: StreamPlace
 
 
 class Streamed(ContentData):
@@ -227,10 +227,10 @@ class Streamed(ContentData):
         """Begin with the first block; how many steps a pass has is not known."""
         self.total = total
         self.steps_per_epoch = 0
-        self.starts = [BlockStart(0, Place())]  # of all blocks so far, and of the next one
+        self.starts = [BlockStart(0, StreamPlace())]  # of all blocks so far, and of the next one
         self.number = -1  # of the block that batches are taken from
         self.number_ahead = -1  # of the block that is being read
-        self.ahead: Future[Block] = Future()
+        self.ahead: Future[StreamBlock] = Future()
 
     def train_batch(self, step: int) -> Batch:
         """Return the batch of a step; in the meantime the block after its own is read."""
@@ -275,18 +275,18 @@ class Streamed(ContentData):
         self.number = number
         self.begin_reading(number + 1, block.end)
 
-    def begin_reading(self, number: int, place: Place) -> None:
+    def begin_reading(self, number: int, place: StreamPlace) -> None:
         """Begin to read the block of this number, which begins at a place; `ahead` will have it.
 
         A daemon does it, for which nobody waits at the end of a run: a block of the hub may take minutes.
         """
-        ahead: Future[Block] = Future()
+        ahead: Future[StreamBlock] = Future()
 
         def read() -> None:
             try:
                 rows, end = self.stream.block(place, self.seed)
                 content, examples = self.examples_of(rows)
-                ahead.set_result(Block(content, examples, end))
+                ahead.set_result(StreamBlock(content, examples, end))
             except BaseException as fault:  # which `result` raises
                 ahead.set_exception(fault)
 
@@ -300,7 +300,7 @@ class Streamed(ContentData):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.starts = [BlockStart(step, Place(*place)) for step, place in state["starts"]]
+        self.starts = [BlockStart(step, StreamPlace(*place)) for step, place in state["starts"]]
         self.number = -1
 
     def describe(self) -> dict[str, Any]:

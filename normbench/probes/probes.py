@@ -114,7 +114,7 @@ class Probes:
         self.see_side(reading, folder, "in", entering, channel_dim)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
             share = norm.saturation(entering)
-            reading.keep(Place(folder, "_out"), stats.Saturation(share))
+            reading.keep(Place(folder, "_out"), stats.Saturated(share))
         leaving, channel_dim = without_padding(output, norm, context)
         self.see_side(reading, folder, "out", leaving, channel_dim)
 

@@ -189,7 +189,7 @@ class RootMeanSquare(Observation):
 
 
 @dataclass
-class Saturation(Observation):
+class Saturated(Observation):
     """How much of the output of a bounded norm is at its bound, which the norm says. Number: saturated."""
 
     share: Scalar
