@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from normbench.errors import UsageError
 from normbench.types import PADDING, Batch, LanguageModeling
@@ -18,14 +19,25 @@ from normbench.types import PADDING, Batch, LanguageModeling
 SHOWN = 8  # translations on a page of examples
 
 
+class Translated(NamedTuple):
+    """A sentence, the translation that people gave it, and the one that was found."""
+
+    source: str
+    reference: str
+    translation: str
+
+
 @dataclass(frozen=True)
 class Translation(LanguageModeling):
     """Each next token of a translation, from its source and the tokens before it.
 
-    vocabulary_size: of both languages; the last two tokens, `begin` and `end`, stand before and after a text.
-    context: the longest source or target, in tokens. label_smoothing: share of a target's probability that training
-    spreads over all tokens (Szegedy et al. 2016, §7); evaluation has none. lowercase: whether all text is in lower
-    case. beam, length_penalty: of the search, see `translate`.
+    Args:
+        vocabulary_size: of both languages; the last two tokens, `begin` and `end`, stand before and after a text.
+        context: the longest source or target, in tokens.
+        label_smoothing: share of a target's probability that training spreads over all tokens (Szegedy et al. 2016,
+            §7); evaluation has none.
+        lowercase: whether all text is in lower case.
+        beam, length_penalty: of the search, see `translate`.
     """
 
     kind = "translation"
@@ -82,15 +94,20 @@ class Translation(LanguageModeling):
         """Return a padded batch of token ids (time,); inputs are padded with 0."""
         end = torch.tensor([self.end])
         begin = torch.tensor([self.begin])
-        pad = torch.nn.utils.rnn.pad_sequence
         inputs = [torch.cat((source, end)) for source in sources]
-        mask = pad([torch.ones(len(each), dtype=torch.bool) for each in inputs], batch_first=True)
-        targets = pad([torch.cat((each, end)) for each in translations], batch_first=True, padding_value=PADDING)
-        previous = pad([torch.cat((begin, each)) for each in translations], batch_first=True)
-        return Batch(pad(inputs, batch_first=True), targets, mask, previous)
+        real = [torch.ones(len(each), dtype=torch.bool) for each in inputs]
+        targets = [torch.cat((each, end)) for each in translations]
+        previous = [torch.cat((begin, each)) for each in translations]
+        return Batch(
+            inputs=pad_sequence(inputs, batch_first=True),
+            targets=pad_sequence(targets, batch_first=True, padding_value=PADDING),
+            mask=pad_sequence(real, batch_first=True),
+            previous=pad_sequence(previous, batch_first=True),
+        )
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
-        lengths = [max(1, (self.context - 1) * (size - row) // size) for row in range(size)]
+        longest = self.context - 1
+        lengths = [max(1, longest * (size - row) // size) for row in range(size)]
         sources = [torch.randint(self.begin, (length,), generator=generator) for length in lengths]
         targets = [torch.randint(self.begin, (length,), generator=generator) for length in lengths]
         return self.batch(sources, targets[::-1])
@@ -100,8 +117,8 @@ class Translation(LanguageModeling):
     ) -> tuple[dict[str, float], str]:
         """Return the BLEU of the translations that beam search finds, and a page with some of them."""
         rows = self.translations(model, batches, data, device)
-        references = [reference for _, reference, _ in rows]
-        translations = [translation for _, _, translation in rows]
+        references = [row.reference for row in rows]
+        translations = [row.translation for row in rows]
         bleu = self.bleu
         score = bleu.corpus_score(translations, [references]).score
         title = f"BLEU {score:.1f} on {len(rows):,} {self.examples}, beam {self.beam} ({bleu.get_signature()})"
@@ -110,28 +127,62 @@ class Translation(LanguageModeling):
 
     def translations(
         self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
-    ) -> list[tuple[str, str, str]]:
-        """Return each source, its reference and the translation that beam search finds in evaluation mode."""
+    ) -> list[Translated]:
+        """Return each sentence with the translation that beam search finds in evaluation mode."""
         training = model.training
-        rows: list[tuple[str, str, str]] = []
+        rows: list[Translated] = []
         model.eval()
         for batch in batches:
             assert batch.mask is not None
             found = translate(model, batch.inputs.to(device), batch.mask.to(device), self).cpu()
             sources = batch.inputs.masked_fill(~batch.mask, self.end)
             for source, reference, translation in zip(sources, batch.targets, found, strict=True):
-                rows.append((data.decode(source), data.decode(reference), data.decode(translation)))
+                rows.append(Translated(data.decode(source), data.decode(reference), data.decode(translation)))
         model.train(training)
         return rows
 
 
-def write_page(title: str, rows: Sequence[Sequence[str]]) -> str:
+def write_page(title: str, rows: Iterable[Translated]) -> str:
     """Return a title and a table of sources, references and translations in Markdown."""
     lines = [title, "", "| source | reference | translation |", "| --- | --- | --- |"]
     for row in rows:
         cells = [text.replace("|", "¦") for text in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+@dataclass
+class Beginnings:
+    """The beginnings of translations with which a search goes on, a row for each.
+
+    Attributes:
+        sentence: which source it translates.
+        slot: its number among the beginnings of that sentence.
+        scores: log P.
+        tokens: as far as it goes, with `begin`.
+        state: what the model knows of it.
+    """
+
+    sentence: Int64[Tensor, " rows"]
+    slot: Int64[Tensor, " rows"]
+    scores: Float[Tensor, " rows"]
+    tokens: Int64[Tensor, "rows length"]
+    state: tuple[Tensor, ...]
+
+
+@dataclass
+class Longer:
+    """Each sentence's likeliest beginnings with one more token, the likeliest first.
+
+    Attributes:
+        scores: log P; −∞ where a sentence has not so many.
+        row: of the beginning to which the token is added.
+        token: which one.
+    """
+
+    scores: Float[Tensor, "sentences beam"]
+    row: Int64[Tensor, "sentences beam"]
+    token: Int64[Tensor, "sentences beam"]
 
 
 @torch.no_grad()
@@ -155,68 +206,105 @@ def translate(
         mask: False where it is padded.
         task: vocabulary and search.
     """
-    beam = task.beam
     size = len(source)
     device = source.device
     limits = (2 * mask.sum(dim=1) + 10).clamp(max=task.context - 1)
     found = torch.full((size, int(limits.max())), task.end, device=device)
     best = torch.full((size,), -torch.inf, device=device)  # the score of what is found
-    places = torch.full((size, 1), beam, device=device)  # how many beginnings a sentence may still have
-    # A row for each beginning: its sentence, its number among the beginnings of that, log P, and tokens.
-    owner = torch.arange(size, device=device)
-    slot = torch.zeros(size, dtype=torch.int64, device=device)
-    scores = torch.zeros(size, device=device)
-    texts = torch.full((size, 1), task.begin, device=device)
-    state = model.begin(source, mask)
+    places = torch.full((size, 1), task.beam, device=device)  # how many beginnings a sentence may still have
+    ranks = torch.arange(task.beam, device=device)
+    beginnings = Beginnings(
+        sentence=torch.arange(size, device=device),
+        slot=torch.zeros(size, dtype=torch.int64, device=device),
+        scores=torch.zeros(size, device=device),
+        tokens=torch.full((size, 1), task.begin, device=device),
+        state=model.begin(source, mask),
+    )
     for length in range(1, task.context + 1):
-        logits, following = model.advance(state, texts[:, -1])
-        likely, tokens = likeliest(logits.float(), beam, task.end, length > limits[owner])
-        choices = likely.shape[1]
-
-        # Each sentence's likeliest beginnings with one more token.
-        sums = torch.full((size, beam, choices), -torch.inf, device=device)
-        sums[owner, slot] = scores[:, None] + likely
-        rows = torch.zeros(size, beam, dtype=torch.int64, device=device)
-        rows[owner, slot] = torch.arange(len(owner), device=device)
-        top, place = sums.flatten(1).topk(beam)
-        parent = rows.gather(1, place // choices)
-        token = tokens[parent, place % choices]
-        kept = (torch.arange(beam, device=device) < places) & top.isfinite()
-        ends = kept & (token == task.end)
-        goes = kept & (token != task.end)
+        logits, state = model.advance(beginnings.state, beginnings.tokens[:, -1])
+        must_end = length > limits[beginnings.sentence]
+        likely, tokens = likeliest(logits.float(), task.beam, task.end, must_end)
+        longer = lengthen(beginnings, likely, tokens, size, task.beam)
+        kept = (ranks < places) & longer.scores.isfinite()
+        is_end = longer.token == task.end
 
         # Those that end here are translations.
-        scored = (top / length**task.length_penalty).masked_fill(~ends, -torch.inf)
-        value, which = scored.max(dim=1)
-        better = value > best
-        found[better, : length - 1] = texts[parent[better, which[better]], 1:]
-        best = torch.maximum(best, value)
+        ends = kept & is_end
+        scores = (longer.scores / length**task.length_penalty).masked_fill(~ends, -torch.inf)
+        score, rank = scores.max(dim=1)
+        better = score > best
+        rows = longer.row[better, rank[better]]
+        found[better, : length - 1] = beginnings.tokens[rows, 1:]
+        best = torch.maximum(best, score)
         places = places - ends.sum(dim=1, keepdim=True)
 
         # The others go on.
-        before = owner
-        owner, slot = goes.nonzero(as_tuple=True)
-        if not len(owner):
+        goes_on = kept & ~is_end
+        sentence, slot = goes_on.nonzero(as_tuple=True)
+        if not len(sentence):
             break
-        origin = parent[goes]
-        moved = not torch.equal(owner, before)
-        parts = []
-        for new, old in zip(following, state, strict=True):
-            of_source = new is old
-            parts.append(new if of_source and not moved else new[origin])
-        state = tuple(parts)
-        scores = top[goes]
-        texts = torch.cat((texts[origin], token[goes][:, None]), dim=1)
+        rows = longer.row[goes_on]
+        same_sentences = torch.equal(sentence, beginnings.sentence)
+        beginnings = Beginnings(
+            sentence=sentence,
+            slot=slot,
+            scores=longer.scores[goes_on],
+            tokens=torch.cat((beginnings.tokens[rows], longer.token[goes_on][:, None]), dim=1),
+            state=take_rows(state, beginnings.state, rows, same_sentences),
+        )
     return found
 
 
+def lengthen(
+    beginnings: Beginnings,
+    likely: Float[Tensor, "rows choices"],
+    tokens: Int64[Tensor, "rows choices"],
+    size: int,
+    beam: int,
+) -> Longer:
+    """Return the `beam` likeliest beginnings of each of so many sentences, with one of these tokens more.
+
+    likely: log P of each token after its beginning.
+    """
+    rows, choices = likely.shape
+    device = likely.device
+    where = beginnings.sentence, beginnings.slot
+    sums = torch.full((size, beam, choices), -torch.inf, device=device)
+    sums[where] = beginnings.scores[:, None] + likely
+    row_at = torch.zeros(size, beam, dtype=torch.int64, device=device)
+    row_at[where] = torch.arange(rows, device=device)
+    scores, place = sums.flatten(1).topk(beam)  # among all slots and choices of a sentence
+    row = row_at.gather(1, place // choices)
+    token = tokens[row, place % choices]
+    return Longer(scores, row, token)
+
+
+def take_rows(
+    state: tuple[Tensor, ...], before: tuple[Tensor, ...], rows: Int64[Tensor, " rows"], same_sentences: bool
+) -> tuple[Tensor, ...]:
+    """Return a model's state of some rows. before: the state that the model was given; see `translate`."""
+    parts = []
+    for new, old in zip(state, before, strict=True):
+        of_source = new is old
+        stays = of_source and same_sentences
+        parts.append(new if stays else new[rows])
+    return tuple(parts)
+
+
 def likeliest(
-    logits: Float[Tensor, "rows vocabulary"], count: int, end: int, closing: Bool[Tensor, " rows"]
+    logits: Float[Tensor, "rows vocabulary"], count: int, end: int, must_end: Bool[Tensor, " rows"]
 ) -> tuple[Float[Tensor, "rows count"], Int64[Tensor, "rows count"]]:
-    """Return log P of the likeliest next tokens, and these tokens. closing: the rows that must end now."""
+    """Return log P of the likeliest next tokens, and these tokens.
+
+    Args:
+        logits: of all tokens.
+        count: how many of them; fewer where the vocabulary is smaller.
+        end: the token that ends a text.
+        must_end: the rows that get no other.
+    """
     total = logits.logsumexp(dim=1, keepdim=True)
-    if closing.any():
+    if must_end.any():
         others = torch.arange(logits.shape[1], device=logits.device) != end
-        logits = logits.masked_fill(closing[:, None] & others, -torch.inf)
+        logits = logits.masked_fill(must_end[:, None] & others, -torch.inf)
     likely, tokens = logits.topk(min(count, logits.shape[1]))
     return likely - total, tokens
