@@ -35,7 +35,8 @@ class Images(ContentData):
             and of the fact `classes`.
         scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
             are used, by channel).
-        crop, flip, cutout: see `crop_and_flip` and `cut_holes`.
+        crop, flip: see `crop_and_flip`.
+        cutout: see `cut_holes`.
         options: of ContentData.
 
     Raises:
@@ -58,11 +59,11 @@ class Images(ContentData):
     ) -> None:
         super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
         channels, height, width = self.examples["train"].shape[1:]
+        shorter = min(height, width)
         for key, pixels in (("crop", crop), ("cutout", cutout)):
-            if pixels >= min(height, width):
+            if pixels >= shorter:
                 size = f"{height} × {width} pixels"
-                cure = f"use 0 to {min(height, width) - 1}"
-                raise UsageError(f"data.{key}={pixels} leaves nothing of images of {size}: {cure}")
+                raise UsageError(f"data.{key}={pixels} leaves nothing of images of {size}: use 0 to {shorter - 1}")
         self.scaling = scaling
         self.crop = crop
         self.flip = flip
@@ -75,7 +76,9 @@ class Images(ContentData):
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return images of a split, those of a training step augmented."""
-        return self.scale(self.examples[split][indices], self.labels[split][indices], step)
+        images = self.examples[split][indices]
+        labels = self.labels[split][indices]
+        return self.scale(images, labels, step)
 
     def scale(self, images: PixelBatch, labels: Int64[Tensor, " batch"], step: int | None) -> Batch:
         """Return what the model sees of images, those of a training step augmented."""
@@ -111,16 +114,22 @@ def as_shares(values: Tensor) -> list[float]:
 def find_scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> list[Tensor]:
     """Return shift and divisor by channel, (channels, 1, 1); a model sees (pixel − shift) / divisor.
 
-    moments: each image's sum and sum of squares over its `pixels` pixels.
+    Args:
+        scaling: see `Images`.
+        moments: each image's sum and sum of squares over its pixels.
+        pixels: how many these are, in each channel.
     """
     totals = moments.sum(axis=0).T.astype(np.float64)
-    mean, squares = totals / (len(moments) * pixels)
-    deviation = np.sqrt(np.maximum(squares - mean**2, 0))
-    deviation[deviation == 0] = 1  # a channel without variation stays 0
-    if scaling != "standard":
-        deviation = np.full_like(mean, 255 if scaling == "unit" else 1)
-        mean = np.zeros_like(mean)
-    return [torch.from_numpy(values).float()[:, None, None] for values in (mean, deviation)]
+    mean, mean_square = totals / (len(moments) * pixels)
+    if scaling == "standard":
+        shift = mean
+        variance = np.maximum(mean_square - mean**2, 0)
+        divisor = np.sqrt(variance)
+        divisor[divisor == 0] = 1  # a channel without variation stays 0
+    else:
+        shift = np.zeros_like(mean)
+        divisor = np.full_like(mean, 255 if scaling == "unit" else 1)
+    return [torch.from_numpy(values).float()[:, None, None] for values in (shift, divisor)]
 
 
 # ---- augmentation: each kind draws random numbers of its own, so that one more changes nothing about the others
@@ -129,12 +138,18 @@ def find_scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], p
 def crop_and_flip(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: int) -> PixelBatch:
     """Return the images of training step `step`, cropped and flipped, each by itself.
 
-    crop: black pixels put around an image before a random window of its own size is cut out (He et al. 2016a, §4.2).
-    flip: mirror every second image, chosen at random, left to right.
+    Args:
+        pixels: the images.
+        crop: black pixels put around an image before a random window of its own size is cut out (He et al. 2016a,
+            §4.2).
+        flip: mirror every second image, chosen at random, left to right.
+        seed: of the run.
+        step: number of the training step.
     """
     batch, channels, height, width = pixels.shape
-    top = torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, "crop rows", step))
-    left = torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, "crop columns", step))
+    offsets = 2 * crop + 1
+    top = torch.randint(offsets, (batch, 1), generator=generator(seed, "crop rows", step))
+    left = torch.randint(offsets, (batch, 1), generator=generator(seed, "crop columns", step))
     order = torch.arange(width)
     if flip:
         flipped = torch.rand(batch, 1, generator=generator(seed, "flip", step)) < 0.5
@@ -142,24 +157,31 @@ def crop_and_flip(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: in
     rows = top + torch.arange(height)
     columns = left + order
     # one gather over the padded images, in which each row has the pixels of its image in a line
-    places = rows[:, :, None] * (width + 2 * crop) + columns[:, None, :]
+    padded_width = width + 2 * crop
+    padded = F.pad(pixels, (crop, crop, crop, crop)).view(batch, channels, -1)
+    places = rows[:, :, None] * padded_width + columns[:, None, :]
     taken = places.view(batch, 1, height * width).expand(batch, channels, -1)
-    padded = F.pad(pixels, (crop,) * 4).view(batch, channels, -1)
     return padded.gather(2, taken).view(pixels.shape)
 
 
 def cut_holes(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
     """Return the scaled images of training step `step`, each with a hole, in place.
 
-    side: of a square of zeros around a random pixel (DeVries & Taylor 2017); it may reach over the edge.
+    A hole is a square of zeros of this side around a random pixel (DeVries & Taylor 2017); it may reach over the edge.
     """
     batch, _, height, width = inputs.shape
-    holes = []
-    for size, kind in ((height, "cutout rows"), (width, "cutout columns")):
+
+    def cut(size: int, kind: str) -> Float[Tensor, "batch size"]:
+        """Return 1 at the rows or columns of each image that its hole reaches, and 0 at the others."""
         centres = torch.randint(size, (batch, 1), generator=generator(seed, kind, step))
         distance = torch.arange(size) - centres + side // 2
-        holes.append(((distance >= 0) & (distance < side)).float())
-    return inputs.mul_(1 - holes[0][:, None, :, None] * holes[1][:, None, None, :])  # a tenth of masked_fill_'s time
+        is_cut = (distance >= 0) & (distance < side)
+        return is_cut.float()
+
+    rows = cut(height, "cutout rows")
+    columns = cut(width, "cutout columns")
+    holes = rows[:, None, :, None] * columns[:, None, None, :]
+    return inputs.mul_(1 - holes)  # a tenth of masked_fill_'s time
 
 
 # ---- decoding
@@ -168,10 +190,14 @@ def cut_holes(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
 def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes: Sequence[str]) -> Decoded:
     """Return what an image source decodes to.
 
-    pixels, labels: of all images, split after split. counts: how many images each split has.
-
     The moments are sum and sum of squares of each training image's pixels, so that the mean and deviation of any part
     of them are exact and immediate.
+
+    Args:
+        pixels: of all images, split after split.
+        labels: of the same images.
+        counts: how many images each split has.
+        classes: their names.
     """
     arrays: dict[str, np.ndarray] = {}
     first = 0
@@ -180,8 +206,9 @@ def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes
         arrays[f"{split}_labels"] = labels[first : first + count]
         first += count
     train = arrays["train_images"]
-    squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
-    arrays["train_moments"] = np.stack([train.sum(axis=(2, 3), dtype=np.int64), squares], axis=2)
+    sums = train.sum(axis=(2, 3), dtype=np.int64)
+    sums_of_squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
+    arrays["train_moments"] = np.stack([sums, sums_of_squares], axis=2)
     return arrays, {"classes": list(classes)}
 
 
@@ -251,9 +278,10 @@ def decode_one(encoded: Any, size: int | None) -> UInt8[np.ndarray, "channels he
         image.load()
         if image.info:  # else it cannot say how it is turned, and each needless call is a fifth of MNIST's time
             ImageOps.exif_transpose(image, in_place=True)
-        mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
-        upright = image if image.mode == mode else image.convert(mode)
+        is_grey = image.mode in ("1", "L", "LA", "La")
+        mode = "L" if is_grey else "RGB"
+        converted = image if image.mode == mode else image.convert(mode)
         if size:
-            upright = ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
-        pixels = np.asarray(upright)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+            converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
+        pixels = np.asarray(converted)
+        return pixels[None] if is_grey else pixels.transpose(2, 0, 1)

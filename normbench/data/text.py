@@ -79,14 +79,16 @@ class Text(TokenData):
     def __init__(self, content: Content, **options: Any) -> None:
         tokens = {split: content.arrays[split] for split in SPLITS if split in content.arrays}
         super().__init__(content, tokens, {}, **options)
-        split, shortest = min(self.examples.items(), key=lambda item: len(item[1]))
-        if len(shortest) <= self.context:
-            there = f"the {len(shortest):,} tokens of {content.name} ({split})"
+        lengths = {split: len(part) for split, part in self.examples.items()}
+        shortest = min(lengths, key=lengths.__getitem__)
+        if lengths[shortest] <= self.context:
+            there = f"the {lengths[shortest]:,} tokens of {content.name} ({shortest})"
             cure = "use a shorter context or a longer text, or hold out other amounts"
             raise UsageError(f"data.context={self.context:,} is too long for {there}: {cure}")
         self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
-        count = max(1, (len(self.examples["train"]) - 1) // self.context - 1)
+        fitting = (lengths["train"] - 1) // self.context
+        count = max(1, fitting - 1)
         self.arrange(count, f"windows of {self.context:,} tokens in")
 
     def train_batch(self, step: int) -> Batch:
@@ -116,7 +118,8 @@ class Text(TokenData):
         for place in range(0, count, size):
             yield self.windows(tokens, starts[place : place + size], self.context)
         if remainder and limit is None:
-            yield self.windows(tokens, np.array([count * self.context]), remainder)
+            rest = np.array([count * self.context])
+            yield self.windows(tokens, rest, remainder)
 
     def windows(self, tokens: Tokens, starts: Int64[np.ndarray, " batch"], length: int) -> Batch:
         """Return the windows at `starts`, and the same one token later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,17 @@ from normbench.types import Batch, Split
 
 POOL = 100  # batches among which sentences are sorted by length
 
-Pair = tuple[str, str]  # a source and its translation
+
+class Pair(NamedTuple):
+    """A text and its translation."""
+
+    source: str
+    target: str
+
+    @property
+    def is_filled(self) -> bool:
+        """Tell whether neither is empty."""
+        return bool(self.source and self.target)
 
 
 class Translations(TokenData):
@@ -63,8 +73,9 @@ class Translations(TokenData):
         **options: Any,
     ) -> None:
         counts = content.facts["counts"]
-        rows = torch.arange(sum(counts.values())).split([*counts.values()])
-        super().__init__(content, dict(zip(counts, rows, strict=True)), {}, context=context, **options)
+        rows = torch.arange(sum(counts.values())).split(list(counts.values()))
+        rows_of_split = dict(zip(counts, rows, strict=True))
+        super().__init__(content, rows_of_split, {}, context=context, **options)
         self.task = Translation(
             vocabulary_size=len(self.vocabulary.symbols) + 2,
             context=context,
@@ -74,8 +85,9 @@ class Translations(TokenData):
             length_penalty=length_penalty,
         )
         self.signature = self.task.signature  # asked for early, since it may be missing
-        lengths = [np.diff(content.arrays[f"{side}_ends"], prepend=-1) for side in ("source", "target")]
-        self.lengths = torch.from_numpy(np.stack(lengths, axis=1))  # with the end
+        source_lengths = np.diff(content.arrays["source_ends"], prepend=-1)  # with the end
+        target_lengths = np.diff(content.arrays["target_ends"], prepend=-1)
+        self.lengths = torch.from_numpy(np.stack((source_lengths, target_lengths), axis=1))
         total = len(self.examples["train"])
         for split in self.examples:
             self.keep_fitting(split)
@@ -105,12 +117,14 @@ class Translations(TokenData):
 
     def by_length(self, rows: Tensor) -> Int64[Tensor, " rows"]:
         """Return the places of rows from the shortest source to the longest, and by translation among equal ones."""
-        ranks = self.lengths[rows] @ torch.tensor([self.context + 1, 1])
+        source_first = torch.tensor([self.context + 1, 1])
+        ranks = self.lengths[rows] @ source_first
         return ranks.argsort(stable=True)
 
     def order(self, epoch: int) -> Tensor:
         """Return the training pairs as an epoch takes them."""
-        order = super().order(epoch)[: self.steps_per_epoch * self.batch_size].long()
+        in_whole_batches = self.steps_per_epoch * self.batch_size
+        order = super().order(epoch)[:in_whole_batches].long()
         train = self.examples["train"]
         pools = []
         for pool in order.split(POOL * self.batch_size):
@@ -152,7 +166,8 @@ class Translations(TokenData):
 
     def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
         """Return the text of token ids, without padding, begin and end."""
-        return super().decode(tokens[(tokens >= 0) & (tokens < self.task.begin)])
+        is_text = (tokens >= 0) & (tokens < self.task.begin)
+        return super().decode(tokens[is_text])
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `too_long` and `empty` count training pairs that were left out."""
@@ -196,39 +211,75 @@ def hub_translation(
     splits: dict[Split, list[str]] = {"train": ["train"], "val": [val_split], "test": list(test_splits or ())}
 
     def load() -> Decoded:
-        wanted = ["train", val_split, *splits["test"]]
-        _, tables = hub.read(wanted, [pair_column] if pair_column else columns)
-        pairs: dict[Split, list[Pair]] = {}
-        for part, names in splits.items():
-            for split in names:
-                where = f"{split} of {hub_id}"
-                found = pair_texts(tables[split], columns, pair_column, lowercase, where)
-                if part != "train":
-                    check_filled(found, where)
-                pairs.setdefault(part, []).extend(found)
-        whole = len(pairs["train"])
-        train = [pair for pair in pairs["train"] if all(pair)]
-        pairs["train"] = [train[row] for row in np.random.RandomState(0).permutation(len(train))]
-        facts = {
-            "counts": {part: len(rows) for part, rows in pairs.items()},
-            "lowercase": lowercase,
-            "empty": whole - len(train),
-        }
-
-        used = len(train) - count_held_out(len(train), holdout, Translations.unit)
-        lines = [text for pair in pairs["train"][:used] for text in pair]
-        vocabulary = BytePairs.learn(["\n".join(lines)], vocabulary_size - 2)
-        every = [pair for rows in pairs.values() for pair in rows]
-        arrays = {}
-        for place, side in enumerate(("source", "target")):
-            tokens = vocabulary.encode("".join(pair[place] + "\n" for pair in every))
-            arrays[f"{side}_tokens"] = tokens
-            arrays[f"{side}_ends"] = np.flatnonzero(tokens == vocabulary.encode("\n"))
-        return arrays, {**facts, **vocabulary.facts}
+        pairs = read_pairs(hub, splits, columns, pair_column, lowercase)
+        filled = [pair for pair in pairs["train"] if pair.is_filled]
+        empty = len(pairs["train"]) - len(filled)
+        order = np.random.RandomState(0).permutation(len(filled))
+        pairs["train"] = [filled[row] for row in order]
+        used = len(filled) - count_held_out(len(filled), holdout, Translations.unit)
+        vocabulary = learn_byte_pairs(pairs["train"][:used], vocabulary_size)
+        counts = {part: len(rows) for part, rows in pairs.items()}
+        facts = {"counts": counts, "lowercase": lowercase, "empty": empty, **vocabulary.facts}
+        return encode_pairs(pairs, vocabulary), facts
 
     key = ["hub", hub.key(), columns, pair_column, vocabulary_size, lowercase, [*splits.values()], float(holdout)]
     content = read_or_decode(name, "pairs", key, load, hub_id=hub_id, direction=" to ".join(columns))
     return Translations(content, holdout=holdout, **options)
+
+
+def read_pairs(
+    hub: Hub, splits: Mapping[Split, Sequence[str]], columns: Sequence[str], pair_column: str | None, lowercase: bool
+) -> dict[Split, list[Pair]]:
+    """Return the normalized pairs that train, validate and test.
+
+    Args:
+        hub: where they are.
+        splits: the hub's splits of each of ours.
+        columns: those of the text to translate and of the translation.
+        pair_column: the column that holds these two, if one does.
+        lowercase: all in lower case.
+
+    Raises:
+        UsageError: a row has no text, or one that judges is empty.
+    """
+    wanted: list[str] = []
+    for names in splits.values():
+        wanted += names
+    _, tables = hub.read(wanted, [pair_column] if pair_column else columns)
+    pairs: dict[Split, list[Pair]] = {}
+    for part, names in splits.items():
+        for split in names:
+            where = f"{split} of {hub.hub_id}"
+            found = pairs_of_table(tables[split], columns, pair_column, lowercase, where)
+            if part != "train":
+                check_filled(found, where)
+            pairs.setdefault(part, []).extend(found)
+    return pairs
+
+
+def learn_byte_pairs(pairs: Sequence[Pair], size: int) -> BytePairs:
+    """Learn a vocabulary of so many tokens, begin and end among them, from both languages of pairs."""
+    lines: list[str] = []
+    for pair in pairs:
+        lines += pair
+    return BytePairs.learn(["\n".join(lines)], size - 2)
+
+
+def encode_pairs(pairs: Mapping[Split, Sequence[Pair]], vocabulary: BytePairs) -> dict[str, np.ndarray]:
+    """Return the tokens of all sources and of all targets, each with the end of a line, and where those ends are."""
+    sources: list[str] = []
+    targets: list[str] = []
+    for rows in pairs.values():
+        for pair in rows:
+            sources.append(pair.source + "\n")
+            targets.append(pair.target + "\n")
+    line_end = vocabulary.encode("\n")
+    arrays = {}
+    for side, lines in (("source", sources), ("target", targets)):
+        tokens = vocabulary.encode("".join(lines))
+        arrays[f"{side}_tokens"] = tokens
+        arrays[f"{side}_ends"] = np.flatnonzero(tokens == line_end)
+    return arrays
 
 
 def check_filled(pairs: Sequence[Pair], where: str) -> None:
@@ -238,7 +289,7 @@ def check_filled(pairs: Sequence[Pair], where: str) -> None:
         UsageError: there is one.
     """
     for row, pair in enumerate(pairs):
-        if not all(pair):
+        if not pair.is_filled:
             cure = "remove it from a copy that data.root names, or choose another split"
             raise UsageError(f"row {row} of {where} has an empty text: {cure}")
 
@@ -249,21 +300,27 @@ def normalize_text(text: str, lowercase: bool) -> str:
     return text.lower() if lowercase else text
 
 
-def pair_texts(
-    table: Mapping[str, Sequence[Any]], columns: Sequence[str], both: str | None, lowercase: bool, where: str
+def pairs_of_table(
+    table: Mapping[str, Sequence[Any]], columns: Sequence[str], pair_column: str | None, lowercase: bool, where: str
 ) -> list[Pair]:
-    """Return the two texts of each row, normalized. both: a column that holds the other two, if one does.
+    """Return the two texts of each row, normalized; the arguments are those of `read_pairs`.
 
     Raises:
         UsageError: a row does not have two texts.
     """
-    if both:
-        table = {each: [(row or {}).get(each) for row in table[both]] for each in columns}
-    source, target = columns
+    source_column, target_column = columns
+    if pair_column:
+        rows = [row or {} for row in table[pair_column]]
+        sources: Sequence[Any] = [row.get(source_column) for row in rows]
+        targets: Sequence[Any] = [row.get(target_column) for row in rows]
+    else:
+        sources = table[source_column]
+        targets = table[target_column]
     pairs = []
-    for row, pair in enumerate(zip(table[source], table[target], strict=True)):
-        if not all(isinstance(text, str) for text in pair):
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        if not (isinstance(source, str) and isinstance(target, str)):
             cure = "remove it, or set data.source_column, data.target_column and data.pair_column"
-            raise UsageError(f"row {row} of {where} does not have the two texts {source} and {target}: {cure}")
-        pairs.append((normalize_text(pair[0], lowercase), normalize_text(pair[1], lowercase)))
+            what = f"does not have the two texts {source_column} and {target_column}"
+            raise UsageError(f"row {row} of {where} {what}: {cure}")
+        pairs.append(Pair(normalize_text(source, lowercase), normalize_text(target, lowercase)))
     return pairs

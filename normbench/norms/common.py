@@ -99,17 +99,21 @@ def moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mean, biased variance and count over `dims`, which are kept with size 1, and x less the mean.
 
-    real: 1 or 0, as many axes as x, which must be finite; where it does not count, x less the mean is 0. A mean over
-    nothing is 0. sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n,
-    σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n. Nothing here waits for the device.
+    A mean over nothing is 0. Nothing here waits for the device.
+
+    Args:
+        x: what is normalized, which must be finite.
+        real: 1 or 0, as many axes as x; where x does not count, x less the mean is 0. None: all counts.
+        dims: that share a statistic.
+        sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n, σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n.
     """
     counted = x.new_ones([1] * x.ndim) if real is None else real
     repeats = math.prod(x.shape[dim] // counted.shape[dim] for dim in dims)
     total = x.sum(dims, keepdim=True)
     count = repeats * counted.sum(dims, keepdim=True)
     if sync:
-        joined = AllReduce.apply(torch.cat((total.flatten(), count.flatten())))
-        totals, counts = joined.split((total.numel(), count.numel()))
+        joined = torch.cat((total.flatten(), count.flatten()))
+        totals, counts = AllReduce.apply(joined).split((total.numel(), count.numel()))
         total = totals.view_as(total)
         count = counts.view_as(count)
     n = count.clamp_min(1)
@@ -128,10 +132,14 @@ class AffineNorm(Norm, ABC):
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
     The keywords are what every norm takes beside its own settings, which hands them on as `place`.
-    operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some settings.
-    fused: whether it is used. kernels: functions that compute the same, `native` and `liger`, with these settings.
-    masked: whether padding counts in no statistic. Then whatever stands there, NaN too, is taken for 0, has no
-    gradient, and is 0 in the output.
+
+    Attributes:
+        operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some
+            settings.
+        fused: whether it is used.
+        kernels: functions that compute the same, `native` and `liger`, with these settings.
+        masked: whether padding counts in no statistic. Then whatever stands there, NaN too, is taken for 0, has no
+            gradient, and is 0 in the output.
     """
 
     operator: str | None = None
@@ -173,14 +181,14 @@ class AffineNorm(Norm, ABC):
 
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: as the norm is built, and again when it moves."""
-        word: str = self.impl
-        if word == "auto":
-            word = self.fastest_on(device)
-        self.fused = word == "torch"
-        self.compiled = word == "compile"
-        self.chosen = self.kernels.get(word)
+        impl: str = self.impl
+        if impl == "auto":
+            impl = self.fastest_on(device)
+        self.fused = impl == "torch"
+        self.compiled = impl == "compile"
+        self.chosen = self.kernels.get(impl)
         names = {"torch": f"torch.nn.functional.{self.operator}", "compile": "torch.compile", "liger": "liger_kernel"}
-        self.implementation = names.get(word, word)
+        self.implementation = names.get(impl, impl)
 
     def fastest_on(self, device: torch.device) -> str:
         """Return the implementation that `auto` is on a device; on a GPU torch's operators are fused both ways."""
@@ -209,21 +217,24 @@ class AffineNorm(Norm, ABC):
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
+        precise = x.to(dtype)
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
-            return self.normalize(x.to(dtype), weight, bias, None).to(x.dtype)
-        there = mask.unsqueeze(self.channel_dim)
-        cleaned = x.to(dtype).masked_fill(~there, 0)
-        real = there.to(dtype)
+            y = self.normalize(precise, weight, bias, None)
+            return y.to(x.dtype)
+        is_real = mask.unsqueeze(self.channel_dim)
+        cleaned = precise.masked_fill(~is_real, 0)
+        real = is_real.to(dtype)
         y = self.normalize(cleaned, weight, bias, real) * real
         return y.to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
-            found = f"{type(self).__name__.lower()}{self.where} has {'1 value' if count else 'no real value'}"
-            raise UsageError(f"{found} for a statistic, and needs at least 2: {cure}")
+            norm = f"{type(self).__name__.lower()}{self.where}"
+            found = "1 value" if count else "no real value"
+            raise UsageError(f"{norm} has {found} for a statistic, and needs at least 2: {cure}")
 
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
@@ -235,13 +246,16 @@ class AffineNorm(Norm, ABC):
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         """Compute the formula, on arguments of one dtype: float32 or wider.
 
-        real: the shape of x with one feature, 1 where positions count, 0 where x is padding, and 0; None: all count.
+        Args:
+            x: what enters; 0 where it is padding.
+            weight, bias: γ and β, where there are.
+            real: the shape of x with one feature, 1 where positions count, 0 where x is padding; None: all count.
         """
 
 
 @cache
 def compiled_formula() -> Callable[..., Tensor]:
-    """Return `AffineNorm.computed` compiled: once for all norms with the same settings, and for each kind of input."""
+    """Return `AffineNorm.compute` compiled: once for all norms with the same settings, and for each kind of input."""
     torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
     return compiled(AffineNorm.compute, fullgraph=True)
 
@@ -249,12 +263,18 @@ def compiled_formula() -> Callable[..., Tensor]:
 class RunningNorm(AffineNorm):
     """A norm that can keep running statistics in training, for use in evaluation.
 
-    momentum: weight of the newest batch in an exponential moving average; None for the plain average over all batches.
-    freeze_after: after so many training batches (of which a step has `trainer.accumulate`) running statistics stay as
-    they are, and normalize in training too. recalibrate: over so many training batches running statistics are averaged
-    for each evaluation; training goes on with its own.
-    The buffers are None without `track_running_stats`.
     A statistic over a single value has no unbiased variance and leaves the running ones alone.
+
+    Args:
+        momentum: weight of the newest batch in an exponential moving average; None for the plain average over all
+            batches.
+        track_running_stats: whether there are running statistics; else the buffers are None.
+        masked: see AffineNorm.
+        freeze_after: after so many training batches (of which a step has `trainer.accumulate`) running statistics stay
+            as they are, and normalize in training too.
+        recalibrate: over so many training batches running statistics are averaged for each evaluation; training goes on
+            with its own.
+        place: what AffineNorm takes beside.
     """
 
     running_mean: Tensor
@@ -309,7 +329,8 @@ class RunningNorm(AffineNorm):
         var = self.running_var.to(x.dtype)
         if self.fused:
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
-        y = (x.movedim(1, -1) - mean) * torch.rsqrt(var + self.eps)
+        rows = x.movedim(1, -1)
+        y = (rows - mean) * torch.rsqrt(var + self.eps)
         return scale_and_shift(y, weight, bias, -1).movedim(-1, 1)
 
     def from_real(
@@ -317,7 +338,9 @@ class RunningNorm(AffineNorm):
     ) -> Tensor:
         """Return the same with the statistics of what is real in a batch, which in training the running ones take in.
 
-        dims: that share a statistic.
+        Args:
+            x, weight, bias, real: see `normalize`.
+            dims: that share a statistic.
         """
         sync = self.sync and self.training and has_others()
         mean, var, count, centered = moments(x, real, dims, sync)
@@ -349,24 +372,27 @@ class RunningNorm(AffineNorm):
 
     @torch.no_grad()
     def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor | None = None) -> None:
-        """Update running statistics with the average of a batch's, as `moments` gives them, where over 2 values.
+        """Update running statistics with the average of a batch's, where they are over 2 values or more.
 
-        wanted: whether at all, where that is not sure.
+        Args:
+            mean, var, count: as `moments` gives them; `var` is made unbiased here, times n/(n−1).
+            wanted: whether at all, where that is not sure.
         """
         positions = (mean.shape[1],) if self.positions else ()
         mean = mean.movedim(self.channel_dim, -1).reshape(-1, *positions, self.num_features)
         var = var.movedim(self.channel_dim, -1).reshape(-1, *positions, self.num_features)
         count = count.reshape(-1, *positions)
-        known = (count > 1).expand(len(mean), *positions)
-        if len(mean) == 1:  # one for all samples, with nothing to average
+        samples = len(mean)  # that have statistics of their own
+        known = (count > 1).expand(samples, *positions)
+        if samples == 1:  # nothing to average
             unbiased = count / (count - 1).clamp_min(1)
             mean = mean[0]
             var = (var * unbiased.unsqueeze(-1))[0]
             known = known[0]
         else:
-            share = known / known.sum(0).clamp_min(1)
-            unbiased = share * count / (count - 1).clamp_min(1)
-            mean = (mean * share.unsqueeze(-1)).sum(0)
+            part = known / known.sum(0).clamp_min(1)
+            unbiased = part * count / (count - 1).clamp_min(1)
+            mean = (mean * part.unsqueeze(-1)).sum(0)
             var = (var * unbiased.unsqueeze(-1)).sum(0)
             known = known.any(0)
         if wanted is not None:
@@ -380,7 +406,10 @@ class RunningNorm(AffineNorm):
         tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
         for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
             step = batch - running
-            step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
+            if self.momentum is None:
+                step = step / tracked.clamp_min(1).unsqueeze(-1)
+            else:
+                step = step * self.momentum
             if known is not None:
                 step = step.where(known.unsqueeze(-1), 0)
             running.add_(step)
