@@ -17,7 +17,7 @@ from support import NORMS, PLACEMENTS, TRANSLATIONS, build, random_batch
 from torch import nn
 
 from normbench.errors import UsageError
-from normbench.models.recurrent import GRU, ConditionalGRU, steps
+from normbench.models.recurrent import GRU, ConditionalGRU, time_steps
 from normbench.models.seq2seq import CrossAttention
 from normbench.norms import BatchNorm, LayerNorm, NoNorm
 from normbench.norms.foreign import accept_mask
@@ -121,7 +121,7 @@ def test_a_unit_without_norms_is_torch_s(padded: bool) -> None:
     ours, theirs = (each.double() for each in pair(5, 6))
     x, lengths = torch.randn(3, 7, 5, dtype=torch.float64), [7, 4, 1]
     mask = torch.arange(7) < torch.tensor(lengths)[:, None] if padded else None
-    told = steps(mask, 7)
+    told = time_steps(mask, 7)
     states = ours.run(x, mask, told)
     backwards = ours.run(x, mask, told, backwards=True)
     loss = other = torch.zeros((), dtype=torch.float64)
@@ -197,7 +197,7 @@ def test_where_one_text_goes_on_alone_the_states_of_the_others_count() -> None:
     torch.manual_seed(0)
     unit = GRU(4, 6, BatchNorm, Site("cell"), "")
     mask = torch.arange(5) < torch.tensor([[5], [3], [3]])
-    states = unit.run(torch.randn(3, 5, 4), mask, steps(mask, 5))
+    states = unit.run(torch.randn(3, 5, 4), mask, time_steps(mask, 5))
     assert states.isfinite().all()
     assert torch.equal(states[1:, 3:], states[1:, 2:3].expand(2, 2, 6))
 
@@ -213,7 +213,7 @@ def test_the_loop_is_as_fast_as_torch_s_own() -> None:
         run().sum().backward()
         return time.perf_counter() - begun
 
-    runs = partial(ours.run, x, None, steps(None, 20)), lambda: theirs(x)[0]
+    runs = partial(ours.run, x, None, time_steps(None, 20)), lambda: theirs(x)[0]
     times = [[seconds(run) for run in runs] for _ in range(12)][2:]
     assert statistics.median(mine / other for mine, other in times) < 2
 

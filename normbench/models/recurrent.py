@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,20 +29,33 @@ from normbench.types import Branch, NormFactory, PlacementFactory, Site
 
 Vector = Float[Tensor, "batch features"]
 Row = Bool[Tensor, " batch"]
-Step = tuple[Row, Row] | tuple[None, None]  # which texts have not ended, and which count in a norm's statistics
 State = tuple[Tensor, ...]
 
 
-def steps(mask: Mask | None, length: int) -> list[Step]:
-    """Return for each time step which texts have not ended, and which ones count in a norm's statistics.
+class TimeStep(NamedTuple):
+    """What a mask says of one time step; None where nothing is padded.
+
+    Attributes:
+        real: which texts have not ended.
+        counted: which count in a norm's statistics.
+    """
+
+    real: Row | None
+    counted: Row | None
+
+
+def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
+    """Return what a mask says of each time step.
 
     Where fewer than two texts have not ended, the states that the others ended in count too: BatchNorm has no
     statistics of one.
     """
     if mask is None:
-        return [(None, None)] * length
-    counted = mask | (mask.sum(dim=0) < 2)
-    return [*zip(mask.unbind(1), steps_of(counted), strict=True)]
+        return [TimeStep(None, None)] * length
+    too_few = mask.sum(dim=0) < 2
+    counted = mask | too_few
+    pairs = zip(mask.unbind(1), steps_of(counted), strict=True)
+    return [TimeStep(real, count) for real, count in pairs]
 
 
 class Normed(nn.Module):
@@ -84,19 +97,27 @@ class GRU(nn.Module):
         candidate = self.norms[f"{of}_candidate"](candidate, mask=mask)
         return gates, candidate
 
-    def forward(self, gates: Vector, candidate: Vector, state: Vector, step: Step) -> Vector:
+    def forward(self, gates: Vector, candidate: Vector, state: Vector, step: TimeStep) -> Vector:
         """Return the next state from what `project` made of the input; that of a text that has ended stays."""
-        real, counted = step
-        from_gates, from_candidate = self.project("state", state, counted)
+        from_gates, from_candidate = self.project("state", state, step.counted)
         reset, update = torch.sigmoid(gates + from_gates).chunk(2, dim=-1)
         new = torch.tanh(candidate + reset * from_candidate)
         new = new + update * (state - new)
-        return new if real is None else torch.where(real[:, None], new, state)
+        if step.real is None:
+            return new
+        return torch.where(step.real[:, None], new, state)
 
-    def run(self, x: Stream, mask: Mask | None, times: list[Step], backwards: bool = False) -> Stream:
-        """Return the states at all positions, from a state of 0. times: what `steps` says of them."""
+    def run(self, x: Stream, mask: Mask | None, steps: list[TimeStep], backwards: bool = False) -> Stream:
+        """Return the states at all positions, from a state of 0.
+
+        Args:
+            x: the inputs.
+            mask: False where they are padded.
+            steps: what the mask says of each time step.
+            backwards: begin at the last position.
+        """
         gates, candidates = self.project("input", x, mask)
-        inputs = list(zip(gates.unbind(1), candidates.unbind(1), times, strict=True))
+        inputs = list(zip(gates.unbind(1), candidates.unbind(1), steps, strict=True))
         if backwards:
             inputs.reverse()
         state = x.new_zeros(len(x), self.parts["candidate"])
@@ -114,16 +135,18 @@ class BidirectionalGRU(Branch):
 
     def __init__(self, inputs: int, width: int, norm: NormFactory, site: Site, dropout: float) -> None:
         super().__init__()
-        self.in_features, self.out_features = inputs, 2 * width
+        self.in_features = inputs
+        self.out_features = 2 * width
         self.forwards = GRU(inputs, width, norm, site, "forwards")
         self.backwards = GRU(inputs, width, norm, site, "backwards")
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
-        times = steps(mask, x.shape[1])
-        forwards = self.forwards.run(x, mask, times)
-        backwards = self.backwards.run(x, mask, times, backwards=True)
-        return self.dropout(torch.cat((forwards, backwards), dim=-1))
+        steps = time_steps(mask, x.shape[1])
+        forwards = self.forwards.run(x, mask, steps)
+        backwards = self.backwards.run(x, mask, steps, backwards=True)
+        memory = torch.cat((forwards, backwards), dim=-1)
+        return self.dropout(memory)
 
 
 class ConditionalGRU(Branch):
@@ -159,43 +182,55 @@ class ConditionalGRU(Branch):
     def go_on(
         self, x: Stream, state: Vector, keys: Stream, memory: Stream, memory_mask: Mask, mask: Mask | None = None
     ) -> tuple[Stream, Vector]:
-        """Return the outputs from embeddings of the tokens before them, and the last state."""
+        """Return the outputs from embeddings of the tokens before them, and the last state.
+
+        Args:
+            x: the embeddings.
+            state: the state before them.
+            keys: what `begin` made of the memory.
+            memory: what attention reads.
+            memory_mask: False where the memory is padded.
+            mask: False where x is padded.
+        """
         gates, candidates = self.first.project("input", x, mask)
-        hidden, contexts = [], []
         bias = torch.zeros_like(memory_mask, dtype=x.dtype).masked_fill(~memory_mask, -torch.inf)
-        times = zip(gates.unbind(1), candidates.unbind(1), steps(mask, x.shape[1]), strict=True)
-        for gate, candidate, step in times:
-            _, counted = step
+        steps = time_steps(mask, x.shape[1])
+        states = []
+        contexts = []
+        for gate, candidate, step in zip(gates.unbind(1), candidates.unbind(1), steps, strict=True):
             state = self.first(gate, candidate, state, step)
-            query = self.query(state, counted).unsqueeze(1)
+            query = self.query(state, step.counted).unsqueeze(1)
             scores = self.score(torch.tanh(keys + query)).squeeze(-1)
             weights = (scores + bias).softmax(dim=-1)
             context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
-            second_gates, second_candidate = self.second.project("input", context, counted)
+            second_gates, second_candidate = self.second.project("input", context, step.counted)
             state = self.second(second_gates, second_candidate, state, step)
-            hidden.append(state)
+            states.append(state)
             contexts.append(context)
-        read = [
-            self.outputs["state"](torch.stack(hidden, dim=1), mask),
-            self.outputs["embedding"](x, mask),
-            self.outputs["context"](torch.stack(contexts, dim=1), mask),
-        ]
-        outputs = torch.tanh(torch.stack(read).sum(dim=0))
+        from_state = self.outputs["state"](torch.stack(states, dim=1), mask)
+        from_embedding = self.outputs["embedding"](x, mask)
+        from_context = self.outputs["context"](torch.stack(contexts, dim=1), mask)
+        outputs = torch.tanh(torch.stack((from_state, from_embedding, from_context)).sum(dim=0))
         return self.dropout(outputs), state
 
     def forward(self, x: Stream, *, memory: Stream, memory_mask: Mask, mask: Mask | None = None, **_: Any) -> Stream:
-        return self.go_on(x, *self.begin(memory, memory_mask), memory, memory_mask, mask)[0]
+        state, keys = self.begin(memory, memory_mask)
+        outputs, _last_state = self.go_on(x, state, keys, memory, memory_mask, mask)
+        return outputs
 
 
 class RNNSearch(Embedded):
     """A recurrent translator with attention (Bahdanau et al. 2015) and norms in its cells (Zhang & Sennrich 2019).
 
-    width: features of a state, in the encoder of each direction. embedding: features of a token's embedding. Both
-    languages have one vocabulary with one embedding, which where `tied` is the output layer's too. Takes
+    Both languages have one vocabulary with one embedding, which where `tied` is the output layer's too. Takes
     `placement=plain` only.
 
     data flow: source ─ embedding ─ BidirectionalGRU ─ memory; translation up to each token ─ embedding ─
     ConditionalGRU, which reads the memory ─ head.
+
+    Args:
+        width: features of a state, in the encoder of each direction.
+        embedding: features of a token's embedding.
     """
 
     kinds = frozenset({"translation"})

@@ -406,10 +406,7 @@ class RunningNorm(AffineNorm):
         tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
         for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
             step = batch - running
-            if self.momentum is None:
-                step = step / tracked.clamp_min(1).unsqueeze(-1)
-            else:
-                step = step * self.momentum
+            step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
             if known is not None:
                 step = step.where(known.unsqueeze(-1), 0)
             running.add_(step)

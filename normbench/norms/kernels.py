@@ -5,7 +5,7 @@ All take x with its features along the last axis, and all arguments in one dtype
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,10 +30,11 @@ batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield contiguous tensors with the same positions in blocks, `(rows, features)`, small enough for a cache."""
+    first = tensors[0]
     block = BLOCK * torch.get_num_threads()
-    if tensors[0].numel() <= block:
+    if first.numel() <= block:
         return iter([tensors])
-    rows = max(block // tensors[0].shape[-1], 1)
+    rows = max(block // first.shape[-1], 1)
     blocks = [tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors]
     return zip(*blocks, strict=True)
 
@@ -41,14 +42,20 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None) -> tuple[Any, ...]:
     """Return the gradients of a formula's inputs, which can be differentiated in turn; None for an input of None."""
 
-    def of_tensors(*tensors: Tensor) -> Tensor:
-        given = iter(tensors)
-        return formula(*(None if each is None else next(given) for each in inputs))
+    present = [place for place, each in enumerate(inputs) if each is not None]
 
-    tensors = [each for each in inputs if each is not None]
-    pull_back = torch.func.vjp(of_tensors, *tensors)[1]
-    found = iter(pull_back(dy))
-    return tuple(None if each is None else next(found) for each in inputs)
+    def in_place(tensors: Sequence[Any]) -> list[Any]:
+        """Return as many as there are inputs: these tensors where an input is present, and None elsewhere."""
+        every: list[Any] = [None] * len(inputs)
+        for place, tensor in zip(present, tensors, strict=True):
+            every[place] = tensor
+        return every
+
+    def of_present(*tensors: Tensor) -> Tensor:
+        return formula(*in_place(tensors))
+
+    pull_back = torch.func.vjp(of_present, *[inputs[place] for place in present])[1]
+    return tuple(in_place(pull_back(dy)))
 
 
 # ---- RMSNorm
@@ -71,7 +78,8 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.mul_(x.shape[-1] ** -0.5).square_().add_(eps).rsqrt_()
+        rms = norm.mul_(x.shape[-1] ** -0.5)
+        scale = rms.square_().add_(eps).rsqrt_()  # r
         y = torch.empty_like(x)
         for rows, scales, out in in_blocks(x, scale, y):
             torch.mul(rows, scales, out=out)
@@ -87,12 +95,15 @@ class RMSNormFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # a derivative of this is wanted, too
             return *gradients(partial(rms_formula, eps=ctx.eps), dy, x, weight), None
         dy = dy.contiguous()
-        wanted = [*ctx.needs_input_grad[:2], False]
-        dx, dweight, _ = layer_norm_backward(dy, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, wanted)
+        mean = torch.zeros_like(scale)
+        wants_dx, wants_dweight, _ = ctx.needs_input_grad
+        wanted = [wants_dx, wants_dweight, False]
+        dx, dweight, _ = layer_norm_backward(dy, x, x.shape[-1:], mean, scale, weight, None, wanted)
         if dx is not None:
-            rows = dy.view(-1, x.shape[-1])
+            features = x.shape[-1]
+            rows = dy.view(-1, features)
             sums = rows.sum(-1) if weight is None else rows.mv(weight)  # autocast leaves mv alone
-            missing = sums.mul_(scale.view(-1)).div_(x.shape[-1])
+            missing = sums.mul_(scale.view(-1)).div_(features)
             dx.view_as(rows).add_(missing.unsqueeze(-1))
         return dx, dweight, None
 
@@ -150,9 +161,11 @@ class DyTFunction(torch.autograd.Function):
             torch.ops.aten.tanh_backward.grad_input(out, squashed, grad_input=out)
             sums.append(torch.dot(out.view(-1), rows.view(-1)))  # autocast leaves dot alone
             out.mul_(alpha)
-        zeros = dy.new_zeros(*dy.shape[:-1], 1)
-        wanted = [False, ctx.needs_input_grad[2], bias is not None and ctx.needs_input_grad[3]]
-        _, dweight, dbias = layer_norm_backward(dy, tanh, dy.shape[-1:], zeros, zeros + 1, weight, bias, wanted)
+        mean = dy.new_zeros(*dy.shape[:-1], 1)
+        std = mean + 1
+        _, _, wants_dweight, wants_dbias = ctx.needs_input_grad
+        wanted = [False, wants_dweight, bias is not None and wants_dbias]
+        _, dweight, dbias = layer_norm_backward(dy, tanh, dy.shape[-1:], mean, std, weight, bias, wanted)
         dalpha = torch.stack(sums).sum().view_as(alpha)
         return dx, dalpha, dweight, dbias
 
@@ -212,11 +225,11 @@ class MaskedBatchNormFunction(torch.autograd.Function):
         scale = gamma / counts.stretch
         # with a momentum of 1 the moving averages are the batch's own statistics
         own = cleaned.new_zeros(2, x.shape[1])
-        y, center, scaling = batch_norm(stretched, scale, bias, own[0], own[1], True, 1.0, eps)
+        own_mean, var = own[0], own[1]
+        y, center, scaling = batch_norm(stretched, scale, bias, own_mean, var, True, 1.0, eps)
         ctx.counts = counts
         ctx.eps = eps
         ctx.save_for_backward(x, weight, bias, stretched, center, scaling)
-        var = own[1]
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)  # zeros for these two
         return y.masked_fill_(counts.absent, 0), mean, var
