@@ -262,9 +262,14 @@ def lengthen(
     size: int,
     beam: int,
 ) -> Longer:
-    """Return the `beam` likeliest beginnings of each of so many sentences, with one of these tokens more.
+    """Return each sentence's likeliest beginnings with one more token.
 
-    likely: log P of each token after its beginning.
+    Args:
+        beginnings: to which it is added.
+        likely: log P of each choice after its beginning.
+        tokens: the choices.
+        size: how many sentences there are.
+        beam: how many beginnings each may have.
     """
     rows, choices = likely.shape
     device = likely.device
@@ -282,7 +287,14 @@ def lengthen(
 def take_rows(
     state: tuple[Tensor, ...], before: tuple[Tensor, ...], rows: Int64[Tensor, " rows"], same_sentences: bool
 ) -> tuple[Tensor, ...]:
-    """Return a model's state of some rows. before: the state that the model was given; see `translate`."""
+    """Return a model's state of some beginnings; see `translate`.
+
+    Args:
+        state: of all.
+        before: the state that the model was given for it.
+        rows: of these beginnings.
+        same_sentences: whether the sentence of each is that of the beginning which was there before.
+    """
     parts = []
     for new, old in zip(state, before, strict=True):
         of_source = new is old

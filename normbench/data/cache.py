@@ -30,12 +30,13 @@ logger = logging.getLogger("normbench")
 class Content:
     """Decoded data.
 
-    name: what people call the data set.
-    about: where the data come from, for the record; without local paths.
-    arrays: NumPy arrays by name, or what reads like one.
-    facts: what JSON can hold about them (class names, symbols).
-    fingerprint: a sha256 of what was decoded.
-    check: raises if the data have changed; called before each reading.
+    Attributes:
+        name: what people call the data set.
+        about: where the data come from, for the record; without local paths.
+        arrays: NumPy arrays by name, or what reads like one.
+        facts: what JSON can hold about them (class names, symbols).
+        fingerprint: a sha256 of what was decoded.
+        check: raises if the data have changed; called before each reading.
     """
 
     name: str

@@ -28,11 +28,12 @@ NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 class Hub:
     """A repository of a data set.
 
-    hub_id: `owner/name`.
-    revision: branch, tag or commit on the hub; says nothing about a local copy.
-    root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
-    config: which of the repository's configurations, where it has several.
-    folder: the folder of the repository to read, where no configuration names the files that are wanted.
+    Args:
+        hub_id: `owner/name`.
+        revision: branch, tag or commit on the hub; says nothing about a local copy.
+        root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
+        config: which of the repository's configurations, where it has several.
+        folder: the folder of the repository to read, where no configuration names the files that are wanted.
     """
 
     hub_id: str

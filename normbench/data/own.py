@@ -202,7 +202,11 @@ def splits_of(words: Sequence[Any], where: str) -> list[str]:
 
 
 def find_path(path: str | None, what: str) -> Path:
-    """Return the file or folder that `data.path` names. what: says what it may be.
+    """Return the file or folder that `data.path` names.
+
+    Args:
+        path: what the setting holds.
+        what: says what it may be, for the error.
 
     Raises:
         UsageError: it names none.

@@ -164,7 +164,12 @@ def encode_texts(
 ) -> Decoded:
     """Return the tokens of labelled texts, whose vocabulary is learned from those that train and are not held out.
 
-    parts: the rows of each split in their order, those that train first.
+    Args:
+        texts: of all rows.
+        labels: the class of each row, by its number.
+        classes: their names.
+        parts: the rows of each split in their order, those that train first.
+        level, vocabulary_size, holdout: the settings of these names.
     """
     train, *others = parts.values()
     used = len(train) - count_held_out(len(train), holdout, "texts")
@@ -229,7 +234,12 @@ def read_labelled(
 ) -> tuple[list[Any], int, np.ndarray, list[str]]:
     """Return the rows of a column, those that train first, how many these are, the rows' labels, and the classes.
 
-    text: the column that must hold text, if one must.
+    Args:
+        hub: where they are.
+        val_split: the split that validates.
+        column: what is read.
+        label_column: where the labels are.
+        text: the column that must hold text, if one must.
 
     Raises:
         UsageError: the label column declares no classes, or a row has none of them.

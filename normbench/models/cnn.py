@@ -185,9 +185,14 @@ class PooledConvBranch(PlainConvBranch):
 class ConvStack(BlockStack):
     """A stem, stages of blocks, and a linear head on the mean over pixels.
 
-    width: channels of the first stage. stages: each stage's channels in multiples of `width` × `expansion`. blocks: of
-    each stage. strides: of each stage's first block, or, `pooled`, of its last one. Without residuals there is no stem.
-    layout: how images and weights lie in memory, which changes the time of a step and its last digits.
+    Without residuals there is no stem.
+
+    Args:
+        width: channels of the first stage.
+        stages: each stage's channels in multiples of `width` × `expansion`.
+        blocks: how many each stage has.
+        strides: of each stage's first block, or, where it is `pooled`, of its last one.
+        layout: how images and weights lie in memory, which changes the time of a step and its last digits.
     """
 
     roles = ("conv",)
@@ -262,9 +267,11 @@ class ConvStack(BlockStack):
 class ConvNet(ConvStack):
     """A residual CNN after He et al. 2016b: a 3 × 3 stem, stages of equal blocks, mean pool, linear head.
 
-    width: channels of the first stage. stages: each stage's channels in multiples of `width`. strides: by how much each
-    stage shrinks height and width, the first one in the stem. depth: residual blocks in all, the same number in each
-    stage (ResNet-20: 9).
+    Args:
+        depth: residual blocks in all, the same number in each stage (ResNet-20: 9).
+        width: channels of the first stage.
+        stages: each stage's channels in multiples of `width`.
+        strides: by how much each stage shrinks height and width, the first one in the stem.
     """
 
     branch: ClassVar[Callable[..., Branch]] = ConvBranch
@@ -302,13 +309,18 @@ class PlainConvNet(ConvNet):
 class ResNet(ConvStack):
     """A ResNet of two convolutions a block (He et al. 2016a, table 1, 18 and 34 layers) with v2's order inside.
 
-    width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: of each stage.
-    strides: of each stage's first block. Images of more than 64 pixels start with a 7 × 7 convolution of stride 2 and
-    a 3 × 3 max-pool of stride 2, smaller ones with a 3 × 3 convolution.
+    Images of more than 64 pixels start with a 7 × 7 convolution of stride 2 and a 3 × 3 max-pool of stride 2, smaller
+    ones with a 3 × 3 convolution.
 
     Beside the published networks (norm=batchnorm, placement=pre) it has no norm after the stem and none after the
     learned shortcuts, since the stream has norms only where the placement puts them; the first norm of a stage has
     the channels of the stage before; and there is a final norm. Every other weight has its published shape.
+
+    Args:
+        width: channels of the first stage.
+        stages: each stage's channels in multiples of `width`.
+        blocks: how many each stage has.
+        strides: of each stage's first block.
     """
 
     branch: ClassVar[Callable[..., Branch]] = BasicBranch
@@ -324,9 +336,13 @@ class BottleneckResNet(ResNet):
 class VGG(ConvStack):
     """A VGG (Simonyan & Zisserman 2015, table 1) with one linear layer as head; takes `placement=plain` only.
 
-    width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: convolutions of
-    each stage. strides: of the max-pool after each stage. As everywhere here the convolutions have no bias: the norm
-    has one.
+    As everywhere here the convolutions have no bias: the norm has one.
+
+    Args:
+        width: channels of the first stage.
+        stages: each stage's channels in multiples of `width`.
+        blocks: convolutions of each stage.
+        strides: of the max-pool after each stage.
     """
 
     residual = False

@@ -38,9 +38,11 @@ Factor = Annotated[float, Setting("factor on all weights but embeddings", above=
 class Initialization(ABC):
     """How wide the weights start.
 
-    embedding_std: standard deviation of embeddings.
-    residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019, §2.3).
-    factor: on all weights but embeddings, whose size `embedding_std` and `model.embedding_scale` say.
+    Args:
+        embedding_std: standard deviation of embeddings.
+        residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019,
+            §2.3).
+        factor: on all weights but embeddings, whose size `embedding_std` and `model.embedding_scale` say.
     """
 
     embedding_std: Annotated[float, Setting("standard deviation of embeddings", low=0, high=1e3)]

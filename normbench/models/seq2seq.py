@@ -65,12 +65,18 @@ class CrossAttention(MultiHead):
 class Seq2Seq(Embedded):
     """A Transformer with an encoder and a decoder (Vaswani et al. 2017, figure 1), which translates.
 
-    depth, decoder_depth: blocks of the two. hidden: features inside an MLP. The other settings are the Transformer's;
     `rotary` positions turn queries and keys of self-attention only. Both languages have one vocabulary, with one
     embedding (and one of positions), which where `tied` is the output layer's too.
 
     data flow: source ─ embedding ─ encoder's blocks ─ final norm, if the placement needs one ─ memory; translation up
     to each token ─ embedding ─ decoder's blocks, which read the memory too ─ final norm ─ head.
+
+    Args:
+        depth: blocks of the encoder.
+        decoder_depth: blocks of the decoder.
+        hidden: features inside an MLP.
+
+    The other settings are the Transformer's.
     """
 
     kinds = frozenset({"translation"})

@@ -38,8 +38,12 @@ def segment_length(depth: int) -> int:
 def through(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context: Any) -> Tensor:
     """Return the stream x after all blocks.
 
-    recompute: keep only the inputs of segments of blocks for the backward pass, which computes the rest again, from the
-    same random numbers and running statistics: all results have the same bits.
+    Args:
+        blocks: each takes and returns the stream.
+        x: the stream before them.
+        recompute: keep only the inputs of segments of blocks for the backward pass, which computes the rest again, from
+            the same random numbers and running statistics: all results have the same bits.
+        context: what the blocks take beside.
     """
     if not (recompute and torch.is_grad_enabled()):
         for block in blocks:
@@ -206,8 +210,10 @@ class PlainLinearBranch(Branch):
 class ResidualMLP(BlockStack):
     """A residual MLP on flattened images: a linear stem, blocks of two linear layers, a linear head.
 
-    depth: blocks. width: features of the stream. norm_order: inside a branch, the norm `before` or `after` the
-    activation.
+    Args:
+        depth: blocks.
+        width: features of the stream.
+        inside: `activation` and `norm_order`: the norm `before` or `after` it.
     """
 
     roles = ("linear",)

@@ -139,7 +139,12 @@ class MultiHead(Branch):
     def split(self, x: Stream, names: Sequence[str], mask: Mask | None) -> list[Heads]:
         """Return the queries, keys or values of these names that a linear map has made, each by its heads.
 
-        mask: of the positions of x, for norms. In the backward pass their gradients are put together with one copy.
+        In the backward pass their gradients are put together with one copy.
+
+        Args:
+            x: the output of the linear map.
+            names: of its parts, such as `q`.
+            mask: of the positions of x, for norms.
         """
         batch, time, features = x.shape
         size = features // len(names) // self.heads
@@ -319,7 +324,15 @@ class Embedded(Model):
     ) -> None:
         """Make positions, scale and the norm of the stem, if one is asked for, of a stream as long as its site is.
 
-        size: of a head. unit: text starts at a root mean square of 1.
+        Args:
+            width: features of the stream.
+            size: features of a head.
+            position: `learned`, `rotary` or `none`.
+            scale: a factor on the sum of embedding and positions, or `unit` or `learned`; see `Transformer`.
+            unit: whether text starts at a root mean square of 1.
+            dropout: of the stream as it starts.
+            norm: makes the norm of the stem.
+            site: tells it where it stands.
         """
         length = site.length
         assert length is not None
@@ -362,16 +375,22 @@ class Embedded(Model):
 class Transformer(Embedded):
     """A stack of attention and MLP blocks (Vaswani et al. 2017).
 
-    depth: blocks. width: features of the stream. heads: attention heads, which divide the width.
-    position: `learned` or, for text, `rotary`. mlp: `swiglu`, or an activation such as `gelu`.
-    tied: the output layer uses the token embedding. patch: side of an image patch in pixels.
-    pool: `mean` or `class_token`, for a classifier. bias: in linear maps of the blocks.
-    embedding_scale: a factor on the sum of embedding and positions. `unit` lets a text's stream start at a root mean
-    square of 1, where norms without statistics work too, as √width does in Vaswani et al. 2017, §3.4; `learned` is one
-    learned scalar, starting at √width (DyT's LLaMA form).
-
     data flow: inputs ─ stem ─(class token in front)─ + positions ─ × scale ─ dropout ─ blocks ─ final norm, if the
     placement needs one ─ head. With a mask (False where a text is padded) nobody attends to padding.
+
+    Args:
+        depth: blocks.
+        width: features of the stream.
+        heads: attention heads, which divide the width.
+        position: `learned` or, for text, `rotary`.
+        mlp: `swiglu`, or an activation such as `gelu`.
+        tied: the output layer uses the token embedding.
+        bias: in linear maps of the blocks.
+        embedding_scale: a factor on the sum of embedding and positions. `unit` lets a text's stream start at a root
+            mean square of 1, where norms without statistics work too, as √width does in Vaswani et al. 2017, §3.4;
+            `learned` is one learned scalar, starting at √width (DyT's LLaMA form).
+        patch: side of an image patch in pixels.
+        pool: `mean` or `class_token`, for a classifier.
     """
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})

@@ -21,9 +21,12 @@ def mask_of(context: Mapping[str, Any]) -> dict[str, Tensor]:
 class Residual(Placement):
     """A block that applies its branches one after another.
 
-    join: the arithmetic of one branch f, x after it; `f.shortcut(x)` is x, unless f changes its shape.
     A norm's site is named after its branch (`block03.mlp`); where a placement has two norms a branch,
     `block03.mlp.in` and `block03.mlp.out`. The context's `mask` is False at padding; norms get it too.
+
+    Attributes:
+        join: the arithmetic of one branch f, which returns x after it; `f.shortcut(x)` is x, unless f changes its
+            shape.
     """
 
     join: Callable[[Tensor, Branch, nn.ModuleDict, dict[str, Any]], Tensor]

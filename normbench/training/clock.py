@@ -42,9 +42,11 @@ class Clock:
         self.started = self.mark()
 
     def stop(self, counts: bool = True, seeds: int = 1) -> None:
-        """End a step; one that did more than train (`counts=False`: probing) is left out.
+        """End a step.
 
-        seeds: that it has trained together, among which its time is divided.
+        Args:
+            counts: false of one that did more than train, as with probes: its time is left out.
+            seeds: how many it has trained together, among which its time is divided.
         """
         if self.to_skip:
             self.to_skip -= 1
@@ -97,7 +99,10 @@ def forget_peak(device: torch.device) -> None:
 def peak_memory(device: torch.device, replays: bool = False) -> int | None:
     """Return the most memory in use since `forget_peak`, in bytes (on a CPU the process's); None: not known.
 
-    replays: whether a graph is replayed. Torch counts its memory as free, so then all that torch has taken is in use.
+    Args:
+        device: whose memory.
+        replays: whether a graph is replayed. Torch counts its memory as free, so then all that torch has taken is in
+            use.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) if replays else torch.cuda.max_memory_allocated(device)

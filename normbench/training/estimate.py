@@ -21,9 +21,15 @@ from normbench.types import Batch
 class Estimate:
     """What was measured, and the time that follows for a number of steps.
 
-    peak: the most bytes that a step needs, of the process or, on a GPU, of its tensors there; None: not known.
-    step_ms: the median of `measured` steps; None: all are probed. probed_ms: of a step where all probes are due.
-    evaluation, last_evaluation: seconds of one on some batches, and of the last one on all. checkpoint: its bytes.
+    Attributes:
+        loop: whose steps were measured.
+        peak: the most bytes that a step needs, of the process or, on a GPU, of its tensors there; None: not known.
+        step_ms: the median of `measured` steps; None: all are probed.
+        measured: how many steps.
+        probed_ms: of a step where all probes are due.
+        evaluation: seconds of one on some batches.
+        last_evaluation: seconds of the last one, on all batches.
+        checkpoint: its bytes.
     """
 
     loop: Loop

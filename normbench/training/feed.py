@@ -43,8 +43,10 @@ class Feed:
     for it at the end of a run, since a batch of a stream may take minutes. The host waits for the device only where
     that is more than `BEHIND` batches late.
 
-    train_batch: gives a batch by its number; while the thread is at work nobody else may call it (see `settle`).
-    end: how many there are.
+    Args:
+        train_batch: gives a batch by its number; while the thread is at work nobody else may call it (see `settle`).
+        device: to which they go.
+        end: how many there are.
     """
 
     def __init__(self, train_batch: Callable[[int], Batch], device: torch.device, end: int) -> None:

@@ -25,7 +25,8 @@ class StepGraph:
     when a step begins, as without a graph. The first steps of a process are taken as they are, on the stream of the
     recording; the recording computes nothing, so the step that is recorded is then replayed like all others.
 
-    seconds: what the recording took, 0 before it.
+    Attributes:
+        seconds: what the recording took, 0 before it.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -44,8 +45,10 @@ class StepGraph:
     def take(self, number: int, step: Callable[[], Result]) -> Result:
         """Take a step; return what `step` returns, which stays as it is until the next one.
 
-        step: computes on memory that stays, and waits for nothing. It finds `number` in the tensor of that name, and
-            the optimizer's learning rates on the device.
+        Args:
+            number: of the step.
+            step: computes on memory that stays, and waits for nothing. It finds `number` in the tensor of that name,
+                and the optimizer's learning rates on the device.
 
         Raises:
             UsageError: the step waits for the device, does not leave the model's buffers where they are, or changes
@@ -97,7 +100,11 @@ class StepGraph:
         return graph
 
     def check_replayable(self, buffers: dict[str, Tensor], notes: dict[str, Any]) -> None:
-        """Refuse a recorded step that a replay would not repeat. buffers, notes: the model's, as they were before it.
+        """Refuse a recorded step that a replay would not repeat.
+
+        Args:
+            buffers: the model's, as they were before it.
+            notes: what its modules noted in Python before it.
 
         Raises:
             UsageError: a buffer is another tensor now, or what a module notes in Python has changed.
@@ -118,7 +125,9 @@ class StepGraph:
     def readable_rates(self, capturable: bool) -> Iterator[None]:
         """Let the optimizer read its learning rates on the device while this lasts.
 
-        capturable: tell it that it is recorded, where it asks. (A fused one keeps all its state on the device anyway.)
+        Args:
+            capturable: tell it that it is recorded, where it asks. (A fused one keeps all its state on the device
+                anyway.)
         """
         groups = self.optimizer.param_groups
         before = [dict(group) for group in groups]

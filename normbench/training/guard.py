@@ -20,14 +20,19 @@ class Diverged(Exception):
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(reason)
-        self.step, self.reason = step, reason
+        self.step = step
+        self.reason = reason
 
 
 class Guard:
     """Looks at each step's loss and gradient before the optimizer steps; one look costs nothing on a CPU.
 
-    latches: look without waiting for the device. Fused optimizers skip a step while `found_inf` is set, which stays so
-    from the first bad step on: the weights stay as that step found them until somebody asks for it, which waits.
+    Args:
+        optimizer: whose steps it guards.
+        device: where losses and gradients are.
+        latches: look without waiting for the device. Fused optimizers skip a step while `found_inf` is set, which stays
+            so from the first bad step on: the weights stay as that step found them until somebody asks for it, which
+            waits.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, latches: bool) -> None:
@@ -102,13 +107,16 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | N
         computed = tuple(order)  # the backward pass may compute some of it again
         loss.backward()
         weight = last_nonfinite_gradient(computed, names)
-        return group.any(f"gradient of {weight}" if weight else "") or GRADIENT_NORM
+        found = group.any(f"gradient of {weight}" if weight else "")
+        return found or GRADIENT_NORM
 
 
 def last_nonfinite_gradient(computed: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> str:
     """Return the weight nearest to the loss whose gradient is not finite; empty where there is none.
 
-    computed: the modules in the order of computation.
+    Args:
+        computed: the modules in the order of computation.
+        names: by module.
     """
     for module in reversed(computed):
         for name, parameter in module.named_parameters(names[module], recurse=False):

@@ -58,10 +58,11 @@ def operators_of(call: Callable[[], object], device: torch.device) -> int:
 class EarlySteps:
     """Looks at two early steps of a process.
 
-    operators: that a step gives to its device, but for views; None where none was counted. host_share: the share of a
-    step's time for which the host of a GPU was at work on it; None where it was not taken. The host's part ends before
-    the GPU's does, unless the GPU has waited for it: near 1 the step lasts as long as the host takes to start
-    its operators.
+    Attributes:
+        operators: that a step gives to its device, but for views; None where none was counted.
+        host_share: the share of a step's time for which the host of a GPU was at work on it; None where it was not
+            taken. The host's part ends before the GPU's does, unless the GPU has waited for it: near 1 the step lasts
+            as long as the host takes to start its operators.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,22 +80,27 @@ class EarlySteps:
         return found
 
     def look(self, untimed: int) -> AbstractContextManager[None]:
-        """Look at a step, if it is its turn. untimed: steps still to come, with this one, that nothing times."""
+        """Look at a step, if it is its turn.
+
+        Args:
+            untimed: how many steps are still to come, with this one, that nothing times.
+        """
         if self.operators is None:
-            return self.counting() if 0 < untimed <= COUNTED else nullcontext()
-        if untimed == WATCHED and self.device.type == "cuda" and self.operators <= MOST_WATCHED:
-            return self.watching()
+            if 0 < untimed <= COUNTED:
+                return self.count()
+        elif untimed == WATCHED and self.device.type == "cuda" and self.operators <= MOST_WATCHED:
+            return self.watch()
         return nullcontext()
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
+    def count(self) -> Iterator[None]:
         """Count the operators of what is done inside."""
         with Launches(self.device) as seen:
             yield
         self.operators = seen.count
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Take the time of what is done inside: of the host, and until the GPU has done it."""
         torch.cuda.synchronize(self.device)
         begun = time.perf_counter()

@@ -30,15 +30,16 @@ KEPT = 2**30  # bytes
 class Kept:
     """What a forward pass keeps for the backward pass, in bytes.
 
-    parts: what is before the first block, the first block, what is between it and the next, and so on. streams: what
-    enters each block.
+    Attributes:
+        parts: what is before the first block, the first block, what is between it and the next, and so on.
+        streams: what enters each block.
     """
 
     parts: list[int] = field(default_factory=lambda: [0])
     streams: list[int] = field(default_factory=list)
 
     def of_step(self, segment: int | None) -> int:
-        """Return the most that a step holds; segment: how many blocks in a row are computed again at once, if any."""
+        """Return the most that a step holds, where so many blocks in a row are computed again at once, if any are."""
         if segment is None or not self.streams:
             return sum(self.parts)
         outside = self.parts[::2]
@@ -55,7 +56,11 @@ class Kept:
 def count_kept(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
     """Count what a forward pass inside the `with` would keep for a backward pass, and let go of it block by block.
 
-    There can be no backward pass after it. known: what is there anyway, as parameters and buffers are.
+    There can be no backward pass after it.
+
+    Args:
+        model: whose forward pass it is.
+        known: what is there anyway, beside parameters and buffers.
     """
     kept = Kept()
     seen = dict[int, Any]()
@@ -112,7 +117,8 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
 def limit_weights(device: torch.device) -> Iterator[None]:
     """Refuse a model that is built inside, on the CPU, as soon as its weights are more than the machine has room for.
 
-    device: where it will train; on the CPU gradients take as much again.
+    Args:
+        device: where it will train; on the CPU gradients take as much again.
 
     Raises:
         UsageError: they are.
@@ -138,7 +144,12 @@ def limit_weights(device: torch.device) -> Iterator[None]:
 
 
 def memory_line(needs: Mapping[str, float], device: torch.device, cure: str) -> str:
-    """Return a line on what a step needs, in bytes by name, where that is large. cure: what would need less.
+    """Return a line on what a step needs, where that is large.
+
+    Args:
+        needs: bytes by name.
+        device: where it trains.
+        cure: what would need less.
 
     Raises:
         UsageError: the machine has less.

@@ -32,11 +32,14 @@ class ProcessLost(RunFailure):
 class Group:
     """One process: the null object of several, which need no other code.
 
-    rank: which of the `size` processes this is. The first one alone writes and speaks; all others do the same work.
+    Attributes:
+        rank: which of the `size` processes this is. The first one alone writes and speaks; all others do the same work.
+        shards: whether the processes have parts of the model.
     """
 
-    rank, size = 0, 1
-    shards = False  # whether the processes have parts of the model
+    rank = 0
+    size = 1
+    shards = False
 
     @property
     def writes(self) -> bool:
