@@ -35,7 +35,10 @@ def parameter_groups(
         if not parameter.requires_grad:
             continue
         decays = decay_norms if parameter in in_norms else parameter.ndim >= 2
-        (decayed if decays else others).append(parameter)
+        if decays:
+            decayed.append(parameter)
+        else:
+            others.append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -45,6 +48,8 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
 
     Args:
         factory: a `functools.partial` of a torch.optim class with its settings, from `conf/optim`.
+        groups: of parameters; see `parameter_groups`.
+        device: where they are.
 
     Raises:
         UsageError: the class does not take one of the settings, or needs another loop than ours.
@@ -98,10 +103,12 @@ def check_shapes(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, An
     if factored or not is_of_torch(type(optimizer)):
         return
     parameters = parameters_of(optimizer)
-    for index, known in state.items():
+    for index, kept in state.items():
         expected = parameters[index].shape
-        for name, value in known.items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape != expected:
+        for name, value in kept.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.ndim and value.shape != expected:
                 shapes = f"{tuple(value.shape)} and not {tuple(expected)}"
                 raise ValueError(f"{name} of parameter {index} has the shape {shapes}")
 
@@ -129,9 +136,9 @@ class WeightAverage:
         self.averages = list[torch.Tensor]()
         self.sources = list[torch.Tensor]()
         self.others = list[tuple[torch.Tensor, torch.Tensor]]()  # integers, which are copied
-        own = [*self.model.parameters(), *self.model.buffers()]  # tied weights once
-        trained = [*model.parameters(), *model.buffers()]
-        for average, source in zip(own, trained, strict=True):
+        averages = [*self.model.parameters(), *self.model.buffers()]  # tied weights once
+        sources = [*model.parameters(), *model.buffers()]
+        for average, source in zip(averages, sources, strict=True):
             if average.is_floating_point():
                 self.averages.append(average)
                 self.sources.append(source)
