@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -53,37 +53,6 @@ COSTS = ("time_us", "ratio", "floor_us", "over_floor", "memory")
 OF_STEP = ("time_us", "without_us", "share", "launches", "launches_without")
 
 Size = tuple[int, int]  # rows and features of an input
-
-
-def last_level_cache(device: torch.device) -> int:
-    """Return the bytes of the largest cache in front of the memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).L2_cache_size
-    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    kibibytes = [int(file.read_text().strip().removesuffix("K")) for file in files]
-    if not kibibytes:
-        return 2**26
-    return 1024 * max(kibibytes)
-
-
-def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
-    """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
-
-    norm: the section of the configuration for them. The learning rate is too small for any loss to become infinite, and
-    gradients are clipped whatever their norm, where they are clipped at all: with and without norms alike.
-    """
-    trainer = {**subject.tree["trainer"], "steps": count}
-    if trainer["grad_clip"]:
-        trainer["grad_clip"] = 1e-12
-    optim = {**subject.tree["optim"], "lr": 1e-12}
-    own = replace(subject, tree={**subject.tree, "norm": norm, "trainer": trainer, "optim": optim})
-    model, norms = own.build()
-    going = steps(own, model, norms)
-
-    def take_next() -> object:
-        return next(going)
-
-    return take_next, list(norms.values())
 
 
 class Bench(Study):
@@ -189,7 +158,8 @@ class Bench(Study):
         rows, features = size
         device = subjects[0].device
         generator = torch.Generator().manual_seed(0)
-        x, dy, source = torch.randn(3, 1, rows, features, generator=generator).to(device, getattr(torch, dtype))
+        tensors = torch.randn(3, 1, rows, features, generator=generator)
+        x, dy, source = tensors.to(device, getattr(torch, dtype))
         place: Row = {
             "rows": rows,
             "features": features,
@@ -197,82 +167,82 @@ class Bench(Study):
             "device": device_name(device),
             "caches": x.nbytes / last_level_cache(device),
         }
-        known: list[tuple[Subject, Candidate, Row]] = []
+        timed = list[TimedNorm]()
         for subject in subjects:
-            for one in candidates(subject, features, self.implementations):
-                row = {**place, "implementation": one.implementation, "code": one.code}
+            for candidate in candidates(subject, features, self.implementations):
+                row = {**place, "implementation": candidate.implementation, "code": candidate.code}
                 try:
-                    row["operators"] = operators(one.norm(x.requires_grad_()))
+                    row["operators"] = operators(candidate.norm(x.requires_grad_()))
                 except Exception as error:  # a compiler may raise anything
                     yield subject, {**row, "code": explain(error.__cause__ or error)}
                     continue
-                known.append((subject, one, row))
-        norms = [one for _, one, _ in known]
+                timed.append(TimedNorm(subject, candidate, row))
+        norms = [one.candidate for one in timed]
         for passes, moved in MOVED.items():
-            with torch.set_grad_enabled(passes != FORWARD):
-                measured = list(self.time_passes(norms, x, dy if passes == BOTH else None, source, moved))
+            gradient = dy if passes == BOTH else None
+            with torch.set_grad_enabled(passes == BOTH):
+                measured = list(self.time_passes(norms, x, gradient, source, moved))
             for found in measured:
-                for (subject, _, row), own in zip(known, found, strict=True):
-                    yield subject, {**row, "passes": passes, **own}
+                for one, own in zip(timed, found, strict=True):
+                    yield one.subject, {**one.row, "passes": passes, **own}
 
     def time_passes(
         self, norms: Sequence[Candidate], x: Tensor, dy: Tensor | None, source: Tensor, moved: int
     ) -> Iterator[list[Row]]:
         """Yield what one round measures of each norm, with a warm and a cold cache.
 
-        dy: a gradient, for the backward pass too. moved: tensors as large as x that must move through memory.
+        Args:
+            norms: What is timed.
+            x: The input.
+            dy: A gradient of the output, for the backward pass too.
+            source: As large as the input, to be copied.
+            moved: Tensors of that size that must move through memory.
         """
         target = torch.empty_like(x)
         layernorm = nn.LayerNorm(x.shape[-1], device=x.device, dtype=x.dtype)
         baseline = Candidate("torch", code_of(layernorm), layernorm)
-        calls = [one.call(x, dy) for one in norms]
+        calls = [norm.call(x, dy) for norm in norms]
         peaks = [peak_memory(call, x.device) for call in calls]
         all_calls: list[Call] = [lambda: target.copy_(source), baseline.call(x, dy), *calls]
         flush = torch.zeros(last_level_cache(x.device) // 4, device=x.device).sum
         for cache, prepare in {"warm": None, "cold": flush}.items():
             for number, seconds in enumerate(in_turn(all_calls, self.rounds, prepare)):
-                copied, first, *times = [1e6 * one for one in seconds]
-                floor = copied * moved / 2
-                row: Row = {
+                copy_time, baseline_time, *times = [1e6 * one for one in seconds]
+                floor = copy_time * moved / 2  # a copy reads a tensor, and writes one
+                of_round: Row = {
                     "moved_bytes": moved * x.nbytes,
                     "cache": cache,
                     "round": number,
-                    "copy_us": copied,
+                    "copy_us": copy_time,
                     "floor_us": floor,
-                    "baseline_us": first,
+                    "baseline_us": baseline_time,
                 }
                 found = []
                 for time, peak in zip(times, peaks, strict=True):
-                    ratios = {"ratio": time / first, "over_floor": time / floor, "memory": peak / x.nbytes}
-                    found.append({**row, **ratios, "time_us": time})
+                    row = {
+                        **of_round,
+                        "ratio": time / baseline_time,
+                        "over_floor": time / floor,
+                        "memory": peak / x.nbytes,
+                        "time_us": time,
+                    }
+                    found.append(row)
                 yield found
 
     def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
-        none = section_of("norm", "none")
         count = self.steps + WARM_UP + COUNTED
+        timed = [timed_steps(subject, count) for subject in subjects]
         calls = list[Call]()
-        about = list[Row]()
-        for subject in subjects:
-            with_norms, norms = training_step(subject, subject.tree["norm"], count)
-            without, _ = training_step(subject, none, count)
-            for step in (with_norms, without):
-                for _ in range(WARM_UP):
-                    step()
-            calls += [with_norms, without]
-            row: Row = {
-                "device": device_name(subject.device),
-                "code": f"{len(norms)} × {code_of(norms[0])}" if norms else "none",
-                "launches": operators_of(with_norms, subject.device),
-                "launches_without": operators_of(without, subject.device),
-            }
-            about.append(row)
+        for one in timed:
+            calls += [one.with_norms, one.without_norms]
         for number, seconds in enumerate(in_turn(calls, self.steps, prepare=do_nothing)):
-            microseconds = [1e6 * one for one in seconds]
-            pairs = zip(microseconds[::2], microseconds[1::2], strict=True)
-            for subject, row, (time, bare) in zip(subjects, about, pairs, strict=True):
-                times = {"share": 100 * (1 - bare / time), "time_us": time, "without_us": bare}
-                yield subject, {"passes": STEP, **row, "round": number, **times}
+            microseconds = iter([1e6 * each for each in seconds])
+            for one in timed:
+                time = next(microseconds)
+                without = next(microseconds)
+                times = {"share": 100 * (1 - without / time), "time_us": time, "without_us": without}
+                yield one.subject, {"passes": STEP, **one.row, "round": number, **times}
 
     # ---- what was found
 
@@ -298,6 +268,79 @@ class Bench(Study):
         return found
 
 
+# ---- what is timed
+
+
+def last_level_cache(device: torch.device) -> int:
+    """Return the bytes of the largest cache in front of the memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    kibibytes = [int(file.read_text().strip().removesuffix("K")) for file in files]
+    if not kibibytes:
+        return 2**26
+    return 1024 * max(kibibytes)
+
+
+class TimedNorm(NamedTuple):
+    """A norm that is timed at one size. row: what tells it from others."""
+
+    subject: Subject
+    candidate: Candidate
+    row: Row
+
+
+class TimedSteps(NamedTuple):
+    """Functions that take the next training step of a subject's model with its norms, and without; row: about both."""
+
+    subject: Subject
+    with_norms: Call
+    without_norms: Call
+    row: Row
+
+
+def timed_steps(subject: Subject, count: int) -> TimedSteps:
+    """Return a subject's training steps once they are warm and their operators are counted; count: of all steps."""
+    with_norms, norms = training_step(subject, subject.tree["norm"], count)
+    without_norms, _ = training_step(subject, section_of("norm", "none"), count)
+    for take_next in (with_norms, without_norms):
+        for _ in range(WARM_UP):
+            take_next()
+    row: Row = {
+        "device": device_name(subject.device),
+        "code": f"{len(norms)} × {code_of(norms[0])}" if norms else "none",
+        "launches": operators_of(with_norms, subject.device),
+        "launches_without": operators_of(without_norms, subject.device),
+    }
+    return TimedSteps(subject, with_norms, without_norms, row)
+
+
+def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
+    """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
+
+    The learning rate is too small for any loss to become infinite, and gradients are clipped whatever their norm, where
+    they are clipped at all: with and without norms alike.
+
+    Args:
+        subject: Whose model is trained.
+        norm: The section of the configuration for its norms.
+        count: How many steps there are.
+    """
+    trainer = {**subject.tree["trainer"], "steps": count}
+    if trainer["grad_clip"]:
+        trainer["grad_clip"] = 1e-12
+    optim = {**subject.tree["optim"], "lr": 1e-12}
+    tree = {**subject.tree, "norm": norm, "trainer": trainer, "optim": optim}
+    own = replace(subject, tree=tree)
+    model, norms = own.build()
+    going = steps(own, model, norms)
+
+    def take_next() -> object:
+        return next(going)
+
+    return take_next, list(norms.values())
+
+
 # ---- what was found on one device; device: its name, empty where there is no other; sizes: those that were asked for
 
 
@@ -312,9 +355,9 @@ def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Itera
     """Yield the shares of a training step, and the times at the largest size that was asked for."""
     at = f"{device}, " if device else ""
     arms = arms_of(rows)
-    shares = rows[rows["passes"] == STEP]
+    training = rows[rows["passes"] == STEP]
     for arm in arms:
-        own = shares[is_arm(shares, arm.settings)]
+        own = training[is_arm(training, arm.settings)]
         if len(own):
             yield f"{at}{label_of(arm)}: {rounds_told(own['share'])} % of a training step."
     is_shown = (rows["passes"] == BOTH) & (rows["cache"] == "warm") & asked_for(rows, sizes)
@@ -331,26 +374,37 @@ def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Ta
     at = f", {device}" if device else ""
     suffix = f"-{key_word(device)}" if device else ""
     norms = rows[rows["passes"].isin(list(MOVED))]
-    found = list[Table]()
-    for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
-        key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
-        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
-        by = [*varied_settings(rows), "implementation", "code", "passes", "cache"]
-        found.append(medians_table(key, title, own, by, COSTS))
-    asked = asked_for(norms, sizes)
-    for part, end in ((norms[asked], suffix), (norms[~asked], f"-beyond{suffix}")):
-        for dtype, own in part.groupby("dtype", sort=False):
-            found.append(pair_table(str(dtype), own, at, end))
+    is_asked_for = asked_for(norms, sizes)
+    found = [
+        *costs_tables(norms, varied_settings(rows), at, suffix),
+        *pair_tables(norms[is_asked_for], at, suffix),
+        *pair_tables(norms[~is_asked_for], at, f"-beyond{suffix}"),
+    ]
     training = rows[rows["passes"] == STEP]
     if len(training):
-        known = [name for name in OF_STEP if name in training]  # an earlier study has counted no operators
-        title = f"Norms in a training step{at}"
-        found.append(medians_table(f"steps{suffix}", title, training, [*varied_settings(rows), "code"], known))
+        numbers = [name for name in OF_STEP if name in training]  # an earlier study has counted no operators
+        by = [*varied_settings(rows), "code"]
+        found.append(medians_table(f"steps{suffix}", f"Norms in a training step{at}", training, by, numbers))
     failed = rows[rows["time_us"].isna()]
     if len(failed):
         cells = failed[["dtype", "code"]].to_dict("records")
         found.append(rows_table(f"left-out{suffix}", f"Not measured{at}", cells, 2))
     return [table for table in found if table.rows]
+
+
+def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str) -> Iterator[Table]:
+    """Yield what norms cost, a table for each size and format of the input. arms: the settings that tell them apart."""
+    by = [*arms, "implementation", "code", "passes", "cache"]
+    for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
+        key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
+        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
+        yield medians_table(key, title, own, by, COSTS)
+
+
+def pair_tables(norms: pd.DataFrame, at: str, suffix: str) -> Iterator[Table]:
+    """Yield how pairs of norms compare, a table for each format of the input."""
+    for dtype, own in norms.groupby("dtype", sort=False):
+        yield pair_table(str(dtype), own, at, suffix)
 
 
 def figures_on(device: str, rows: pd.DataFrame) -> Iterator[Figure]:
@@ -413,9 +467,11 @@ def medians_table(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], n
         for name, value in zip(by, values, strict=True):
             row[HEADS.get(name, name)] = str(value)
         for name in numbers:
+            cell = significant(own[name].median())
             low, high = median_interval(own[name])
-            interval = f" [{significant(low)}, {significant(high)}]" if low < high else ""
-            row[Bench.columns[name].label] = significant(own[name].median()) + interval
+            if low < high:
+                cell += f" [{significant(low)}, {significant(high)}]"
+            row[Bench.columns[name].label] = cell
         cells.append(row)
     note = f"Medians of {rows['round'].nunique()} rounds, from six on with 95 % intervals; ratios are of one round."
     return rows_table(key, title, cells, len(by), note)
@@ -427,13 +483,14 @@ def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -
     rows = rows[rows["cache"] == "warm"]
     title = f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
     arms = varied_settings(rows)
-    rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
-    pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
+    numbered = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
+    pairs = numbered.merge(numbered, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs[f"arm{OTHER}"]]
     like = []
     for one, other in zip(pairs["operators"], pairs[f"operators{OTHER}"], strict=True):
         like.append("yes" if are_alike(one, other) else "no")
-    pairs = pairs.assign(quotient=pairs["time_us"] / pairs[f"time_us{OTHER}"], like=like)
+    quotient = pairs["time_us"] / pairs[f"time_us{OTHER}"]
+    pairs = pairs.assign(quotient=quotient, like=like)
     others = [f"{key}{OTHER}" for key in arms]
     by = ["implementation", *arms, *others, "operators", f"operators{OTHER}", "like"]
     return medians_table(f"pairs-{dtype}{suffix}", title, pairs, by, ["quotient"])
@@ -442,13 +499,16 @@ def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -
 def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
     """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
     copies = rows.assign(norm="copy", time_us=rows["floor_us"])
-    found = pd.concat([rows, copies])
-    found["panel"] = found["implementation"] + ", " + found["passes"]
-    found["megabytes"] = found["moved_bytes"] / 1e6
-    found["speed"] = found["megabytes"] / found["time_us"] * 1e3
-    speeds = found.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
-    points = speeds.median().reset_index()
-    points[["low", "high"]] = [median_interval(own) for _, own in speeds]
+    both = pd.concat([rows, copies])
+    megabytes = both["moved_bytes"] / 1e6
+    both = both.assign(
+        panel=both["implementation"] + ", " + both["passes"],
+        megabytes=megabytes,
+        speed=megabytes / both["time_us"] * 1e3,
+    )
+    rounds = both.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
+    points = rounds.median().reset_index()
+    points[["low", "high"]] = [median_interval(speeds) for _, speeds in rounds]
     columns = {
         "megabytes": Column("what must move", "MB"),
         "speed": Column("speed at which it moves", "GB/s"),

@@ -11,6 +11,8 @@ from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.utils import benchmark
 
+from normbench.analysis.statistics import Interval
+
 Call = Callable[[], object]
 
 BLOCK = 5e-3  # seconds that a block of calls lasts at least
@@ -41,14 +43,18 @@ def in_turn(calls: Sequence[Call], rounds: int, prepare: Call | None = None) -> 
     A call is measured as the mean of a block of calls, after one that warms up. With `prepare` it is measured alone,
     right after that: torch's own Timer runs what it times to warm up, so a cold cache is out of its reach.
     """
-    times = [calls_in_a_block(call) if prepare is None else 1 for call in calls]
+    if prepare is None:
+        times = [calls_in_a_block(call) for call in calls]
+        prepares = list(calls)
+    else:
+        times = [1] * len(calls)
+        prepares = [prepare] * len(calls)
+    places = list(range(len(calls)))
     for number in range(rounds):
         first = number % len(calls)
-        order = (*range(first, len(calls)), *range(first))
         seconds = [0.0] * len(calls)
-        for place in order:
-            call = calls[place]
-            seconds[place] = seconds_of(call, times[place], call if prepare is None else prepare)
+        for place in places[first:] + places[:first]:
+            seconds[place] = seconds_of(calls[place], times[place], prepares[place])
         yield seconds
 
 
@@ -61,8 +67,8 @@ def forward_and_backward(norm: nn.Module, x: Tensor, dy: Tensor) -> Call:
     return lambda: torch.autograd.grad(norm(x), wanted, dy)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> Interval:
     """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
     found = quantile_test(np.asarray(values), q=0, p=0.5)
-    low, high = found.confidence_interval(0.95)
-    return float(low), float(high)
+    lower, upper = found.confidence_interval(0.95)
+    return Interval(float(lower), float(upper))
