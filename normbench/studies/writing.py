@@ -15,7 +15,13 @@ from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.findings import Cell, Findings, PairedDifference, Told, Value, correct, corrected_like, label_of
 
-MEAN, FACTOR = "mean", "detectable factor"  # heads of columns
+# Heads of columns.
+MEAN = "mean"
+INTERVAL = "95 % interval"
+ITS_INTERVAL = "its 95 % interval"  # of the difference
+P = "p"
+FACTOR = "detectable factor"
+
 MOST = 6  # sentences of a finding; the tables have the rest
 LARGEST = 1e3  # detectable factor that is written
 DETECTABLE = (
@@ -28,8 +34,11 @@ TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it sma
 def write(tables: Sequence[Table | Findings], told: Sequence[Told]) -> tuple[list[Table], list[str]]:
     """Write what a study states in tables and sentences, with p corrected over all of it."""
     tests = correct(tables, told)
-    written = [write_table(table, tests) if isinstance(table, Findings) else table for table in tables]
-    return written, [tell(one, tests) for one in told]
+    written = []
+    for table in tables:
+        written.append(write_table(table, tests) if isinstance(table, Findings) else table)
+    sentences = [tell(one, tests) for one in told]
+    return written, sentences
 
 
 # ---- numbers
@@ -54,7 +63,7 @@ def in_unit(mean: float, ends: Interval | None, ratio: bool) -> tuple[float, Int
     """Return a mean and its interval; with `ratio` those of ratios, whose logarithms to base 2 are given."""
     if not ratio:
         return mean, ends
-    return power(mean), ends and ends.powers
+    return power(mean), None if ends is None else ends.powers
 
 
 def show_value(value: Any) -> str:
@@ -77,7 +86,8 @@ def tell(one: Told, tests: Mapping[Hashable, PairedDifference]) -> str:
 def tell_difference(one: PairedDifference) -> str:
     """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
     mean, ends = in_unit(one.mean, one.interval, one.ratio)
-    size = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}".rstrip()
+    in_words = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}"
+    size = in_words.rstrip()
     if ends is not None:
         size += f" (95 % {span(ends, sign=not one.ratio)}, {one.n} seeds)"
     return f"{one.what}: {size}: {tell_verdict(one)}."
@@ -150,7 +160,7 @@ def first_sentences(sentences: Sequence[str]) -> list[str]:
 
 
 def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: int = 1, *notes: str) -> Table:
-    """Return rows as a table, numbers with three digits."""
+    """Return rows as a table, numbers with three digits. heads: how many of the first columns are words."""
     cells = []
     for row in rows:
         cells.append({name: show_value(value) for name, value in row.items()})
@@ -160,45 +170,25 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
 def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) -> Table:
     """Write a table of findings, without the columns in which nothing is known. tests: of the study, corrected."""
     lines = findings.lines
-    table: dict[str, list[str]] = {"arm": [label_of(line.arm) for line in lines]}
+    columns = {"arm": [label_of(line.arm) for line in lines]}
     for place, name in enumerate(findings.by):
         head = findings.columns[name].words if name in findings.columns else name
-        table[head] = [show_value(line.place[place]) for line in lines]
+        columns[head] = [show_value(line.place[place]) for line in lines]
     metrics = list(lines[0].cells) if lines else []
     if metrics:
-        counts = [str(len(line.cells[metrics[0]].finding.values)) for line in lines]
-        if len({*counts}) > 1:
-            table["seeds"] = counts
+        first = metrics[0]
+        counts = [str(len(line.cells[first].finding.values)) for line in lines]
+        if len(set(counts)) > 1:
+            columns["seeds"] = counts
     differences = list[PairedDifference]()
     for metric in metrics:
         cells = [correct_cell(line.cells[metric], tests) for line in lines]
         differences += [cell.difference for cell in cells if cell.difference is not None]
-        table |= write_columns(findings.columns[metric].label, cells, are_several=len(metrics) > 1)
+        columns.update(write_columns(findings.columns[metric].label, cells, are_several=len(metrics) > 1))
     notes = list(findings.notes)
     if differences:
         notes += notes_on(findings, differences)
-    return Table(findings.key, findings.title, pd.DataFrame(table), tuple(notes), heads=1 + len(findings.by))
-
-
-def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[str, list[str]]:
-    """Write the columns of one number, without those in which nothing is known.
-
-    are_several: whether the table has other numbers too, so that each column says of which it is.
-    """
-    written = pd.DataFrame([write_cell(cell) for cell in cells])
-    columns = {}
-    for head in written:
-        column = written[head].tolist()
-        is_known = any(cell != NONE for cell in column)
-        if head == FACTOR:
-            is_known = any(cell.difference is not None and cell.difference.sd for cell in cells)
-        if not is_known:
-            continue
-        if head == MEAN:
-            columns[label] = column
-        else:
-            columns[f"{label}: {head}" if are_several else str(head)] = column
-    return columns
+    return Table(findings.key, findings.title, pd.DataFrame(columns), tuple(notes), heads=1 + len(findings.by))
 
 
 def correct_cell(cell: Cell, tests: Mapping[Hashable, PairedDifference]) -> Cell:
@@ -208,41 +198,75 @@ def correct_cell(cell: Cell, tests: Mapping[Hashable, PairedDifference]) -> Cell
     return replace(cell, difference=corrected_like(cell.difference, tests))
 
 
+def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[str, list[str]]:
+    """Write the columns of one number, without those in which nothing is known.
+
+    Args:
+        label: The number, in words.
+        cells: One for each line of the table.
+        are_several: Whether the table has other numbers too, so that each column says of which it is.
+    """
+    written = pd.DataFrame([write_cell(cell) for cell in cells])
+    columns = {}
+    for head in written:
+        texts = written[head].tolist()
+        if head == FACTOR:
+            is_known = any(cell.difference is not None and cell.difference.sd for cell in cells)
+        else:
+            is_known = any(text != NONE for text in texts)
+        if not is_known:
+            continue
+        if head == MEAN:
+            columns[label] = texts
+        elif are_several:
+            columns[f"{label}: {head}"] = texts
+        else:
+            columns[str(head)] = texts
+    return columns
+
+
 def write_cell(cell: Cell) -> dict[str, str]:
     """Write a mean, its interval, the difference from the baseline with its interval, and p, by their heads."""
     ratio = cell.finding.ratio
     mean, ends = in_unit(*cell.finding.summary, ratio)
-    difference = cell.difference
-    written = {MEAN: number(mean), "95 % interval": span(ends)}
-    heads = ("ratio" if ratio else "difference", "its 95 % interval", "p", *([FACTOR] if ratio else []))
-    if difference is None:
-        return written | dict.fromkeys(heads, NONE)
-    mean, ends = in_unit(difference.mean, difference.interval, ratio)
-    cells = [number(mean, sign=not ratio), span(ends, sign=not ratio), chance(difference.corrected)]
+    difference = "ratio" if ratio else "difference"
+    written = {MEAN: number(mean), INTERVAL: span(ends), difference: NONE, ITS_INTERVAL: NONE, P: NONE}
     if ratio:
-        cells.append(NONE if is_factor_large(difference) else number(difference.detectable_factor or np.nan))
-    return written | dict(zip(heads, cells, strict=True))
+        written[FACTOR] = NONE
+    one = cell.difference
+    if one is None:
+        return written
+    mean, ends = in_unit(one.mean, one.interval, ratio)
+    written[difference] = number(mean, sign=not ratio)
+    written[ITS_INTERVAL] = span(ends, sign=not ratio)
+    written[P] = chance(one.corrected)
+    if ratio and one.detectable_factor is not None and not is_factor_large(one):
+        written[FACTOR] = number(one.detectable_factor)
+    return written
 
 
-def is_factor_large(difference: PairedDifference) -> bool:
+def is_factor_large(one: PairedDifference) -> bool:
     """Tell whether the detectable factor is beyond all measure."""
-    factor = difference.detectable_factor
+    factor = one.detectable_factor
     return factor is not None and factor > LARGEST
 
 
 def notes_on(findings: Findings, differences: Sequence[PairedDifference]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
     against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
-    means, what = ("Geometric means", "ratios to") if findings.ratio else ("Means", "differences from")
+    means = "Geometric means" if findings.ratio else "Means"
+    what = "ratios to" if findings.ratio else "differences from"
     notes = [
         f"{means} over {findings.seeds} seeds with Student's 95 % interval; {what} the arm with {against} are paired "
         "by seed."
     ]
     if any(one.corrected is not None for one in differences):
         family = differences[0].family
-        tests = "the one test" if family == 1 else f"the {family} tests"
-        more = "" if family == 1 else ", its finding included"
-        notes.append(f"p values, but not intervals, are corrected by Holm's method for {tests} of this study{more}.")
+        if family == 1:
+            tests = "the one test of this study"
+        else:
+            tests = f"the {family} tests of this study, its finding included"
+        notes.append(f"p values, but not intervals, are corrected by Holm's method for {tests}.")
     if findings.ratio and any(one.detectable_factor is not None for one in differences):
         notes.append(DETECTABLE)
         if any(is_factor_large(one) for one in differences):
