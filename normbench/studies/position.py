@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -24,9 +24,6 @@ from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
 from normbench.types import InnerAttention, Model
 
-Place = tuple[str, str, str]  # what was seen, what is counted (positions or channels), and where
-Found = dict[Place, list[dict[str, Tensor]]]  # of each call, or batch, by column
-
 Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
 Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
 Sites = Annotated[str, Setting("what the names of the norms' sites must have in them, such as state_gates")]
@@ -34,6 +31,26 @@ Sink = Annotated[float, Setting("attention that a sink gets, × the uniform shar
 
 MOST = 6  # channels or positions are named
 EXAMPLES = 8  # of a batch, whose attention is looked at
+
+
+class Place(NamedTuple):
+    """Where numbers are from. what: norm, stream, channels or attention. counted: position or channel."""
+
+    what: str
+    counted: str
+    site: str
+
+
+Columns = dict[str, Tensor]  # by name, a number for each position or channel
+Found = dict[Place, list[Columns]]  # of each call, or batch
+
+
+class Peak(NamedTuple):
+    """What is named in a table: the positions or channels (`counted`) whose `value` is above a bound."""
+
+    counted: str
+    value: str
+    above: float
 
 
 class Position(Study):
@@ -51,9 +68,9 @@ class Position(Study):
     def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0, sites: Sites = "") -> None:
         self.batches = batches
         self.sites = sites
-        self.named = {  # what is counted, its number, and above which it is named
-            "outlier channels": ("channel", "channel_rms", outlier),
-            "attention sinks": ("position", "attention", sink),
+        self.peaks = {
+            "outlier channels": Peak("channel", "channel_rms", outlier),
+            "attention sinks": Peak("position", "attention", sink),
         }
 
     def check(self, subject: Subject) -> None:
@@ -64,27 +81,30 @@ class Position(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
-        found: Found = defaultdict(list)
-        self.watch(subject, model, norms, found)
+        calls: Found = defaultdict(list)  # for one batch
         batches: Found = defaultdict(list)
+        self.watch(subject, model, norms, calls)
         with torch.no_grad():
             for batch in subject.data.eval_batches("val", self.batches):
                 model(*to_device(batch, subject.device).arguments)
-                for place, calls in found.items():
-                    joined = {name: torch.cat([call[name] for call in calls]) for name in calls[0]}
-                    batches[place].append(joined)
-                found.clear()
-        for (what, counted, site), parts in batches.items():
-            block = {"block": block_of(site, last=len(model.anatomy().blocks)), "site": site, "what": what}
-            columns = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
-            for number, values in enumerate(zip(*columns.values(), strict=True)):
-                yield {**block, counted: number, **dict(zip(columns, values, strict=True))}
+                for place, parts in calls.items():
+                    batches[place].append(join(parts))
+                calls.clear()
+        last = len(model.anatomy().blocks)
+        for place, parts in batches.items():
+            where = {"block": block_of(place.site, last), "site": place.site, "what": place.what}
+            means = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
+            count = len(next(iter(means.values())))
+            for number in range(count):
+                values = {name: own[number] for name, own in means.items()}
+                yield {**where, place.counted: number, **values}
 
     def watch(self, subject: Subject, model: Model, norms: dict[str, nn.Module], found: Found) -> None:
         """Let a model note what passes through its norms, its stream and its attention."""
         sites = [site for site in norms if self.sites in site]
         if not sites:
-            raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {[*norms][-1]}")
+            *_, last = norms
+            raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {last}")
         for site in sites:
             norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
         for block in model.anatomy().blocks:
@@ -113,24 +133,24 @@ class Position(Study):
             title="Mean and standard deviation of hidden vectors, over layers",
         )
         named = []
-        for words, (counted, value, above) in self.named.items():
-            if value not in rows:
+        for words, peak in self.peaks.items():
+            if peak.value not in rows:
                 continue
             for arm in arms_of(rows):
                 own = rows[is_arm(rows, arm.settings)]
-                named.append({"arm": label_of(arm), "what": words, **name_largest(own, counted, value, above)})
+                named.append({"arm": label_of(arm), "what": words, **name_largest(own, *peak)})
         return [vectors, rows_table("named", "Outlier channels and attention sinks", named, 2)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        rows = rows[rows["position"].notna()]
-        rows = rows.assign(at=rows["what"] + " " + rows["site"])
-        parts = {}
-        for what, own in rows.groupby("what"):
-            parts[what] = own[own["site"].isin(three_of(own["site"]))]
-        vectors = pd.concat([parts["norm"], parts["stream"]])
+        of_positions = rows[rows["position"].notna()]
+        named = of_positions.assign(at=of_positions["what"] + " " + of_positions["site"])
+        shown = {}
+        for what, own in named.groupby("what"):
+            shown[what] = own[own["site"].isin(three_of(own["site"]))]
+        vectors = pd.concat([shown["norm"], shown["stream"]])
         drawn = {"std": vectors, "mean": vectors}
-        if "attention" in parts:
-            drawn["attention"] = parts["attention"]
+        if "attention" in shown:
+            drawn["attention"] = shown["attention"]
         columns = {**self.columns, "at": Column("")}
         found = list[Figure]()
         for name, part in drawn.items():
@@ -138,10 +158,71 @@ class Position(Study):
         return found
 
 
+# ---- what is seen of a call
+
+
+def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
+    """Keep means and deviations by position, and of the stream also how far each channel sticks out.
+
+    The latter is its root mean square over examples and positions, divided by that of the median channel.
+    """
+    x = x.cpu().double()
+    mask = context.get("mask")
+    real = torch.ones(x.shape[:-1], dtype=torch.bool) if mask is None else mask.cpu()
+    if x.ndim == 2:  # one position a call
+        x = x[:, None]
+        real = real[:, None]
+    means, deviations = [], []
+    for position in range(x.shape[1]):
+        vectors = x[real[:, position], position]
+        means.append(vectors.mean())
+        deviations.append(vectors.std(correction=0))
+    columns = {"mean": torch.stack(means), "std": torch.stack(deviations)}
+    found[Place(what, "position", site)].append(columns)
+    if what == "stream":
+        rms = x[real].square().mean(dim=0).sqrt()
+        found[Place("channels", "channel", site)].append({"channel_rms": rms / rms.median()})
+
+
+def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _: Any) -> None:
+    """Keep what attention each position gets from queries far behind it, over what it would get were all alike.
+
+    Far is a quarter of the context or more. A causal query at position t, from 0, has 1/(t + 1) for each that it sees.
+    """
+    q, k, _, mask = inputs
+    logits = inner.logits(q[:EXAMPLES], k[:EXAMPLES], mask)
+    weights = logits.cpu().double().softmax(dim=-1)  # batch, heads, queries, keys
+    keys = torch.arange(weights.shape[-1])
+    queries = keys[:, None]
+    is_far = queries - keys >= len(keys) // 4
+    uniform = (is_far / (queries + 1)).sum(dim=0)
+    got = (weights * is_far).sum(dim=-2).mean(dim=(0, 1))
+    is_seen_from_afar = uniform > 0
+    columns = {"attention": (got / uniform)[is_seen_from_afar]}
+    found[Place("attention", "position", site)].append(columns)
+
+
+# ---- from calls to batches, and from batches to rows
+
+
+def join(calls: list[Columns]) -> Columns:
+    """Return the numbers of several calls as those of one: a recurrent cell is called for each position."""
+    return {name: torch.cat([call[name] for call in calls]) for name in calls[0]}
+
+
+def mean_of(values: list[Tensor]) -> list[float]:
+    """Return the mean of batches at each place that one of them has."""
+    padded = nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan)
+    return padded.nanmean(dim=0).tolist()
+
+
 def block_of(site: str, last: int) -> int:
     """Return the number of the block in which a site is; `last` for one that is in none."""
     numbered = re.match(r"block(\d+)", site)
     return int(numbered[1]) if numbered else last
+
+
+# ---- what is shown
 
 
 def three_of(sites: pd.Series) -> list[str]:
@@ -160,41 +241,3 @@ def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> 
         seeds = own["seed"].nunique()
         words.append(f"{which:.0f} (block {block}: {most:.1f}; in {seeds} seeds)")
     return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
-
-
-def mean_of(values: list[Tensor]) -> list[float]:
-    """Return the mean of batches at each place that one of them has."""
-    padded = nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan)
-    return padded.nanmean(dim=0).tolist()
-
-
-def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
-    """Keep means and deviations by position, and of the stream also how far each channel sticks out."""
-    x = x.cpu().double()
-    mask = context.get("mask")
-    real = torch.ones(x.shape[:-1], dtype=torch.bool) if mask is None else mask.cpu()
-    if x.ndim == 2:  # one position a call
-        x = x[:, None]
-        real = real[:, None]
-    means, deviations = [], []
-    for place in range(x.shape[1]):
-        vectors = x[real[:, place], place]
-        means.append(vectors.mean())
-        deviations.append(vectors.std(correction=0))
-    found[what, "position", site].append({"mean": torch.stack(means), "std": torch.stack(deviations)})
-    if what == "stream":
-        rms = x[real].square().mean(dim=0).sqrt()
-        found["channels", "channel", site].append({"channel_rms": rms / rms.median()})
-
-
-def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _: Any) -> None:
-    """Keep what attention each position gets from queries far behind it, over what it would get were all alike."""
-    q, k, _, mask = inputs
-    logits = inner.logits(q[:EXAMPLES], k[:EXAMPLES], mask)
-    weights = logits.cpu().double().softmax(dim=-1)
-    places = torch.arange(weights.shape[-1])
-    queries = places[:, None]
-    is_far = queries - places >= len(places) // 4
-    uniform = (is_far / (queries + 1)).sum(dim=0)
-    got = (weights * is_far).sum(dim=-2).mean(dim=(0, 1))
-    found["attention", "position", site].append({"attention": (got / uniform)[uniform > 0]})
