@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -66,26 +66,26 @@ class Invariance(Study):
     # ---- what is measured
 
     def measure(self, subject: Subject) -> Iterator[Row]:
-        for name, (data, channel_dim) in inputs_of(subject).items():
+        for name, given in inputs_of(subject).items():
             with seed_draws(subject.seed, "invariance", name):
-                features = data.shape[-1]
+                features = given.data.shape[-1]
                 w = torch.randn(features, features)
                 c = torch.randn(features)
-                target = torch.randn(data.shape)
+                target = torch.randn(given.data.shape)
             for dtype in (torch.float32, torch.float64):
-                drawn = [tensor.to(subject.device, dtype) for tensor in (data, w, c, target)]
                 place = {"input": name, "precision": str(dtype).removeprefix("torch.")}
-                for row in measure_changes(subject, channel_dim, *drawn):
+                drawn = [tensor.to(subject.device, dtype) for tensor in (given.data, w, c, target)]
+                for row in measure_changes(subject, given.channel_dim, *drawn):
                     yield {**place, **row}
-            x, w = (tensor.to(subject.device, torch.float64) for tensor in (data, w))
-            for row in measure_eps(subject, channel_dim, x, w):
+            data = given.data.to(subject.device, torch.float64)
+            for row in measure_eps(subject, given.channel_dim, data, w.to(data)):
                 yield {"input": name, **row}
 
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
-        verdicts = by_change(rows.dropna(subset=["deviation"]), ["norm"], "holds", verdict)
-        verdicts = verdicts.set_index("norm")[SIX]
+        measured = rows.dropna(subset=["deviation"])
+        verdicts = by_change(measured, ["norm"], "holds", verdict).set_index("norm")[SIX]
         known = verdicts[verdicts.index.isin(list(PUBLISHED))]
         others = []
         for norm, own in known.iterrows():
@@ -96,21 +96,24 @@ class Invariance(Study):
         seeds = count(rows["seed"].nunique(), "seed")
         found = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
         for norm, own in verdicts.iterrows():
+            name = PALETTE["names"].get(str(norm), norm)
             held = ", ".join(own.index[own == "yes"]) or "none of the six"
-            found.append(f"{PALETTE['names'].get(str(norm), norm)} is invariant to: {held}.")
+            found.append(f"{name} is invariant to: {held}.")
         return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         settings = keys_of(rows)
-        known = rows.dropna(subset=["deviation"])
-        layouts = [f"{norm}: {over}" for norm, over in known[["norm", "over"]].drop_duplicates().to_numpy()]
-        found = verdicts_table(known)
-        worst = by_change(known, [*settings, "of", "precision"], "deviation", "max")
+        measured = rows.dropna(subset=["deviation"])
+        layouts = []
+        for norm, over in measured[["norm", "over"]].drop_duplicates().to_numpy():
+            layouts.append(f"{norm}: {over}")
+        verdicts = verdicts_table(measured)
+        largest = by_change(measured, [*settings, "of", "precision"], "deviation", "max")
         words = {name: column.words for name, column in self.columns.items() if name.endswith(("_in", "_out"))}
-        moments = moments_of(known, list(words)).rename(columns=words)
+        moments = moments_of(measured, list(words)).rename(columns=words)
         return [
-            table_of("invariances", found, len(settings), VERDICTS + "; ".join(layouts)),
-            table_of("deviations", worst, len(settings) + 2, LARGEST),
+            table_of("invariances", verdicts, len(settings), VERDICTS + "; ".join(layouts)),
+            table_of("deviations", largest, len(settings) + 2, LARGEST),
             table_of("moments", moments, len(settings) + 1, BEFORE),
         ]
 
@@ -129,13 +132,23 @@ class Invariance(Study):
         )
 
 
-def inputs_of(subject: Subject) -> dict[str, tuple[Inputs, int]]:
-    """Return what enters the first and the last norm, with the norm's channel_dim, and random data like the first."""
-    model, norms = subject.build()
-    seen = dict[str, tuple[Inputs, int]]()
+# ---- data
 
-    def see(name: str, norm: Any, given: tuple[Tensor, ...]) -> None:
-        seen[name] = given[0].movedim(norm.channel_dim, -1), norm.channel_dim
+
+class NormInput(NamedTuple):
+    """What enters a norm, features last, and the norm's own axis of features."""
+
+    data: Inputs
+    channel_dim: int
+
+
+def inputs_of(subject: Subject) -> dict[str, NormInput]:
+    """Return random data like those that enter the first norm, and what enters the first and the last, by site."""
+    model, norms = subject.build()
+    seen = dict[str, NormInput]()
+
+    def see(site: str, norm: Any, given: tuple[Tensor, ...]) -> None:
+        seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim)
 
     sites = list(norms)
     for site in (sites[0], sites[-1]):
@@ -143,9 +156,9 @@ def inputs_of(subject: Subject) -> dict[str, tuple[Inputs, int]]:
     batch = to_device(subject.data.train_batch(0), subject.device)
     with torch.no_grad(), seed_draws(subject.seed, RANDOM):
         model.train()(*batch.arguments)
-        data, channel_dim = next(iter(seen.values()))
-        random = torch.randn(data.shape)
-    return {RANDOM: (random, channel_dim), **seen}
+        first = next(iter(seen.values()))
+        random = torch.randn(first.data.shape)
+    return {RANDOM: NormInput(random, first.channel_dim), **seen}
 
 
 # ---- layers: a linear one, and what normalizes its output or its weights
@@ -179,13 +192,12 @@ def measure_changes(
     """Yield what each change does with the norm, and where that does nothing with WeightNorm."""
     w = w / len(w) ** 0.5
     layer = with_norm(subject, x, channel_dim, without_eps(subject))
-    own = {"over": subject.facts.statistics_over}
     for row in measure_responses(layer, w, x, c, target):
-        yield {**row, **own}
-    if torch.equal(layer(w, x), x @ w.T):
-        weightnorm = {"norm": "weightnorm", "over": "a weight vector"}
+        yield {**row, "over": subject.facts.statistics_over}
+    does_nothing = torch.equal(layer(w, x), x @ w.T)
+    if does_nothing:
         for row in measure_responses(weight_normed(w), w, x, c, target):
-            yield {**row, **weightnorm}
+            yield {**row, "norm": "weightnorm", "over": "a weight vector"}
 
 
 def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Iterator[Row]:
@@ -196,7 +208,8 @@ def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Ite
     w = w / len(w) ** 0.5
     own = with_norm(subject, x, channel_dim, {})
     exact = with_norm(subject, x, channel_dim, settings)
-    x = x / (x @ w.T).square().mean().sqrt()
+    rms = (x @ w.T).square().mean().sqrt()
+    x = x / rms
     for scale in np.logspace(-4, 4, 17).tolist():
         yield {"scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
 
@@ -204,32 +217,40 @@ def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Ite
 def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs) -> Iterator[Row]:
     """Yield what each change does to the output, and to the gradient of a loss by the weights before the change.
 
-    Where a change leaves the output as it is, whatever the weights, it leaves that gradient too.
+    Where a change leaves the output y as it is, whatever the weights, it leaves that gradient too. The loss is the sum
+    of y·target + y²/2, whose gradient by y depends on y.
+
+    Args:
+        layer: Norm(Wx), of W and x.
+        w: W before the change.
+        x: The data before the change.
+        c: The vector that a change adds.
+        target: Random numbers, one for each output.
     """
     w = w.detach().requires_grad_()
     bound = torch.finfo(x.dtype).eps ** 0.5
-    before: dict[str, Tensor] = {}
+    before = dict[str, Tensor]()
     for change, apply in CHANGES.items():
         new_x, new_w = apply(x, w, c)
         given = new_x @ new_w.T
-        made = layer(new_w, new_x)
-        loss = (made * target + made.square() / 2).sum()
+        y = layer(new_w, new_x)
+        loss = (y * target + y.square() / 2).sum()
         (gradient,) = torch.autograd.grad(loss, w)
-        found = {"output": made.detach(), "gradient": gradient}
+        after = {"output": y.detach(), "gradient": gradient}
         if not before:
-            before = found
+            before = after
         numbers = {
             "gradient": gradient.norm() / before["gradient"].norm(),
-            "first_out": made.detach().flatten()[0],
+            "first_out": y.detach().flatten()[0],
             "mean_in": given.mean(),
             "std_in": given.std(),
-            "mean_out": made.mean(),
-            "std_out": made.std(),
+            "mean_out": y.mean(),
+            "std_out": y.std(),
         }
         row: Row = {"change": change}
         for name, value in numbers.items():
             row[name] = float(value.detach())
-        for of, new in found.items():
+        for of, new in after.items():
             off = deviation(new, before[of])
             yield {**row, "of": of, "deviation": off, "holds": off < bound}
 
@@ -248,9 +269,10 @@ def table_of(key: str, frame: pd.DataFrame, heads: int, note: str) -> Table:
 
 
 def by_change(rows: pd.DataFrame, by: list[str], value: str, how: Any) -> pd.DataFrame:
-    """Return a value of the six changes in columns."""
+    """Return a value of the six changes in columns. how: what one is made of several with, as pandas takes it."""
     grouped = rows.groupby([*by, "change"], dropna=False, sort=False)[value]
-    return grouped.agg(how).unstack(sort=False)[SIX].reset_index()
+    values = grouped.agg(how).unstack(sort=False)
+    return values[SIX].reset_index()
 
 
 def verdict(holds: pd.Series) -> str:
@@ -264,8 +286,8 @@ def verdicts_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return to which changes each arm is invariant, how its gradient grows, and whether that is as published."""
     settings = keys_of(rows)
     found = by_change(rows, settings, "holds", verdict)
-    growth = by_change(rows, settings, "gradient", "mean")
-    found["exponent"] = np.log(growth["W × c"]) / np.log(C) - 1  # d/dW is c · d/d(cW)
+    growth = by_change(rows, settings, "gradient", "mean")["W × c"]  # of d/dW, which is c · d/d(cW)
+    found["exponent"] = np.log(growth) / np.log(C) - 1
     marks = found[SIX].agg(" ".join, axis=1)
     published = found["norm"].map(PUBLISHED).fillna("–")
     found["published"] = published.where(published != marks, "the same")
@@ -273,8 +295,10 @@ def verdicts_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def moments_of(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Return the named moments of random data in float64, of the first seed."""
+    """Return the named moments of random data in float64, of the first seed, for changes of all weights or data."""
     is_first = rows["seed"] == rows["seed"].min()
-    is_random = (rows["input"] == RANDOM) & (rows["precision"] == "float64") & (rows["of"] == "output")
+    is_random = (rows["input"] == RANDOM) & (rows["precision"] == "float64")
+    is_output = rows["of"] == "output"
     is_of_all = ~rows["change"].str.startswith("one")
-    return rows[is_first & is_random & is_of_all][[*keys_of(rows), "change", *names]]
+    shown = rows[is_first & is_random & is_output & is_of_all]
+    return shown[[*keys_of(rows), "change", *names]]
