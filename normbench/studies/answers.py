@@ -25,9 +25,9 @@ class StatedDifference(StatedTest):
     The family over which p is corrected is all that the study states.
 
     Attributes:
-        what: The number, in words.
-        ratio: Whether values, mean and interval are ratios.
-        detectable: The ratio that so many seeds find four times in five; None for other differences.
+        what: the number, in words.
+        ratio: whether values, mean and interval are ratios.
+        detectable: the ratio that so many seeds find four times in five; None for other differences.
     """
 
     what: str
@@ -46,10 +46,10 @@ class Measured:
     """A number of an arm in one of the study's tables: the mean over seeds.
 
     Attributes:
-        settings: Those of the arm.
-        at: The coordinates of the line.
-        ratio: Whether the mean is a geometric one.
-        difference: From the baseline, where there is one.
+        settings: those of the arm.
+        at: the coordinates of the line.
+        ratio: whether the mean is a geometric one.
+        difference: from the baseline, where there is one.
     """
 
     table: str
@@ -71,9 +71,9 @@ class StudyAnswer:
     """All that a study has found.
 
     Attributes:
-        finding: Its sentences.
-        differences: Those that the sentences tell of.
-        measured: The numbers in its tables.
+        finding: its sentences.
+        differences: those that the sentences tell of.
+        measured: the numbers in its tables.
     """
 
     study: str
@@ -100,12 +100,12 @@ def answer_of(
     """Return what a study has found as values.
 
     Args:
-        name: The word that names the study on the command line.
-        command: The line for a shell that makes it.
-        baseline: The settings of the arm that others are compared with.
-        tables: What the study gives as its tables.
-        told: What the study gives as its finding.
-        sentences: The same in words.
+        name: the word that names the study on the command line.
+        command: the line for a shell that makes it.
+        baseline: the settings of the arm that others are compared with.
+        tables: what the study gives as its tables.
+        told: what the study gives as its finding.
+        sentences: the same in words.
     """
     tests = correct(tables, told)
     differences = []

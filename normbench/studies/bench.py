@@ -192,11 +192,11 @@ class Bench(Study):
         """Yield what one round measures of each norm, with a warm and a cold cache.
 
         Args:
-            norms: What is timed.
-            x: The input.
-            dy: A gradient of the output, for the backward pass too.
-            source: As large as the input, to be copied.
-            moved: Tensors of that size that must move through memory.
+            norms: what is timed.
+            x: the input.
+            dy: a gradient of the output, for the backward pass too.
+            source: as large as the input, to be copied.
+            moved: tensors of that size that must move through memory.
         """
         target = torch.empty_like(x)
         layernorm = nn.LayerNorm(x.shape[-1], device=x.device, dtype=x.dtype)
@@ -322,9 +322,9 @@ def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[n
     they are clipped at all: with and without norms alike.
 
     Args:
-        subject: Whose model is trained.
-        norm: The section of the configuration for its norms.
-        count: How many steps there are.
+        subject: whose model is trained.
+        norm: the section of the configuration for its norms.
+        count: how many steps there are.
     """
     trainer = {**subject.tree["trainer"], "steps": count}
     if trainer["grad_clip"]:

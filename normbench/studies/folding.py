@@ -126,8 +126,8 @@ class Folded:
     """A model for inference with its norms folded, in float64.
 
     Attributes:
-        done: What became of each norm that is folded, by its site.
-        refused: Why a norm, or its mean, is kept.
+        done: what became of each norm that is folded, by its site.
+        refused: why a norm, or its mean, is kept.
     """
 
     model: Model
@@ -145,9 +145,9 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     then on (SliceGPT, Ashkboos et al. 2024, §3.1).
 
     Args:
-        model: The model, which stays as it is.
-        norms: Its norms by site.
-        batch: On which the two must agree.
+        model: the model, which stays as it is.
+        norms: its norms by site.
+        batch: on which the two must agree.
 
     Raises:
         UsageError: the model computes in a way that is not seen through.

@@ -50,9 +50,9 @@ class ModelGraph:
     """How a model computes, with each norm and each layer as one node; what does nothing is left out.
 
     Args:
-        model: The model.
-        inputs: An input of each of its norms.
-        masked: Whether it is called with a mask.
+        model: the model.
+        inputs: an input of each of its norms.
+        masked: whether it is called with a mask.
     """
 
     def __init__(self, model: Model, inputs: Mapping[nn.Module, Tensor], masked: bool) -> None:

@@ -222,10 +222,10 @@ def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inp
 
     Args:
         layer: Norm(Wx), of W and x.
-        w: W before the change.
-        x: The data before the change.
-        c: The vector that a change adds.
-        target: Random numbers, one for each output.
+        w: w before the change.
+        x: the data before the change.
+        c: the vector that a change adds.
+        target: random numbers, one for each output.
     """
     w = w.detach().requires_grad_()
     bound = torch.finfo(x.dtype).eps ** 0.5

@@ -32,16 +32,23 @@ Pixels = UInt8[np.ndarray, "channels height width"]
 
 COLUMNS = 10  # of a page of images
 SIDE = 1.1  # inches of the page that the longer side of an image has; it is the unit of the axes
+COLUMN_WIDTH = 1.25
+ABOVE = 0.15  # each image
+LINE = 0.12  # height of a line of a caption
 
 
 @dataclass(frozen=True)
 class Wanted:
     """What is asked for.
 
-    prompt: text to go on from, or to translate; empty: a line's start, or validation sentences. tokens: how many follow
-    it. temperature: divides the logits; 0 takes the likeliest token. top_k: only so many of the likeliest tokens are
-    drawn from; None: all. seed: of the draws. count: how many examples; None: 60 images, 20 texts or sentences. out:
-    where the page of images goes.
+    Attributes:
+        prompt: text to go on from, or to translate; empty: a line's start, or validation sentences.
+        tokens: how many follow it.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: only so many of the likeliest tokens are drawn from; None: all.
+        seed: of the draws.
+        count: how many examples; None: 60 images, 20 texts or sentences.
+        out: where the page of images goes.
     """
 
     prompt: str = ""
@@ -59,7 +66,13 @@ def sample(
 ) -> int:  # fmt: skip
     """Show what a run's model has learned, as its task has it; return the exit status.
 
-    trust: as `TrainedRun` has it. wanted: fields of `Wanted`.
+    Args:
+        path: the run's directory.
+        which: of its checkpoints.
+        ema: whether to take the moving average of its weights.
+        device: where the model runs.
+        trust: as `TrainedRun` has it.
+        wanted: fields of `Wanted`.
 
     Raises:
         UsageError: the run has no such model, or its data have changed.
@@ -68,7 +81,8 @@ def sample(
     torch.set_num_threads(1)  # a token at a time is too little work for more, which would only wait for each other
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
-    SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
+    show = SHOWN[data.task.examples]
+    show(run, model, data, Wanted(**wanted))
     return 0
 
 
@@ -176,11 +190,22 @@ class Judged(NamedTuple):
         return self.surprise > 0
 
 
-@torch.no_grad()
-def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[list[Judged], int, int]:
-    """Return the `count` most surprising examples, the number of mistakes, and that of all examples.
+class Classified(NamedTuple):
+    """What a model makes of examples: the most surprising ones, and how many mistakes there are among how many."""
 
-    model: in evaluation mode; what a batch holds to logits (batch, classes).
+    examples: list[Judged]
+    mistakes: int
+    total: int
+
+
+@torch.no_grad()
+def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> Classified:
+    """Classify examples, and keep the most surprising ones.
+
+    Args:
+        model: in evaluation mode; what a batch holds to logits (batch, classes).
+        batches: the examples.
+        count: how many of them are kept.
     """
     device = next(model.parameters()).device
     kept: list[Judged] = []
@@ -198,41 +223,47 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[li
         kept = nlargest(count, kept, key=lambda example: example.surprise)
         total += len(predicted)
         mistakes += int(is_wrong.sum())
-    return kept, mistakes, total
+    return Classified(kept, mistakes, total)
 
 
-def judge(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[list[Judged], str, Sequence[str]]:
-    """Return the examples to show, mistakes first, a line on all of them, and the names of the classes."""
-    examples, wrong, total = classify(model, data.eval_batches("val"), count)
-    classes = getattr(data, "classes", None)
-    if not classes:
-        classes = [str(number) for number in range(data.task.num_classes)]
-    of_all = f"{wrong:,} of {total:,} validation {data.task.unit}"
-    return examples, f"{run.path.name}: {wrong / total:.2%} errors ({of_all})", classes
+def title_of(run: TrainedRun, found: Classified, data: Any) -> str:
+    """Tell a run's errors in one line."""
+    share = found.mistakes / found.total
+    of_all = f"{found.mistakes:,} of {found.total:,} validation {data.task.unit}"
+    return f"{run.path.name}: {share:.2%} errors ({of_all})"
+
+
+def class_names(data: Any) -> Sequence[str]:
+    """Return the names of the classes, their numbers where they have none."""
+    names: Sequence[str] | None = getattr(data, "classes", None)
+    return names or [str(number) for number in range(data.task.num_classes)]
 
 
 def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
-    examples, title, classes = judge(run, model, data, wanted.count or 20)
+    found = classify(model, data.eval_batches("val"), wanted.count or 20)
+    classes = class_names(data)
     table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for one in examples:
+    for one in found.examples:
+        words = data.decode(one.inputs).split()
         cells = (
             "wrong" if one.is_wrong else "right",
             classes[one.label],
             classes[one.predicted],
             f"{abs(one.surprise):.0%}",
-            " ".join(data.decode(one.inputs).split()),
+            " ".join(words),
         )
         table.add_row(*map(Text, cells), style="red" if one.is_wrong else "")
-    print(title)
+    print(title_of(run, found, data))
     Console(width=None if sys.stdout.isatty() else 10**6).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Write a page of classified images."""
-    examples, title, classes = judge(run, model, data, wanted.count or 60)
-    images = [data.pixels(one.inputs[None])[0].numpy() for one in examples]
-    page = draw_page(title, examples, images, classes)
+    found = classify(model, data.eval_batches("val"), wanted.count or 60)
+    title = title_of(run, found, data)
+    images = [data.pixels(one.inputs[None])[0].numpy() for one in found.examples]
+    page = draw_page(title, found.examples, images, class_names(data))
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:
         write_atomically(path, lambda file: page.savefig(file, format="png", bbox_inches="tight"))
@@ -243,26 +274,31 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
 
 def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Figure:
     """Draw images in rows, each with what was predicted; mistakes have a red frame, and their class in red words."""
-    columns = min(COLUMNS, len(examples))
-    pixels_high, pixels_wide = images[0].shape[1:]
-    longer = max(pixels_high, pixels_wide)
-    high, wide = pixels_high / longer, pixels_wide / longer
     captions = [caption_of(one, classes) for one in examples]
     lines = max(caption.count("\n") + 1 for caption in captions)
-    column, row = 1.25, high + 0.15 + 0.12 * lines
-    width = column * columns
-    height = row * math.ceil(len(examples) / columns)
+    pixels_high, pixels_wide = images[0].shape[1:]
+    longer_side = max(pixels_high, pixels_wide)
+    image_height = pixels_high / longer_side
+    image_width = pixels_wide / longer_side
+    row_height = image_height + ABOVE + LINE * lines
+    columns = min(COLUMNS, len(examples))
+    rows = math.ceil(len(examples) / columns)
+    width = COLUMN_WIDTH * columns
+    height = row_height * rows
     page = Figure(figsize=(SIDE * width, SIDE * height))
     axes = page.add_axes((0, 0, 1, 1))
     for place, (one, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
-        left = column * (place % columns)
-        top = row * (place // columns)
-        extent = (left, left + wide, top + high, top)
+        row, column = divmod(place, columns)
+        left = COLUMN_WIDTH * column
+        top = row_height * row
+        bottom = top + image_height
         color = "red" if one.is_wrong else "gray"
+        extent = (left, left + image_width, bottom, top)
         axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=extent)
-        axes.text(left, top + high + 0.04, caption, color=color, fontsize="x-small", va="top", parse_math=False)
+        axes.text(left, bottom + 0.04, caption, color=color, fontsize="x-small", va="top", parse_math=False)
         if one.is_wrong:
-            axes.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=color, linewidth=3))
+            frame = Rectangle((left, top), image_width, image_height, fill=False, edgecolor=color, linewidth=3)
+            axes.add_patch(frame)
     axes.set(xlim=(-0.1, width), ylim=(height, -0.1))
     axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
     axes.set_axis_off()

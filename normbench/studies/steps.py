@@ -20,9 +20,9 @@ class TrainingStep:
     """A training step whose gradients are in the parameters and whose update is still to come.
 
     Attributes:
-        number: Counted from 0.
-        rate: The learning rate.
-        repeat: Returns the step's loss again, as a function of the weights as they are then: of the same batches, with
+        number: counted from 0.
+        rate: the learning rate.
+        repeat: returns the step's loss again, as a function of the weights as they are then: of the same batches, with
             the same dropout masks and precision.
     """
 

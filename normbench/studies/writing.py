@@ -202,9 +202,9 @@ def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[
     """Write the columns of one number, without those in which nothing is known.
 
     Args:
-        label: The number, in words.
-        cells: One for each line of the table.
-        are_several: Whether the table has other numbers too, so that each column says of which it is.
+        label: the number, in words.
+        cells: one for each line of the table.
+        are_several: whether the table has other numbers too, so that each column says of which it is.
     """
     written = pd.DataFrame([write_cell(cell) for cell in cells])
     columns = {}
