@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,12 +38,18 @@ if TYPE_CHECKING:
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
-Seen = dict[str, tuple[Vectors, Vectors]]  # input and output of each norm, by its site
 Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
 HEIGHT = 1.7  # inches of a drawing
 STEEPNESS = -3, 2  # log10 of α × the inputs' standard deviation: from a line to a step
+
+
+class Passed(NamedTuple):
+    """Vectors that enter a norm, and what it makes of each without γ and β."""
+
+    x: Vectors
+    y: Vectors
 
 
 class Mapping(Study):
@@ -65,50 +71,55 @@ class Mapping(Study):
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
-        seen: Seen = {}
+        seen = dict[str, Passed]()
         for site, norm in norms.items():
             norm.register_forward_hook(partial(self.see, seen, site, bare(norm)), with_kwargs=True)
         with torch.no_grad():
             model(*batch.arguments)
-        for layer, (site, (x, y)) in enumerate(seen.items()):
+        drawn = {0, len(seen) // 2, len(seen) - 1}
+        for layer, (site, passed) in enumerate(seen.items()):
             place = {"layer": layer, "site": site}
-            yield {**place, "kind": "fit", **fit(x.flatten().numpy(), y.flatten().numpy())}
-            if layer in (0, len(seen) // 2, len(seen) - 1):
-                for point in self.points(x, y):
+            x = passed.x.flatten().numpy()
+            y = passed.y.flatten().numpy()
+            yield {**place, "kind": "fit", **fit(x, y)}
+            if layer in drawn:
+                for point in self.points(passed):
                     yield {**place, "kind": "point", **point}
 
-    def see(self, seen: Seen, site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any) -> None:
+    def see(
+        self, seen: dict[str, Passed], site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any
+    ) -> None:
         """Keep some random vectors of each call's input of a norm, and what it makes of them without γ and β."""
         mask = context.get("mask")
         x = vectors(inputs[0], plain.channel_dim, mask).cpu().double()
         y = vectors(plain(*inputs, **context), plain.channel_dim, mask).cpu().double()
-        some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: self.tokens]
-        x, y = x[some], y[some]
+        generator = torch.Generator().manual_seed(0)
+        some = torch.randperm(len(x), generator=generator)[: self.tokens]
+        passed = Passed(x[some], y[some])
         if site in seen:  # a norm that is called several times
-            x = torch.cat([seen[site][0], x])
-            y = torch.cat([seen[site][1], y])
-        seen[site] = x, y
+            before = seen[site]
+            passed = Passed(torch.cat([before.x, passed.x]), torch.cat([before.y, passed.y]))
+        seen[site] = passed
 
-    def points(self, x: Vectors, y: Vectors) -> Iterator[Row]:
+    def points(self, passed: Passed) -> Iterator[Row]:
         """Yield some values of some tokens, from those with the smallest spread to those with the largest."""
-        tokens = evenly_spread(self.drawn, x.shape[0])
-        features = evenly_spread(self.drawn, x.shape[1])
-        by_spread = x.std(dim=1).argsort()[tokens]
-        for token, place in enumerate(by_spread.tolist()):
-            inputs = x[place, features].tolist()
-            outputs = y[place, features].tolist()
+        tokens, features = passed.x.shape
+        by_spread = passed.x.std(dim=1).argsort()
+        drawn_tokens = by_spread[evenly_spread(self.drawn, tokens)]
+        drawn_features = evenly_spread(self.drawn, features)
+        for token, place in enumerate(drawn_tokens.tolist()):
+            inputs = passed.x[place, drawn_features].tolist()
+            outputs = passed.y[place, drawn_features].tolist()
             for given, made in zip(inputs, outputs, strict=True):
                 yield {"token": token, "input": given, "output": made}
 
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
-        fits = rows[rows["kind"] == "fit"]
-        tanh = fits.assign(of="tanh", left=fits["tanh_left"])
-        line = fits.assign(of="line", left=fits["line_left"])
-        both = pd.concat([tanh, line], ignore_index=True)
+        fits = both_fits(rows)
+        is_tanh = fits["fit"] == "of a tanh"
         what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"
-        return compare_kinds(both, both["of"] == "tanh", both["of"] == "line", "left", what, "")
+        return compare_kinds(fits, is_tanh, ~is_tanh, "left", what, "")
 
     def tables(self, rows: pd.DataFrame) -> list[Findings]:
         fits = rows[rows["kind"] == "fit"]
@@ -120,12 +131,9 @@ class Mapping(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         said = self.captions
-        fits = rows[rows["kind"] == "fit"]
-        tanh = fits.assign(fit="of a tanh", left=fits["tanh_left"])
-        line = fits.assign(fit="of a line", left=fits["line_left"])
         errors = draw_curves(
             "errors",
-            pd.concat([tanh, line]),
+            both_fits(rows),
             x="layer",
             y="left",
             panel="fit",
@@ -136,6 +144,14 @@ class Mapping(Study):
         points = draw_each("mapping", layers, draw_points, **said["mapping"])
         histograms = draw_each("histograms", layers, draw_histograms, **said["histograms"])
         return [*points, *errors, *histograms]
+
+
+def both_fits(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each fit to each layer: of a tanh and of a line, with the share of variance that it leaves."""
+    layers = rows[rows["kind"] == "fit"]
+    tanh = layers.assign(fit="of a tanh", left=layers["tanh_left"])
+    line = layers.assign(fit="of a line", left=layers["line_left"])
+    return pd.concat([tanh, line], ignore_index=True)
 
 
 def evenly_spread(count: int, size: int) -> Tensor:
@@ -165,11 +181,15 @@ def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time"] | None
 
 
 def fit(x: Values, y: Values) -> dict[str, float]:
-    """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a linear regression on tanh(αx)."""
+    """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a linear regression on tanh(αx).
+
+    A linear regression leaves 1 − r² of the variance, where r is Pearson's correlation.
+    """
     scale = float(x.std())
 
     def left_by_tanh(steepness: float) -> float:
-        return 1 - correlation(np.tanh(10**steepness / scale * x), y) ** 2
+        alpha = 10**steepness / scale
+        return 1 - correlation(np.tanh(alpha * x), y) ** 2
 
     best = minimize_scalar(left_by_tanh, bounds=STEEPNESS, method="bounded")
     alpha = 10 ** float(best.x) / scale

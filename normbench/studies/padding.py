@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import torch
@@ -25,29 +25,15 @@ from normbench.types import Batch
 BATCH = 256  # texts of a length that are judged at once
 MASKED = "norm.masked"
 
-Texts = dict[int, tuple[Tensor, Tensor]]  # texts and their classes, by the number of tokens
+
+class Labelled(NamedTuple):
+    """Texts of one length, without padding, and their classes."""
+
+    tokens: Tensor
+    classes: Tensor
 
 
-def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
-    """Return the texts of some lengths, without padding, and their classes, by length."""
-    texts = defaultdict[int, list[Tensor]](list)
-    classes = defaultdict[int, list[Tensor]](list)
-    for batch in batches:
-        mask = torch.ones(batch.inputs.shape, dtype=torch.bool) if batch.mask is None else batch.mask
-        own = mask.sum(1)
-        for length in sorted(set(own.tolist()) & set(lengths)):
-            texts[length].append(batch.inputs[own == length, :length])
-            classes[length].append(batch.targets[own == length])
-    return {length: (torch.cat(texts[length]), torch.cat(classes[length])) for length in texts}
-
-
-def pad(texts: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
-    """Yield texts of one length in batches that are padded to another."""
-    mask = torch.arange(length) < texts.shape[1]
-    mask = mask.expand(len(texts), -1)
-    inputs = F.pad(texts, (0, length - texts.shape[1]))
-    for parts in zip(inputs.split(BATCH), classes.split(BATCH), mask.split(BATCH), strict=True):
-        yield Batch(*parts)
+Texts = dict[int, Labelled]  # by the number of tokens of each
 
 
 class Padding(Study):
@@ -100,9 +86,9 @@ class Padding(Study):
 
     def batches(self, kind: str, level: float, texts: Texts) -> Iterator[Batch]:
         """Yield texts padded to a share, or cut to a length."""
-        for length, (inputs, classes) in texts.items():
+        for length, own in texts.items():
             new = round(length / (1 - level)) if kind == "padding" else int(level)
-            yield from pad(inputs[:, :new], classes, new)
+            yield from pad(own.tokens[:, :new], own.classes, new)
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, _ = subject.build()
@@ -148,6 +134,30 @@ class Padding(Study):
             said = self.captions[kind]
             found += draw_curves(kind, own, x="level", y="accuracy", panel="counted", columns=columns, **said)
         return found
+
+
+def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
+    """Return the texts of some lengths, without padding, and their classes, by length."""
+    tokens = defaultdict[int, list[Tensor]](list)
+    classes = defaultdict[int, list[Tensor]](list)
+    for batch in batches:
+        mask = torch.ones(batch.inputs.shape, dtype=torch.bool) if batch.mask is None else batch.mask
+        own_lengths = mask.sum(dim=1)
+        for length in sorted(set(own_lengths.tolist()) & set(lengths)):
+            is_of_length = own_lengths == length
+            tokens[length].append(batch.inputs[is_of_length, :length])
+            classes[length].append(batch.targets[is_of_length])
+    return {length: Labelled(torch.cat(tokens[length]), torch.cat(classes[length])) for length in tokens}
+
+
+def pad(tokens: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
+    """Yield texts of one length in batches that are padded to another."""
+    count, own_length = tokens.shape
+    is_real = torch.arange(length) < own_length
+    mask = is_real.expand(count, -1)
+    inputs = F.pad(tokens, (0, length - own_length))
+    for parts in zip(inputs.split(BATCH), classes.split(BATCH), mask.split(BATCH), strict=True):
+        yield Batch(*parts)
 
 
 def by_what_counts(rows: pd.DataFrame) -> pd.DataFrame:
