@@ -38,148 +38,29 @@ Vector = Float[Tensor, " elements"]
 Loss = Callable[[], Tensor]
 
 
-def layers_of(model: Model) -> list[list[nn.Parameter]]:
-    """Return the parameters by layer, from the inputs on: stem, blocks, what is behind."""
-    blocks = [list(block.module.parameters()) for block in model.anatomy().blocks]
-    in_blocks = {parameter for block in blocks for parameter in block}
-    stem, rest = list[nn.Parameter](), list[nn.Parameter]()
-    has_passed = False
-    for parameter in model.parameters():
-        if parameter in in_blocks:
-            has_passed = True
-        elif has_passed:
-            rest.append(parameter)
-        else:
-            stem.append(parameter)
-    return [layer for layer in (stem, *blocks, rest) if layer]
+@dataclass(frozen=True)
+class Watched:
+    """A model that is watched while it trains.
 
-
-@contextmanager
-def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
-    """Move parameters along a direction, and back at the end."""
-    kept = [parameter.detach().clone() for parameter in parameters]
-    with torch.no_grad():
-        torch._foreach_add_([*parameters], [*direction], alpha=distance)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            torch._foreach_copy_([*parameters], kept)
-
-
-def flat(tensors: Iterable[Tensor]) -> Vector:
-    """Return all elements of tensors in a row."""
-    return torch.cat([tensor.flatten() for tensor in tensors])
-
-
-# ---- what is measured
-
-
-def landscape(loss: Loss, parameters: Sequence[Tensor], distances: Sequence[float]) -> Row:
-    """Return what the loss and its gradient g do along −g, at some distances η from the weights W.
-
-    loss_low, loss_high: the range of L(W − ηg). change_low, change_high: that of ‖g(W) − g(W − ηg)‖, how predictive
-    the gradient is. smoothness: the effective one, the largest ‖g(W) − g(W − ηg)‖ / ‖ηg‖ (Santurkar et al. 2018, §3.2).
+    Attributes:
+        parameters: all of them.
+        layers: the same by layer, from the inputs on.
+        weights: those of each layer whose gradient counts: matrices that belong to no norm.
     """
-    start = loss()
-    gradient = torch.autograd.grad(start, parameters)
-    length = flat(gradient).norm().item()
-    losses = list[float]()
-    changes = list[float]()
-    for distance in distances:
-        with moved(parameters, gradient, -distance):
-            there = loss()
-            difference = flat(torch.autograd.grad(there, parameters)) - flat(gradient)
-        losses.append(there.item())
-        changes.append(difference.norm().item())
-    slopes = np.divide(changes, np.multiply(distances, length))
-    return {
-        "loss": start.item(),
-        "gradient": length,
-        "loss_low": min(losses),
-        "loss_high": max(losses),
-        "loss_range": max(losses) - min(losses),
-        "change_low": min(changes),
-        "change_high": max(changes),
-        "smoothness": float(slopes.max()),
-    }
+
+    model: Model
+    parameters: list[Tensor]
+    layers: list[list[nn.Parameter]]
+    weights: list[list[nn.Parameter]]
 
 
-def covariate_shift(
-    loss: Loss, layers: Sequence[Sequence[Tensor]], weights: Sequence[Sequence[Tensor]], after: Mapping[Tensor, Tensor]
-) -> Iterator[Row]:
-    """Yield how the gradient of each layer's weights changes when the layers below it take their step.
+@dataclass(frozen=True)
+class Looked:
+    """A step that was looked at, and the parameters before its update."""
 
-    layers: their parameters. weights: those whose gradient counts. after: each parameter as it is one step on.
-    The parameters are moved to `after`, layer by layer, and stay there. shift is the difference's norm ‖G − G'‖,
-    relative_shift its ratio to ‖G‖, cosine that of the two. The first layer has none below (definition 2.1).
-    """
-    counted = [weight for some in weights for weight in some]
-    gradients = dict(zip(counted, torch.autograd.grad(loss(), counted), strict=True))
-    for layer, (below, own) in enumerate(zip(layers, weights[1:], strict=False), start=1):
-        with torch.no_grad():
-            torch._foreach_copy_([*below], [after[parameter] for parameter in below])
-        if not own:
-            continue
-        old = flat(gradients[weight] for weight in own)
-        new = flat(torch.autograd.grad(loss(), own))
-        shift = (new - old).norm()
-        yield {
-            "layer": layer,
-            "shift": shift.item(),
-            "relative_shift": (shift / old.norm()).item(),
-            "cosine": F.cosine_similarity(old, new, dim=0).item(),
-        }
-
-
-def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: int) -> Row:
-    """Return the Hessian's eigenvalue of largest absolute value by power iteration, and its trace by Hutchinson's.
-
-    The trace is the mean of zᵀHz over as many vectors z of random signs as there are iterations.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
-        gradient = flat(torch.autograd.grad(loss(), parameters, create_graph=True))
-
-        def product(vector: Vector) -> Vector:
-            return flat(torch.autograd.grad(gradient, parameters, vector, retain_graph=True))
-
-        signs = torch.randint(2, (iterations + 1, len(gradient)), generator=generator).to(gradient) * 2 - 1
-        image, *probes = signs
-        for _ in range(iterations):
-            vector = image / image.norm()
-            image = product(vector)
-        trace = fmean((probe @ product(probe)).item() for probe in probes)
-    return {"eigenvalue": (vector @ image).item(), "trace": trace}
-
-
-# ---- noise after the norms
-
-
-def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    """Return what a norm puts out with noise that has a mean and a scale of its own for each activation and step.
-
-    μ ~ U(−½, ½) and σ ~ U(1, 1.25) for each activation of a sample; then m ~ U(μ − 0.1, μ + 0.1) and s ~ N(σ, 0.1) for
-    each sample, and x becomes s·x + m (Santurkar et al. 2018, algorithm 1 of the appendix).
-    """
-    mean = torch.rand_like(x[:1]) - 0.5
-    scale = 1 + 0.25 * torch.rand_like(x[:1])
-    scales = scale + 0.1 * torch.randn_like(x)
-    return x * scales + mean + 0.2 * torch.rand_like(x) - 0.1
-
-
-@contextmanager
-def noisy(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
-    """Add noise to what norms put out, if it is wanted, and take it away at the end."""
-    handles = [norm.register_forward_hook(noise) for norm in norms.values()] if wanted else []
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# ---- the study
+    number: int
+    loss: Loss
+    parameters: list[Tensor]
 
 
 class Smoothness(Study):
@@ -231,51 +112,42 @@ class Smoothness(Study):
         if arm not in self.chosen:
             losses = {}
             for tried in self.rates:
-                losses[tried] = fmean(final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS)
+                own = [final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS]
+                losses[tried] = fmean(own)
             self.chosen[arm] = min(self.rates, key=losses.__getitem__)
         return self.chosen[arm]
 
     def watch(self, subject: Subject, noise: bool) -> Iterator[Row]:
         """Yield what is measured of one training."""
         model, norms = subject.build()
-        layers = layers_of(model)
-        parameters: list[Tensor] = list(model.parameters())
-        in_norms = {parameter for norm in norms.values() for parameter in norm.parameters()}
-        weights = [[each for each in layer if each.ndim > 1 and each not in in_norms] for layer in layers]
+        watched = watch_model(model, norms)
         before: Looked | None = None
         with noisy(norms, noise):
             for step in steps(subject, model, norms):
                 if before:
-                    yield from self.look_back(before, model, parameters, layers, weights)
+                    yield from self.look_back(before, watched)
                 before = None
                 if step.number % self.every == 0:
-                    loss = step.repeat
-                    yield self.look(step, loss, model, parameters)
-                    kept = [parameter.detach().clone() for parameter in parameters]
-                    before = Looked(step.number, loss, kept)
+                    yield self.look(step, watched)
+                    kept = [parameter.detach().clone() for parameter in watched.parameters]
+                    before = Looked(step.number, step.repeat, kept)
 
-    def look(self, step: TrainingStep, loss: Loss, model: Model, parameters: Sequence[Tensor]) -> Row:
+    def look(self, step: TrainingStep, watched: Watched) -> Row:
         """Return what is measured of a step before its update."""
         row = {"step": step.number, "rate": step.rate}
-        with keep_buffers(model):
-            row |= landscape(loss, parameters, [step.rate * each for each in DISTANCES])
+        distances = [step.rate * each for each in DISTANCES]
+        with keep_buffers(watched.model):
+            row |= landscape(step.repeat, watched.parameters, distances)
             if self.hessian:
-                row |= curvature(loss, parameters, PRODUCTS, step.number)
+                row |= curvature(step.repeat, watched.parameters, PRODUCTS, step.number)
         return row
 
-    def look_back(
-        self,
-        before: Looked,
-        model: Model,
-        parameters: Sequence[Tensor],
-        layers: Sequence[Sequence[Tensor]],
-        weights: Sequence[Sequence[Tensor]],
-    ) -> Iterator[Row]:
+    def look_back(self, before: Looked, watched: Watched) -> Iterator[Row]:
         """Yield how the update of the step before has shifted each layer's gradient."""
-        after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in parameters}
-        back = torch._foreach_sub(before.parameters, list(parameters))
-        with keep_buffers(model), moved(parameters, back, 1.0):
-            shifts = list(covariate_shift(before.loss, layers, weights, after))
+        after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in watched.parameters}
+        back = torch._foreach_sub(before.parameters, watched.parameters)
+        with keep_buffers(watched.model), moved(watched.parameters, back, 1.0):
+            shifts = list(covariate_shift(before.loss, watched.layers, watched.weights, after))
         for shift in shifts:
             yield {"step": before.number, **shift}
 
@@ -334,13 +206,13 @@ class Smoothness(Study):
         return found
 
 
-@dataclass(frozen=True)
-class Looked:
-    """A step that was looked at, and the parameters before its update."""
+def with_noise_named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the noise in the name of the norm."""
+    proper = rows["norm"].replace(PALETTE["names"])
+    return rows.assign(norm=rows["norm"].where(~rows["noise"], proper + " + noise"))
 
-    number: int
-    loss: Loss
-    parameters: list[Tensor]
+
+# ---- learning rates
 
 
 def final_loss(subject: Subject) -> float:
@@ -362,7 +234,165 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
     return replace(subject, tree=tree, load=load)
 
 
-def with_noise_named(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the noise in the name of the norm."""
-    proper = rows["norm"].replace(PALETTE["names"])
-    return rows.assign(norm=rows["norm"].where(~rows["noise"], proper + " + noise"))
+# ---- layers
+
+
+def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> Watched:
+    """Return what is watched of a model."""
+    layers = layers_of(model)
+    in_norms = set[nn.Parameter]()
+    for norm in norms.values():
+        in_norms.update(norm.parameters())
+    weights = []
+    for layer in layers:
+        weights.append([each for each in layer if each.ndim > 1 and each not in in_norms])
+    return Watched(model, list(model.parameters()), layers, weights)
+
+
+def layers_of(model: Model) -> list[list[nn.Parameter]]:
+    """Return the parameters by layer, from the inputs on: stem, blocks, what is behind."""
+    blocks = [list(block.module.parameters()) for block in model.anatomy().blocks]
+    in_blocks = {parameter for block in blocks for parameter in block}
+    stem, rest = list[nn.Parameter](), list[nn.Parameter]()
+    has_passed = False
+    for parameter in model.parameters():
+        if parameter in in_blocks:
+            has_passed = True
+        elif has_passed:
+            rest.append(parameter)
+        else:
+            stem.append(parameter)
+    return [layer for layer in (stem, *blocks, rest) if layer]
+
+
+# ---- the loss, its gradient and its curvature
+
+
+def landscape(loss: Loss, parameters: Sequence[Tensor], distances: Sequence[float]) -> Row:
+    """Return what the loss and its gradient g do along −g, at some distances η from the weights W.
+
+    loss_low and loss_high are the range of L(W − ηg); change_low and change_high that of ‖g(W) − g(W − ηg)‖, how
+    predictive the gradient is; smoothness is the effective one, the largest ‖g(W) − g(W − ηg)‖ / ‖ηg‖ (Santurkar et al.
+    2018, §3.2).
+    """
+    start = loss()
+    gradient = torch.autograd.grad(start, parameters)
+    length = flat(gradient).norm().item()
+    losses = list[float]()
+    changes = list[float]()
+    for distance in distances:
+        with moved(parameters, gradient, -distance):
+            there = loss()
+            difference = flat(torch.autograd.grad(there, parameters)) - flat(gradient)
+        losses.append(there.item())
+        changes.append(difference.norm().item())
+    slopes = np.divide(changes, np.multiply(distances, length))
+    return {
+        "loss": start.item(),
+        "gradient": length,
+        "loss_low": min(losses),
+        "loss_high": max(losses),
+        "loss_range": max(losses) - min(losses),
+        "change_low": min(changes),
+        "change_high": max(changes),
+        "smoothness": float(slopes.max()),
+    }
+
+
+def covariate_shift(
+    loss: Loss, layers: Sequence[Sequence[Tensor]], weights: Sequence[Sequence[Tensor]], after: Mapping[Tensor, Tensor]
+) -> Iterator[Row]:
+    """Yield how the gradient of each layer's weights changes when the layers below it take their step.
+
+    shift is the difference's norm ‖G − G'‖, relative_shift its ratio to ‖G‖, cosine that of the two (Santurkar et al.
+    2018, definition 2.1). The first layer has none below.
+
+    Args:
+        loss: as a function of the parameters as they are.
+        layers: the parameters of each, which are moved to `after`, layer by layer, and stay there.
+        weights: those of each layer whose gradient counts.
+        after: each parameter as it is one step on.
+    """
+    counted = list[Tensor]()
+    for own in weights:
+        counted += own
+    gradients = dict(zip(counted, torch.autograd.grad(loss(), counted), strict=True))
+    for layer, (below, own) in enumerate(zip(layers, weights[1:], strict=False), start=1):
+        with torch.no_grad():
+            torch._foreach_copy_([*below], [after[parameter] for parameter in below])
+        if not own:
+            continue
+        old = flat(gradients[weight] for weight in own)
+        new = flat(torch.autograd.grad(loss(), own))
+        shift = (new - old).norm()
+        yield {
+            "layer": layer,
+            "shift": shift.item(),
+            "relative_shift": (shift / old.norm()).item(),
+            "cosine": F.cosine_similarity(old, new, dim=0).item(),
+        }
+
+
+def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: int) -> Row:
+    """Return the Hessian's eigenvalue of largest absolute value by power iteration, and its trace by Hutchinson's.
+
+    The trace is the mean of zᵀHz over as many vectors z of random signs as there are iterations.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
+        gradient = flat(torch.autograd.grad(loss(), parameters, create_graph=True))
+
+        def product(vector: Vector) -> Vector:
+            return flat(torch.autograd.grad(gradient, parameters, vector, retain_graph=True))
+
+        bits = torch.randint(2, (iterations + 1, len(gradient)), generator=generator).to(gradient)
+        image, *probes = bits * 2 - 1
+        for _ in range(iterations):
+            vector = image / image.norm()
+            image = product(vector)
+        products = [(probe @ product(probe)).item() for probe in probes]
+    return {"eigenvalue": (vector @ image).item(), "trace": fmean(products)}
+
+
+@contextmanager
+def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
+    """Move parameters along a direction, and back at the end."""
+    kept = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        torch._foreach_add_([*parameters], [*direction], alpha=distance)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_([*parameters], kept)
+
+
+def flat(tensors: Iterable[Tensor]) -> Vector:
+    """Return all elements of tensors in a row."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+# ---- noise after the norms
+
+
+def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    """Return what a norm puts out with noise that has a mean and a scale of its own for each activation and step.
+
+    μ ~ U(−½, ½) and σ ~ U(1, 1.25) for each activation of a sample; then m ~ U(μ − 0.1, μ + 0.1) and s ~ N(σ, 0.1) for
+    each sample, and x becomes s·x + m (Santurkar et al. 2018, algorithm 1 of the appendix).
+    """
+    mean = torch.rand_like(x[:1]) - 0.5
+    scale = 1 + 0.25 * torch.rand_like(x[:1])
+    scales = scale + 0.1 * torch.randn_like(x)
+    return x * scales + mean + 0.2 * torch.rand_like(x) - 0.1
+
+
+@contextmanager
+def noisy(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
+    """Add noise to what norms put out, if it is wanted, and take it away at the end."""
+    handles = [norm.register_forward_hook(noise) for norm in norms.values()] if wanted else []
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
