@@ -37,7 +37,7 @@ def subjects_of(kind: type[Study], questions: Path) -> list[Subject]:
     if "data=banking77" in words:
         words.append(f"data.root={questions}")
     sweep = understand([f"name={kind.name}", "sweep.report=false", "sweep.jobs=1", "device=cpu", *words, "seed=0,1"])
-    return points_of(sweep.plan, False, [])
+    return points_of(sweep.plan)
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ SMALL = ["model=cnn_plain", "model.width=4", "data.batch_size=16", "optim=sgd", 
 
 
 def subject(*words: str) -> Subject:
-    (one,) = points_of(understand([*SMALL, *words]).plan, False, [])
+    (one,) = points_of(understand([*SMALL, *words]).plan)
     return one
 
 

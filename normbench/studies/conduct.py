@@ -53,7 +53,7 @@ from normbench.studies.frame import (
 )
 from normbench.studies.writing import first_sentences, rows_table, write
 from normbench.sweep.conduct import understand
-from normbench.sweep.plan import SweepPlan
+from normbench.sweep.plan import PlannedRun, SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE, key_of
 from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
@@ -92,22 +92,32 @@ def tied_keys(word: str) -> list[str]:
     return [key_of(part) for part in value.split(";")]
 
 
-def points_of(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subject]:
-    """Return the points of a grid; trained: with the runs that have finished, once the sweep is over."""
+def points_of(plan: SweepPlan) -> list[Subject]:
+    """Return the points of a grid, whose models are as they start."""
+    return [subject_of(one) for one in plan.runs]
+
+
+def trained_points(plan: SweepPlan, left_out: list[Row]) -> list[Subject]:
+    """Return the points of a grid whose runs have finished; others are left out with the reason."""
     found = []
     for one in plan.runs:
-        run = one.prepared
-        path = run.directory.path
-        if trained:
-            status = (run.directory.read_result() or {}).get("status", "failed")
-            if status != "finished":
-                left_out.append({"what": path.name, "why": status})
-                continue
-        settings = {"norm": run.config.choices.groups["norm"]}
-        settings |= {key: compose.value_of(value) for key, value in one.arm.items()}
-        load = partial(getattr, run, "data")
-        found.append(Subject(settings, run.config.tree, run.device, load, path if trained else None))
+        directory = one.prepared.directory
+        summary = directory.read_result()
+        status = summary["status"] if summary else "failed"
+        if status == "finished":
+            found.append(subject_of(one, directory.path))
+        else:
+            left_out.append({"what": directory.path.name, "why": status})
     return found
+
+
+def subject_of(one: PlannedRun, path: Path | None = None) -> Subject:
+    """Return a point of a grid as a subject. path: the directory of its run, if that has finished."""
+    run = one.prepared
+    settings = {"norm": run.config.choices.groups["norm"]}
+    for key, word in one.arm.items():
+        settings[key] = compose.value_of(word)
+    return Subject(settings, run.config.tree, run.device, lambda: run.data, path)
 
 
 def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
@@ -166,7 +176,11 @@ def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Row
 def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool = False) -> Path | None:
     """Make a study, or go on with it; return the folder of its findings, or None where runs were stopped.
 
-    words: folders of runs, settings `study.KEY=VALUE`, and those of the grid.
+    Args:
+        name: the word that names the study on the command line.
+        words: folders of runs, settings `study.KEY=VALUE`, and those of the grid.
+        device: of given runs.
+        trust: as `TrainedRun` has it.
 
     Raises:
         UsageError: any mistake of the user's.
@@ -177,10 +191,12 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     settings = [word for word in words if key_of(word).startswith("study.")]
     others = [word for word in words if "=" in word and word not in settings]
     study = make_study(kind, settings)
-    left_out: list[Row] = []
+    left_out = list[Row]()
+    subjects: list[Subject] | None
     if folders:
         check_folders(study, name, others)
-        subjects: list[Subject] | None = check_subjects(study, given_runs(folders, device, trust, left_out), left_out)
+        runs = given_runs(folders, device, trust, left_out)
+        subjects = check_subjects(study, runs, left_out)
         place = folders[0]
     else:
         subjects, place = make_subjects(study, name, others, left_out)
@@ -188,17 +204,25 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         return None
     if not subjects:
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
-    threads = subjects[0].tree["threads"]
-    if threads:
-        torch.set_num_threads(max(threads, torch.get_num_threads()) if kind.trains else threads)
+    set_threads(study, subjects[0])
     folder = inside(place, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).hold(), explain_limits(str(place)):
         rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
-        command = ["normbench", name, *words] if name == "bench" else ["normbench", "study", name, *words]
+        command = ["normbench", name] if name == "bench" else ["normbench", "study", name]
         gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
-        save(study, name, rows, folder, shlex.join(command), left_out, list(gpus))
+        save(study, name, rows, folder, shlex.join([*command, *words]), left_out, list(gpus))
     return folder
+
+
+def set_threads(study: Study, subject: Subject) -> None:
+    """Let torch compute with the threads of a subject's runs; trained ones may be measured with more of them."""
+    threads = subject.tree["threads"]
+    if not threads:
+        return
+    if study.trains:
+        threads = max(threads, torch.get_num_threads())
+    torch.set_num_threads(threads)
 
 
 def check_folders(study: Study, name: str, others: Sequence[str]) -> None:
@@ -220,8 +244,9 @@ def make_subjects(
     """Return the points of a study's grid, trained where it trains, and the folder of the sweep; None if stopped."""
     with explain_limits("outputs"):
         sweep = understand(grid_words(type(study), name, words))
-        left_out += [{"what": f"{number} of the grid", "why": why} for why, number in sweep.plan.left_out.items()]
-        points = points_of(sweep.plan, False, left_out)
+        for why, number in sweep.plan.left_out.items():
+            left_out.append({"what": f"{number} of the grid", "why": why})
+        points = points_of(sweep.plan)
         subjects = check_subjects(study, points, left_out)
         kept = [run for run, point in zip(sweep.plan.runs, points, strict=True) if point in subjects]
         sweep.plan = replace(sweep.plan, runs=kept)
@@ -232,7 +257,7 @@ def make_subjects(
         if status >= KILLED:
             return None, sweep.plan.folder
         *_, last = sweep.plans()
-        return points_of(last, True, left_out), sweep.plan.folder
+        return trained_points(last, left_out), sweep.plan.folder
 
 
 def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
@@ -322,7 +347,14 @@ def save(
 ) -> None:
     """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard.
 
-    gpus: names of those on which it was measured.
+    Args:
+        study: the study.
+        name: the word that names it on the command line.
+        rows: what it has measured.
+        folder: where all is written.
+        command: the line for a shell that makes it.
+        left_out: what was not measured, and why.
+        gpus: names of those on which it was measured.
     """
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
@@ -383,15 +415,23 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
         board = new_board(inside(folder, "arms", folder_name(arm)))
         steps = own.groupby(place) if place else [(0, own)]
         for step, at_step in steps:
-            tags = {}
-            groups = at_step.groupby(kinds, dropna=False, sort=False) if kinds else [((), at_step)]
-            for words, group in groups:
-                suffix = "".join(f"/{word}" for word in words)
-                for metric in metrics:
-                    if group[metric].notna().any():
-                        tags[f"{name}/{metric}{suffix}"] = group[metric].astype(float).mean()
+            means = means_by_tag(at_step, metrics, kinds)
+            tags = {f"{name}/{tag}": mean for tag, mean in means.items()}
             board.scalars(int(step), tags)
         board.close("")
+
+
+def means_by_tag(rows: pd.DataFrame, metrics: Sequence[str], kinds: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each number for each kind of rows. kinds: the columns that tell these apart."""
+    found = {}
+    groups = rows.groupby(list(kinds), dropna=False, sort=False) if kinds else [((), rows)]
+    for words, group in groups:
+        suffix = "".join(f"/{word}" for word in words)
+        for metric in metrics:
+            values = group[metric]
+            if values.notna().any():
+                found[f"{metric}{suffix}"] = values.astype(float).mean()
+    return found
 
 
 def new_board(folder: Path) -> TensorBoard:
