@@ -101,13 +101,15 @@ class Depth(Study):
         if len(left_out):
             layers = ", ".join(f"{layer:g}" for layer in left_out)
             notes.append(f"Blocks that change the stream's shape are left out: {layers}.")
-        how: dict[str, Any] = {
-            "values": ["skipped", "swapped", "turned"],
-            "columns": self.columns,
-            "notes": notes,
-        }
-        title = "What a block is worth, by half of the stack"
-        halves = compare(in_halves(rows), by=["blocks"], key="halves", title=title, baseline=self.baseline, **how)
+        how: dict[str, Any] = {"values": ["skipped", "swapped", "turned"], "columns": self.columns, "notes": notes}
+        halves = compare(
+            in_halves(rows),
+            by=["blocks"],
+            key="halves",
+            title="What a block is worth, by half of the stack",
+            baseline=self.baseline,
+            **how,
+        )
         blocks = rows[rows["what"] == "block"]
         each = compare(blocks, by=["layer"], key="blocks", title="What each block is worth", **how)
         return [whole, halves, each]
@@ -130,6 +132,9 @@ class Depth(Study):
         return [*worth, *draw_each("distances", maps, draw_map, **self.captions["distances"])]
 
 
+# ---- the worth of blocks
+
+
 def keep_shape(streams: list[Vectors]) -> list[bool]:
     """Tell of each block whether it gives a stream of the shape that it reads."""
     return [one.shape == other.shape for one, other in pairwise(streams)]
@@ -142,14 +147,16 @@ def measure_blocks(
     keeps = keep_shape(streams)
     whole = loss_of(blocks)
     for layer, block in enumerate(blocks):
-        row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
         before = blocks[:layer]
         after = blocks[layer + 1 :]
+        row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
         if keeps[layer]:
             row["skipped"] = loss_of([*before, *after]) - whole
             row["turned"] = angular_distance(streams[layer], streams[layer + 1])
-        if keeps[layer : layer + 2] == [True, True]:
-            row["swapped"] = loss_of([*before, after[0], block, *after[1:]]) - whole
+        can_be_swapped = bool(after) and keeps[layer] and keeps[layer + 1]
+        if can_be_swapped:
+            following, *rest = after
+            row["swapped"] = loss_of([*before, following, block, *rest]) - whole
         yield row
 
 
@@ -170,6 +177,9 @@ def in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
 def pass_on(x: Tensor, **_: Any) -> Tensor:
     """Return the stream as it is."""
     return x
+
+
+# ---- streams, and the angles between them
 
 
 def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
@@ -204,6 +214,9 @@ def angular_distance(one: Vectors, other: Vectors) -> float:
     """Return arccos(cosine) / π of two vectors, the mean over positions (Gromov et al. 2024, equation 5)."""
     cosine = torch.cosine_similarity(one, other, dim=-1)
     return float(cosine.clamp(-1, 1).acos().mean() / math.pi)
+
+
+# ---- what is shown
 
 
 def in_halves(rows: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,12 @@ Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
 
 @dataclass(frozen=True)
 class Panel:
-    """What a panel of curves shows. lines: of each arm, by its name, from left to right; empty for one without rows."""
+    """What a panel of curves shows.
+
+    Attributes:
+        entries: its arms, with their colors.
+        lines: the line of each arm, by its name, from left to right; empty for one without rows.
+    """
 
     title: str
     entries: Sequence[Entry]
@@ -38,9 +43,14 @@ class Panel:
 
     def finish(self, pane: Axes) -> Drawing:
         """Name the lines that are drawn, and tell where they end."""
-        ends = [(float(self.lines[entry.arm.name]["mean"].iloc[-1]), entry) for entry in self.drawn]
+        ends = []
+        texts = {}
+        for entry in self.drawn:
+            end = float(self.lines[entry.arm.name]["mean"].iloc[-1])
+            ends.append((end, entry))
+            texts[entry.label] = number(end)
         style.label_ends(pane, ends)
-        told = style.values_told({entry.label: number(end) for end, entry in ends})
+        told = style.values_told(texts)
         data = pd.concat(self.lines.values(), ignore_index=True)
         return Drawing(pane, self.title, f"At the right end: {told}", data)
 
@@ -60,8 +70,17 @@ def draw_curves(
 ) -> list[Figure]:
     """Draw a line for each arm: the mean over seeds, with a band from the lowest to the highest.
 
-    panel: a coordinate that has a figure for each value. log: axes with a logarithmic scale, "x", "y" or "xy", beside
-    those whose column says so. band: columns of the band's ends in place of the seeds' range.
+    Args:
+        name: the name of the figure's files.
+        rows: of a study.
+        x: the column along the axis.
+        y: the column of the numbers.
+        columns: words, units and scales of the columns.
+        title: of the figure.
+        caption: what it shows, in sentences.
+        panel: a coordinate that has a figure for each value.
+        log: axes with a logarithmic scale, "x", "y" or "xy", beside those whose column says so.
+        band: columns of the band's ends in place of the seeds' range.
     """
     rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
     if rows.empty:
@@ -114,11 +133,12 @@ def panels_of(
         lines = {}
         for entry in entries:
             lines[entry.arm.name] = own[is_arm(own, entry.arm.settings)].sort_values(x)
-        parts = [words]
+        of_value = ""
         if panel:
             head = columns[panel].words if panel in columns else panel
-            parts.append(f"{head} {show_value(value)}".strip())
-        one = Panel(" · ".join(part for part in parts if part), entries, lines)
+            of_value = f"{head} {show_value(value)}".strip()
+        title = " · ".join(part for part in (words, of_value) if part)
+        one = Panel(title, entries, lines)
         if one.drawn:
             found.append(one)
     return found
@@ -147,7 +167,7 @@ def draw_panels(
 def draw_each(
     name: str, parts: Sequence[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str
 ) -> list[Figure]:
-    """Return a figure for each part: its words and its rows. draw: draws rows, and tells what they show."""
+    """Return figures with a panel for each part: its words and its rows. draw: draws rows, and tells what they show."""
     shown, more = style.first(parts, style.MOST_PANELS, "panels")
     drawings = []
     with style.our_style():

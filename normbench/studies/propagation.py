@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,8 @@ from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
 from normbench.types import Block
 
-Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it
-
-DEPTH, LAST = "model.depth", "position_gradient"
+DEPTH = "model.depth"
+LAST = "position_gradient"
 THEOREM = {"−½": -0.5, "0": 0.0}  # of Xiong et al. 2020: pre, post
 BY_LAYER = ("rms", "gradient", "similarity", "angle")
 SLOPES = {LAST: Column("gradient of one position"), "gradient": Column("gradient of a batch")}
@@ -47,6 +46,13 @@ EXPONENTS = (
     "Slope of the logarithm of the last layer's gradient norm on that of depth, mean over seeds with Student's 95 % "
     "interval. Theorem 1 of Xiong et al. 2020, of the loss at one position: 0 under post, −0.5 under pre."
 )
+
+
+class Passing(NamedTuple):
+    """What enters a module, and what leaves it."""
+
+    x: Tensor
+    y: Any
 
 
 class Propagation(Study):
@@ -83,25 +89,23 @@ class Propagation(Study):
         for norm in norms.values():
             norm.train()  # running statistics are those of no batch yet
         blocks = model.anatomy().blocks
-        depth = len(blocks)
-        seen: dict[Any, Passing] = {}
-        for place in self.shown(depth):
-            blocks[place].module.register_forward_hook(partial(keep, seen, place))
+        last = len(blocks) - 1
+        through_blocks = dict[int, Passing]()
+        through_weights = dict[int, Passing]()  # the output weights of the last block
+        for layer in self.shown(len(blocks)):
+            blocks[layer].module.register_forward_hook(partial(keep, through_blocks, layer))
         if subject.task.causal:
-            for module in output_layers(blocks[-1]):
-                module.register_forward_hook(partial(keep, seen, LAST))
-        recompute(blocks[:-1])
+            for module in output_layers(blocks[last]):
+                module.register_forward_hook(partial(keep, through_weights, last))
+        recompute(blocks[:last])
         batch = to_device(subject.data.train_batch(0), subject.device)
         loss = subject.task.loss(model(*batch.arguments), batch.targets)
         loss.backward()
-        at_end = {}
-        if LAST in seen:
-            x, y = seen.pop(LAST)
-            at_end[LAST] = batch.targets.numel() * position_gradient(x, y)
-        for place, (x, y) in seen.items():
-            row = {"layer": place + 1, **what_passed(blocks[place], x, y)}
-            if place == depth - 1:
-                row |= at_end
+        for layer, passing in through_blocks.items():
+            row = {"layer": layer + 1, **what_passed(blocks[layer], passing)}
+            if layer in through_weights:
+                positions = batch.targets.numel()  # over which the loss is a mean
+                row[LAST] = positions * position_gradient(through_weights[layer])
             yield row
 
     def shown(self, depth: int) -> list[int]:
@@ -138,21 +142,24 @@ class Propagation(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         deep = deepest(rows)
-        drawn = [(name, "layer", deep) for name in BY_LAYER]
-        drawn.append((LAST, DEPTH, rows))
+        caption = "At initialisation; by layer: in the deepest stack."
         found = list[Figure]()
-        for name, x, own in drawn:
+        for name in (*BY_LAYER, LAST):
+            x = DEPTH if name == LAST else "layer"
+            own = rows if name == LAST else deep
             if name in rows and x in rows:
                 title = self.columns[name].words
-                caption = "At initialisation; by layer: in the deepest stack."
                 found += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
         return found
 
 
-def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+# ---- one pass
+
+
+def keep(seen: dict[int, Passing], layer: int, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     """Keep what enters and leaves a module, and later the gradient of what leaves."""
     output.retain_grad()
-    seen[key] = inputs[0], output
+    seen[layer] = Passing(inputs[0], output)
 
 
 def last_branch(block: Block) -> Any:
@@ -176,11 +183,12 @@ def recompute(blocks: Iterable[Block]) -> None:
 
 
 @torch.no_grad()
-def what_passed(block: Block, x: Tensor, y: Tensor) -> dict[str, float]:
+def what_passed(block: Block, passing: Passing) -> dict[str, float]:
     """Return what passed through a block: the stream, x to y, and the gradient on the way back.
 
     That is the gradient of the last branch's output weights; of one that names none, of all its parameters.
     """
+    x, y = passing
     branch = last_branch(block)
     weights: list[Any] = branch.output_weights() or list(branch.parameters())
     gradients = [weight.grad for weight in weights]
@@ -205,14 +213,17 @@ def angle(x: Float[Tensor, "..."], y: Float[Tensor, "..."], channel_dim: int) ->
     return torch.rad2deg(2 * torch.atan2(apart, along)).mean()
 
 
-def position_gradient(x: Tensor, y: Any) -> float:
+def position_gradient(passing: Passing) -> float:
     """Return the norm of what one position adds to the gradient of the weights of y = Wx, the mean over positions.
 
     That is the outer product of x there and δ, the gradient of y: |x|·|δ|.
     """
-    inputs = x.detach().norm(dim=-1)
-    gradients = y.grad.norm(dim=-1)
+    inputs = passing.x.detach().norm(dim=-1)
+    gradients = passing.y.grad.norm(dim=-1)
     return float((inputs * gradients).mean())
+
+
+# ---- what is shown
 
 
 def deepest(rows: pd.DataFrame) -> pd.DataFrame:
