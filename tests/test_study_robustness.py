@@ -12,7 +12,7 @@ import torch
 from support import IMAGES, TEXT, build, random_batch, refused
 
 from normbench.cli import main
-from normbench.studies.robustness import changed, drop, noise, outlier
+from normbench.studies.robustness import apply_change, drop, noise, outlier
 from normbench.types import Task
 
 pytest_plugins = ["trained_runs"]
@@ -55,9 +55,9 @@ def test_a_change_is_met_once_and_leaves_nothing(place: str, task: Task, model: 
         met.append((tuple(x.shape), axis))
         return torch.zeros_like(x)
 
-    with changed(made, place, zero):
+    with apply_change(made, place, zero):
         gone = made(*batch.arguments)
-    with changed(made, place, partial(outlier, 1.0)):
+    with apply_change(made, place, partial(outlier, 1.0)):
         same = made(*batch.arguments)
     assert not torch.allclose(gone, clean) and torch.equal(same, clean) and len(met) == 1
     (shape, axis) = met[0]
@@ -71,7 +71,7 @@ def test_a_change_is_met_once_and_leaves_nothing(place: str, task: Task, model: 
 
 def test_hooks_go_where_a_model_fails() -> None:
     made, _ = build()
-    with pytest.raises(ZeroDivisionError), changed(made, "input", lambda x, axis: 1 / 0):
+    with pytest.raises(ZeroDivisionError), apply_change(made, "input", lambda x, axis: 1 / 0):
         made(*random_batch(TEXT).arguments)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())
 

@@ -27,13 +27,13 @@ from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
     Loss,
     Smoothness,
+    add_noise,
     at_rate,
     covariate_shift,
     curvature,
     landscape,
     layers_of,
-    moved,
-    noisy,
+    move_along,
 )
 from normbench.studies.steps import steps
 from normbench.studies.writing import write
@@ -173,7 +173,7 @@ def test_the_trace_of_a_diagonal_hessian_is_exact() -> None:
 def test_noise_has_a_mean_and_a_scale_of_its_own_for_each_activation_and_is_taken_away() -> None:
     norm = nn.Identity()
     x = torch.ones(4000, 3, 2)
-    with noisy({"a": norm}):
+    with add_noise({"a": norm}):
         torch.manual_seed(0)
         first = norm(x)
         second = norm(x)
@@ -185,14 +185,14 @@ def test_noise_has_a_mean_and_a_scale_of_its_own_for_each_activation_and_is_take
     assert (means > 0.4).all() and (means < 1.85).all()  # σ + μ
     assert means.std() > 0.05 and (second.mean(0) - means).abs().max() > 0.05
     assert first.std(0) == pytest.approx(torch.full((3, 2), math.sqrt(0.1**2 + 0.2**2 / 12)), rel=0.05)
-    with noisy({"a": norm}, wanted=False):
+    with add_noise({"a": norm}, wanted=False):
         assert norm(x).equal(x)
 
 
 def test_weights_come_back_to_the_bit_after_a_fault_too() -> None:
     w = torch.randn(7)
     kept = w.clone()
-    with pytest.raises(ZeroDivisionError), moved([w], [torch.randn(7)], 1e3):
+    with pytest.raises(ZeroDivisionError), move_along([w], [torch.randn(7)], 1e3):
         raise ZeroDivisionError
     assert w.equal(kept)
 
@@ -231,10 +231,10 @@ def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
     own, study = subject(*words), Smoothness(every=1, hessian=True)
     made = own.build()
     own.build = lambda: made  # type: ignore[method-assign]  # to look at the weights behind it
-    with noisy(made[1], noise):
+    with add_noise(made[1], noise):
         plain = subject(*words)
         model, norms = plain.build()
-        with noisy(norms, noise):
+        with add_noise(norms, noise):
             losses = [step.loss for step in steps(plain, model, norms)]
     rows = [*study.watch(own, noise)]
     assert [row["loss"] for row in rows if "loss" in row] == losses
@@ -259,7 +259,7 @@ def test_without_momentum_the_shift_is_that_of_the_gradient_s_own_step() -> None
     loss = batch_loss(model.train(), own.data.train_batch(0), own.task, own.seed, "dropout", 0)
     below = [p for layer in layers_of(model)[:6] for p in layer]
     old = torch.autograd.grad(loss(), [model.head.weight])[0]  # type: ignore[list-item]
-    with moved(below, torch.autograd.grad(loss(), below), -0.05):
+    with move_along(below, torch.autograd.grad(loss(), below), -0.05):
         new = torch.autograd.grad(loss(), [model.head.weight])[0]  # type: ignore[list-item]
     assert row["shift"] == pytest.approx((new - old).norm().item(), rel=1e-3)
 

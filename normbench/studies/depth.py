@@ -72,7 +72,7 @@ class Depth(Study):
         blocks = [block.module for block in model.anatomy().blocks]
 
         def loss_of(order: list[nn.Module]) -> float:
-            with in_order(blocks, order):
+            with run_in_order(blocks, order):
                 return evaluate(model, batches, subject.task, subject.device)["loss"]
 
         yield {"what": "model", "loss": loss_of(blocks)}
@@ -161,7 +161,7 @@ def measure_blocks(
 
 
 @contextmanager
-def in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
+def run_in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
     """Let a model compute some of its blocks in this order inside the `with`; the last places do nothing then."""
     forwards: list[Callable[..., Tensor]] = [block.forward for block in order]
     forwards += [pass_on] * (len(blocks) - len(order))

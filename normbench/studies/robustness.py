@@ -32,67 +32,11 @@ from normbench.types import Model
 Levels = Sequence[float]
 Change = Callable[[float, Tensor, int], Tensor]  # a level, values, and their axis of channels, to other values
 
-
-def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
-    """Return x with its largest channel times a factor; axis: of the channels."""
-    moved = x.movedim(axis, -1)
-    largest = moved.square().flatten(0, -2).mean(0).argmax()
-    channels = torch.arange(moved.shape[-1], device=x.device)
-    scale = torch.where(channels == largest, factor, 1.0)
-    return (moved * scale).movedim(-1, axis)
-
-
-def noise(level: float, x: Tensor, axis: int) -> Tensor:
-    """Return x with Gaussian noise of `level` times its root mean square."""
-    rms = x.square().mean().sqrt()
-    return x + level * rms * torch.randn(x.shape).to(x)
-
-
-def drop(share: float, x: Tensor, axis: int) -> Tensor:
-    """Return x with 0 at a share of its positions (tokens or pixels), in all channels."""
-    positions = list(x.shape)
-    positions[axis] = 1
-    is_kept = torch.rand(positions) >= share
-    return x * is_kept.to(x)
-
-
-CHANGES: dict[str, Change] = {"outlier": outlier, "noise": noise, "dropped": drop}
 LEVELS = {
     "outlier": "factor on the largest channel",
     "noise": "noise over the root mean square",
     "dropped": "share of positions dropped",
 }
-
-
-@contextmanager
-def changed(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
-    """Let a model meet changed values inside the `with`: at its input (pixels, embedded text) or at half its depth."""
-
-    anatomy = model.anatomy()
-    middle = anatomy.blocks[len(anatomy.blocks) // 2]
-
-    def change_input(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, *others = given
-        if not x.is_floating_point():
-            return given
-        axis = 1 if module is model else middle.channel_dim
-        return (change(x, axis), *others)
-
-    def change_embedding(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
-        is_text = not given[0].is_floating_point()
-        return change(output, -1) if is_text else output
-
-    if place == "input":
-        handles = [model.register_forward_pre_hook(change_input)]
-        if anatomy.stem is not None:
-            handles.append(anatomy.stem.register_forward_hook(change_embedding))
-    else:
-        handles = [middle.module.register_forward_pre_hook(change_input)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Robustness(Study):
@@ -128,7 +72,7 @@ class Robustness(Study):
         for kind, change in CHANGES.items():
             for place in ("input", "hidden"):
                 for level in self.levels[kind]:
-                    with seed_draws(subject.seed, kind, place, level), changed(model, place, partial(change, level)):
+                    with seed_draws(subject.seed, kind, place, level), apply_change(model, place, partial(change, level)):
                         found = loss()
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
@@ -165,3 +109,60 @@ class Robustness(Study):
                 str(kind), own, x="strength", y="loss", panel="place", log="xy", columns=columns, **said
             )
         return found
+
+
+def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
+    """Return x with its largest channel times a factor; axis: of the channels."""
+    moved = x.movedim(axis, -1)
+    largest = moved.square().flatten(0, -2).mean(0).argmax()
+    channels = torch.arange(moved.shape[-1], device=x.device)
+    scale = torch.where(channels == largest, factor, 1.0)
+    return (moved * scale).movedim(-1, axis)
+
+
+def noise(level: float, x: Tensor, axis: int) -> Tensor:
+    """Return x with Gaussian noise of `level` times its root mean square."""
+    rms = x.square().mean().sqrt()
+    return x + level * rms * torch.randn(x.shape).to(x)
+
+
+def drop(share: float, x: Tensor, axis: int) -> Tensor:
+    """Return x with 0 at a share of its positions (tokens or pixels), in all channels."""
+    positions = list(x.shape)
+    positions[axis] = 1
+    is_kept = torch.rand(positions) >= share
+    return x * is_kept.to(x)
+
+
+CHANGES: dict[str, Change] = {"outlier": outlier, "noise": noise, "dropped": drop}
+
+
+@contextmanager
+def apply_change(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
+    """Let a model meet changed values inside the `with`: at its input (pixels, embedded text) or at half its depth."""
+
+    anatomy = model.anatomy()
+    middle = anatomy.blocks[len(anatomy.blocks) // 2]
+
+    def change_input(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = given
+        if not x.is_floating_point():
+            return given
+        axis = 1 if module is model else middle.channel_dim
+        return (change(x, axis), *others)
+
+    def change_embedding(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        is_text = not given[0].is_floating_point()
+        return change(output, -1) if is_text else output
+
+    if place == "input":
+        handles = [model.register_forward_pre_hook(change_input)]
+        if anatomy.stem is not None:
+            handles.append(anatomy.stem.register_forward_hook(change_embedding))
+    else:
+        handles = [middle.module.register_forward_pre_hook(change_input)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

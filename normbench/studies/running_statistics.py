@@ -23,23 +23,6 @@ from normbench.types import Batch, Model
 SIZE = "data.batch_size"
 
 
-def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """Yield the same examples in batches of about this size, and no smaller one unless there are fewer examples."""
-    for batch in batches:
-        count = max(1, len(batch.inputs) // size)
-        pieces = [repeat(None) if one is None else one.tensor_split(count) for one in batch]  # some have no mask
-        for _, *parts in zip(range(count), *pieces, strict=False):
-            yield Batch(*parts)
-
-
-def use_batch(norms: Iterable[Any]) -> None:
-    """Let norms take the statistics of each batch in evaluation too."""
-    for norm in norms:
-        norm.track_running_stats = False
-        norm.running_mean = None
-        norm.running_var = None
-
-
 class RunningStatistics(Study):
     """Measure what a trained model's loss depends on the statistics that its norms are evaluated with.
 
@@ -122,6 +105,23 @@ class RunningStatistics(Study):
         others = arms[arms["statistics"] != "running"]
         said = self.captions["gap"]
         return draw_curves("statistics", others, x=SIZE, y="gap", columns=self.columns, log="x", **said)
+
+
+def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """Yield the same examples in batches of about this size, and no smaller one unless there are fewer examples."""
+    for batch in batches:
+        count = max(1, len(batch.inputs) // size)
+        pieces = [repeat(None) if one is None else one.tensor_split(count) for one in batch]  # some have no mask
+        for _, *parts in zip(range(count), *pieces, strict=False):
+            yield Batch(*parts)
+
+
+def use_batch(norms: Iterable[Any]) -> None:
+    """Let norms take the statistics of each batch in evaluation too."""
+    for norm in norms:
+        norm.track_running_stats = False
+        norm.running_mean = None
+        norm.running_var = None
 
 
 def batches_on(device: torch.device, batches: Iterable[Batch]) -> Iterator[Batch]:

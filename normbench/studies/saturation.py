@@ -27,38 +27,6 @@ SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the 
 PERCENT = "Median and band from the 15th to the 85th percentile, over validation images"
 
 
-def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
-    """Return the values below which 15, 50 and 85 % lie."""
-    found = np.quantile(values.detach().cpu().numpy(), list(SHARES.values()))
-    return dict(zip(SHARES, found.tolist(), strict=True))
-
-
-def saturated_share(values: Float[Tensor, "..."], edge: float) -> float:
-    """Return the share of values whose sigmoid lies within `edge` of 0 or 1."""
-    outputs = values.detach().sigmoid()
-    is_saturated = (outputs < edge) | (outputs > 1 - edge)
-    return is_saturated.float().mean().item()
-
-
-@torch.no_grad()
-def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return what each sigmoid reads for these inputs, in their order, and the logits; buffers stay as they are."""
-    seen = list[Tensor]()
-
-    def keep_input(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seen.append(given[0])
-
-    sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
-    handles = [each.register_forward_pre_hook(keep_input) for each in sigmoids]
-    try:
-        with keep_buffers(model):
-            logits = model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen, logits
-
-
 class Saturation(Study):
     """Measure what the sigmoids of an MLP read while it trains, with and without a norm, by the scaling of its inputs.
 
@@ -179,6 +147,38 @@ class Saturation(Study):
                 **how,
             ),
         ]
+
+
+def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
+    """Return the values below which 15, 50 and 85 % lie."""
+    found = np.quantile(values.detach().cpu().numpy(), list(SHARES.values()))
+    return dict(zip(SHARES, found.tolist(), strict=True))
+
+
+def saturated_share(values: Float[Tensor, "..."], edge: float) -> float:
+    """Return the share of values whose sigmoid lies within `edge` of 0 or 1."""
+    outputs = values.detach().sigmoid()
+    is_saturated = (outputs < edge) | (outputs > 1 - edge)
+    return is_saturated.float().mean().item()
+
+
+@torch.no_grad()
+def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return what each sigmoid reads for these inputs, in their order, and the logits; buffers stay as they are."""
+    seen = list[Tensor]()
+
+    def keep_input(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        seen.append(given[0])
+
+    sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
+    handles = [each.register_forward_pre_hook(keep_input) for each in sigmoids]
+    try:
+        with keep_buffers(model):
+            logits = model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen, logits
 
 
 def last_layer(rows: pd.DataFrame) -> pd.DataFrame:

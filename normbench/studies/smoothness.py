@@ -122,7 +122,7 @@ class Smoothness(Study):
         model, norms = subject.build()
         watched = watch_model(model, norms)
         before: Looked | None = None
-        with noisy(norms, noise):
+        with add_noise(norms, noise):
             for step in steps(subject, model, norms):
                 if before:
                     yield from self.look_back(before, watched)
@@ -146,7 +146,7 @@ class Smoothness(Study):
         """Yield how the update of the step before has shifted each layer's gradient."""
         after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in watched.parameters}
         back = torch._foreach_sub(before.parameters, watched.parameters)
-        with keep_buffers(watched.model), moved(watched.parameters, back, 1.0):
+        with keep_buffers(watched.model), move_along(watched.parameters, back, 1.0):
             shifts = list(covariate_shift(before.loss, watched.layers, watched.weights, after))
         for shift in shifts:
             yield {"step": before.number, **shift}
@@ -281,7 +281,7 @@ def landscape(loss: Loss, parameters: Sequence[Tensor], distances: Sequence[floa
     losses = list[float]()
     changes = list[float]()
     for distance in distances:
-        with moved(parameters, gradient, -distance):
+        with move_along(parameters, gradient, -distance):
             there = loss()
             difference = flat(torch.autograd.grad(there, parameters)) - flat(gradient)
         losses.append(there.item())
@@ -355,7 +355,7 @@ def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: i
 
 
 @contextmanager
-def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
+def move_along(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
     """Move parameters along a direction, and back at the end."""
     kept = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
@@ -388,7 +388,7 @@ def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
 
 
 @contextmanager
-def noisy(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
+def add_noise(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
     """Add noise to what norms put out, if it is wanted, and take it away at the end."""
     handles = [norm.register_forward_hook(noise) for norm in norms.values()] if wanted else []
     try:
