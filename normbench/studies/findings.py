@@ -32,7 +32,12 @@ from normbench.analysis.tables import Table
 
 @dataclass(frozen=True)
 class Column:
-    """What a measured number is. words: as a table's head or an axis has it. scale: of an axis, linear or log."""
+    """What a measured number is.
+
+    Attributes:
+        words: as a table's head or an axis has it.
+        scale: of an axis, linear or log.
+    """
 
     words: str
     unit: str = ""
@@ -94,8 +99,9 @@ def other_side(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
 class Finding:
     """A number that was measured of one arm, at one place or as the mean over several.
 
-    values: by seed; with `ratio` they are logarithms to base 2, whose mean is that of a geometric one. rows: which
-    rows of its study it was taken from, by their index.
+    Attributes:
+        values: by seed; with `ratio` they are logarithms to base 2, whose mean is that of a geometric one.
+        rows: which rows of its study it was taken from, by their index.
     """
 
     arm: Arm
@@ -129,8 +135,10 @@ def find(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Find
 class PairedDifference(Sample, BaselineTest):
     """A difference of two findings, seed by seed; what can be said of it waits until all tests of the study are known.
 
-    what: the difference, in words that begin its sentence. ratio: the values are logarithms to base 2, and are told as
-    a ratio. of: what tells it from other tests with the same numbers.
+    Attributes:
+        what: the difference, in words that begin its sentence.
+        ratio: whether the values are logarithms to base 2, and are told as a ratio.
+        of: what tells it from other tests with the same numbers.
     """
 
     what: str = ""
@@ -188,7 +196,13 @@ def compare_with_baseline(
 ) -> list[PairedDifference]:
     """Return how a number of each arm differs from that of the arm that has the baseline's settings and all else alike.
 
-    what: the number, in words that begin each sentence.
+    Args:
+        rows: of a study.
+        metric: the column of the number.
+        baseline: the settings of the other arm.
+        what: the number, in words that begin each sentence.
+        unit: of the number.
+        ratio: take ratios and geometric means.
     """
     found = []
     for arm in arms_of(rows):
@@ -205,7 +219,16 @@ def compare_with_baseline(
 def compare_kinds(
     rows: pd.DataFrame, first: pd.Series, second: pd.Series, metric: str, what: str, unit: str
 ) -> list[PairedDifference]:
-    """Return how a number differs within each arm between two kinds of its rows, paired by seed."""
+    """Return how a number differs within each arm between two kinds of its rows, paired by seed.
+
+    Args:
+        rows: of a study.
+        first: which of them are of the first kind.
+        second: which are of the second, whose numbers are taken from those of the first.
+        metric: the column of the number.
+        what: the difference, in words that begin each sentence.
+        unit: of the number.
+    """
     found = []
     for arm in arms_of(rows):
         mine = find(rows[first], metric, arm)
@@ -218,8 +241,10 @@ def compare_kinds(
 class Value:
     """A number of an arm that a study tells of where there is nothing to compare it with.
 
-    what: the number, in words that stand in front of it. values: by seed; with `ratio` logarithms to base 2.
-    references: numbers that it may be consistent with, by their names.
+    Attributes:
+        what: the number, in words that stand in front of it.
+        values: by seed; with `ratio` logarithms to base 2.
+        references: numbers that it may be consistent with, by their names.
     """
 
     what: str
@@ -256,7 +281,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table. place: the coordinates of the line. cells: by the name of the number."""
+    """A line of a table.
+
+    Attributes:
+        place: its coordinates.
+        cells: by the name of the number.
+    """
 
     arm: Arm
     place: tuple[Any, ...]
@@ -267,8 +297,11 @@ class Line:
 class Findings:
     """A table of findings before it is written, which waits until all tests of the study are known.
 
-    by: coordinates that have a line each. baseline: settings of the arm with which each is compared. ratio: whether
-    means are geometric, and differences ratios. seeds: how many the study has.
+    Attributes:
+        by: coordinates that have a line each.
+        baseline: settings of the arm with which each is compared.
+        ratio: whether means are geometric, and differences ratios.
+        seeds: how many the study has.
     """
 
     key: str
@@ -304,8 +337,16 @@ def compare(
 ) -> Findings:
     """Return the mean of each arm, and with several seeds its difference from the baseline by seed.
 
-    by: coordinates that have a line each. baseline: settings of the arm with which each is compared that is like it in
-    all else. ratio: take geometric means and ratios to the baseline.
+    Args:
+        rows: of a study.
+        values: the columns of the numbers.
+        columns: words and units of all columns.
+        by: coordinates that have a line each.
+        baseline: settings of the arm with which each is compared that is like it in all else.
+        key: the anchor of the table.
+        title: of the table.
+        notes: sentences below it.
+        ratio: take geometric means and ratios to the baseline.
     """
     baseline = baseline or {}
     arms = arms_of(rows)
@@ -316,16 +357,20 @@ def compare(
             if not is_arm(own, arm.settings).any():
                 continue
             other = other_side(arm, baseline) if seeds > 1 else None
-            cells = {}
-            for metric in values:
-                finding = find(own, metric, arm, ratio)
-                difference = None
-                if other is not None:
-                    theirs = find(own, metric, other, ratio)
-                    difference = difference_of(finding, theirs) if theirs.values else None
-                cells[metric] = Cell(finding, difference)
+            cells = {metric: compare_cell(own, metric, arm, other, ratio) for metric in values}
             lines.append(Line(arm, place, cells))
     return Findings(key, title, columns, by, baseline, ratio, seeds, lines, notes)
+
+
+def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> Cell:
+    """Return a number of an arm, with its difference from another arm that has rows too."""
+    mine = find(rows, metric, arm, ratio)
+    if other is None:
+        return Cell(mine, None)
+    theirs = find(rows, metric, other, ratio)
+    if not theirs.values:
+        return Cell(mine, None)
+    return Cell(mine, difference_of(mine, theirs))
 
 
 def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:

@@ -43,7 +43,12 @@ PLACES = ("step", "layer", "position", "depth", "round")
 class Subject:
     """What is measured: a point of a grid with its model at initialisation, or a trained run.
 
-    settings: what tells its arm from others, the norm always. load: reads the data. path: the run's directory.
+    Attributes:
+        settings: what tells its arm from others, the norm always.
+        tree: the configuration.
+        load: reads the data.
+        path: the run's directory, for a trained one.
+        trust: as `TrainedRun` has it.
     """
 
     settings: Mapping[str, Any]
@@ -124,13 +129,20 @@ class Study(ABC):
     """An experiment; a subclass's annotated signature says what can be set by `study.KEY=VALUE`.
 
     A study measures; it may say in its own way what was found, in sentences, tables and figures. By default these are
-    the means of all measured numbers, against the baseline.
+    the means of all measured numbers, against the baseline. The class says `trains` and `together`; all other
+    attributes stand in conf/study/NAME.yaml, which names the class.
 
-    trains: whether it measures runs that are trained first, or given. together: whether all subjects are measured at
-    once. The rest stands in conf/study/NAME.yaml, which names the class. title: of its page. source: papers. words: of
-    the grid, as `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and
-    coordinates: words, unit, scale. captions: title and words of figures. baseline: the arm that others are compared
-    with. miniature: words with which the tests make it in a second.
+    Attributes:
+        trains: whether it measures runs that are trained first, or given.
+        together: whether all subjects are measured at once.
+        name: the word that names it on the command line.
+        title: of its page.
+        source: papers.
+        words: of the grid, as `normbench sweep` takes them; a person's own replace them, key by key.
+        columns: of measured numbers and coordinates: words, unit, scale.
+        captions: title and words of figures.
+        baseline: the arm that others are compared with.
+        miniature: words with which the tests make it in a second.
     """
 
     name: ClassVar[str]
@@ -190,8 +202,8 @@ class Study(ABC):
         found = list[Told]()
         for metric in self.measured_in(rows):
             words = self.columns[metric].words
-            what = f"{words[0].upper()}{words[1:]}, mean over all places"
-            found += self.compare_or_tell(rows, metric, what)
+            capitalized = words[0].upper() + words[1:]
+            found += self.compare_or_tell(rows, metric, f"{capitalized}, mean over all places")
         return found
 
     def tables(self, rows: pd.DataFrame) -> Sequence[Table | Findings]:
@@ -217,13 +229,19 @@ class Study(ABC):
         return [name for name in measured_numbers(rows, self.columns) if name not in settings]
 
     def compare_or_tell(self, rows: pd.DataFrame, metric: str, what: str, ratio: bool = False) -> list[Told]:
-        """Return how a number differs from the baseline's in each other arm; the number itself where none differs.
+        """Return how a number differs from the baseline's in each other arm; the number itself where there is none.
 
-        what: the number, in words that begin each sentence. ratio: take ratios and geometric means.
+        Args:
+            rows: of the study.
+            metric: the column of the number.
+            what: the number, in words that begin each sentence.
+            ratio: take ratios and geometric means.
         """
         unit = self.columns[metric].unit
         differences = compare_with_baseline(rows, metric, self.baseline, what, unit, ratio)
-        return [*differences] or [*values_of(rows, metric, what, unit, ratio)]
+        if differences:
+            return list(differences)
+        return list(values_of(rows, metric, what, unit, ratio))
 
 
 def place_in(rows: pd.DataFrame) -> str | None:
@@ -234,8 +252,12 @@ def place_in(rows: pd.DataFrame) -> str | None:
 def measured_numbers(rows: pd.DataFrame, columns: Mapping[str, Column]) -> list[str]:
     """Return the columns that hold what was measured, and not the place where it was."""
     place = place_in(rows)
-    known = [name for name in columns if name in rows and name != place]
-    return [name for name in known if pd.api.types.is_numeric_dtype(rows[name])]
+    found = []
+    for name in columns:
+        is_measured = name in rows and name != place
+        if is_measured and pd.api.types.is_numeric_dtype(rows[name]):
+            found.append(name)
+    return found
 
 
 def study_class(name: str) -> type[Study]:
@@ -276,7 +298,12 @@ def takes_list(setting: Setting | None) -> bool:
 
 
 def check_memory(needed: float, what: str, device: torch.device | None = None) -> None:
-    """Refuse what needs more memory than there is; needed: bytes.
+    """Refuse what needs more memory than there is.
+
+    Args:
+        needed: bytes.
+        what: what needs them, in words that begin the complaint.
+        device: whose memory it is; by default the CPU's.
 
     Raises:
         UsageError: it would not fit.
