@@ -18,6 +18,7 @@ from normbench.types import PADDING, Batch, Data, Split
 
 STEPS = 20  # that stand for an epoch of a stream
 MOST_STEPS = 100  # whose batches are looked at
+MOST_REPEATED = 0.01  # of all examples: equal to others
 
 
 class DataPart(Part):
@@ -38,7 +39,9 @@ class DataPart(Part):
     def steps(self) -> list[int]:
         """Steps at the ends of the first epochs, and far away."""
         epoch = self.data.steps_per_epoch or STEPS
-        return sorted({0, 1, epoch // 2, epoch - 1, epoch, 2 * epoch - 1, 7 * epoch + 3})
+        in_first = {0, 1, epoch // 2, epoch - 1}
+        later = {epoch, 2 * epoch - 1, 7 * epoch + 3}
+        return sorted(in_first | later)
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of data by name."""
@@ -68,49 +71,53 @@ def batches_are_pure(part: DataPart) -> str:
 
     The dropout of a step is seeded before its batch is asked for.
     """
-    expected: dict[int, list[int]] = {}
+    expected = dict[int, list[int]]()
 
     def ask_forwards() -> None:
         for step in part.steps:
-            expected[step] = hashes([part.data.train_batch(step)])
+            expected[step] = hash_examples([part.data.train_batch(step)])
 
     drawn = drawn_by(ask_forwards)
     cure = "draw from a torch.Generator that seed and step decide, and leave the data as they are"
     expect(not drawn, f"draws from {drawn}, or seeds it: {cure}")
     for other in (part.data, part.make()):
         for step in reversed(part.steps):
-            again = hashes([other.train_batch(step)])
+            again = hash_examples([other.train_batch(step)])
             expect(again == expected[step], f"step {step} gives another batch: {cure}")
-    return f"steps {', '.join(f'{step:,}' for step in part.steps)}"
+    steps = ", ".join(f"{step:,}" for step in part.steps)
+    return f"steps {steps}"
 
 
 def seed_matters(part: DataPart) -> Fact:
     """Runs of several seeds differ in their batches too."""
-    first = hashes([part.data.train_batch(0)])
-    other = hashes([part.make(seed=1).train_batch(0)])
+    first = hash_examples([part.data.train_batch(0)])
+    other = hash_examples([part.make(seed=1).train_batch(0)])
     return Fact(first != other)
+
+
+# ---- what a batch holds
 
 
 def check_batch(where: str, batch: Batch, data: Data) -> int:
     """Shapes, types and values of a batch are what the task says; return the number of its predictions."""
     task = data.task
-    inputs, targets, mask, previous = batch
-    has = "no" if mask is None else "a"
-    expect((mask is not None) == data.pads, f"{where} has {has} mask, and pads={data.pads}")
+    has_mask = batch.mask is not None
+    word = "a" if has_mask else "no"
+    expect(has_mask == data.pads, f"{where} has {word} mask, and pads={data.pads}")
     input_shape, target_shape = task.shapes(batch)
-    if mask is not None:
+    if has_mask:
         expect(task.may_pad, f"{where} has a mask: padding would count in the loss, cut the text into windows")
-    check_tensor(where, "inputs", inputs, input_shape, task.input_dtype)
-    check_tensor(where, "targets", targets, target_shape, torch.int64)
-    if mask is not None:
-        check_tensor(where, "mask", mask, input_shape, torch.bool)
-        check_padding(where, mask)
-    are_finite = bool(inputs.isfinite().all())
+    check_tensor(where, "inputs", batch.inputs, input_shape, task.input_dtype)
+    check_tensor(where, "targets", batch.targets, target_shape, torch.int64)
+    if batch.mask is not None:
+        check_tensor(where, "mask", batch.mask, input_shape, torch.bool)
+        check_padding(where, batch.mask)
+    are_finite = bool(batch.inputs.isfinite().all())
     expect(are_finite, f"{where} has inputs that are not finite: fix those examples or leave them out")
-    answers = targets if previous is None else real(targets)
+    answers = batch.targets if batch.previous is None else real(batch.targets)
     check_range(where, "targets", answers, task.num_classes)
     if task.input_dtype == torch.int64:
-        check_range(where, "tokens", inputs, task.vocabulary_size)  # type: ignore[attr-defined]  # as all of tokens
+        check_range(where, "tokens", batch.inputs, task.vocabulary_size)  # type: ignore[attr-defined]  # as all of tokens
     return answers.numel()
 
 
@@ -118,16 +125,18 @@ def check_tensor(where: str, name: str, tensor: Tensor, shape: Sequence[int], dt
     """A tensor has the shape and dtype that the task needs."""
     found = f"{list(tensor.shape)} of {tensor.dtype}"
     needed = f"{list(shape)} of {dtype}"
-    said = f"{where} has {name} of {found}: the task needs {needed}"
-    expect(found == needed, said.replace("torch.", ""))
+    complaint = f"{where} has {name} of {found}: the task needs {needed}"
+    expect(found == needed, complaint.replace("torch.", ""))
 
 
 def check_padding(where: str, mask: Tensor) -> None:
     """Padding stands after the text, and no text is empty."""
-    is_empty = not mask[:, 0].all()
-    has_gap = bool((mask[:, 1:] & ~mask[:, :-1]).any())
+    has_empty = not mask[:, 0].all()
+    before = mask[:, :-1]
+    after = mask[:, 1:]
+    has_gap = bool((after & ~before).any())
     cure = "pad after the text, leave out empty ones"
-    expect(not is_empty and not has_gap, f"{where} has a row that begins with padding: {cure}")
+    expect(not has_empty and not has_gap, f"{where} has a row that begins with padding: {cure}")
 
 
 def check_range(where: str, name: str, values: Tensor, count: int) -> None:
@@ -137,23 +146,12 @@ def check_range(where: str, name: str, values: Tensor, count: int) -> None:
     expect(low >= 0 and high < count, f"{found}: the task has {count}, so they go from 0 to {count - 1}")
 
 
-def batches_fit(part: DataPart) -> str:
-    """Shapes, types and ranges are the task's in training and in whole splits; a limit gives no more batches."""
-    data = part.data
-    for step in range(min(data.steps_per_epoch or STEPS, MOST_STEPS)):
-        check_batch(f"train_batch({step})", data.train_batch(step), data)
-    asked: list[tuple[Split, int | None]] = [("val", 1), ("val", 3), ("train", 2), ("val", None)]
-    if data.has_test:
-        asked.insert(0, ("test", None))
-    for split, limit in asked:
-        where = f"eval_batches({split!r}, {limit})"
-        sizes = [check_batch(where, batch, data) for batch in data.eval_batches(split, limit)]
-        said = f"{where}: {len(sizes):,} batches, {sum(sizes):,} predictions"
-        expect(0 < len(sizes) <= (limit or len(sizes)), said)
-    return said
+def real(targets: Tensor) -> Tensor:
+    """Return the targets of an example without padding."""
+    return targets[targets != PADDING]
 
 
-def hashes(batches: Iterable[Batch]) -> list[int]:
+def hash_examples(batches: Iterable[Batch]) -> list[int]:
     """Return a number for each example of the batches; padding does not count."""
     found = []
     for batch in batches:
@@ -161,25 +159,48 @@ def hashes(batches: Iterable[Batch]) -> list[int]:
             inputs = batch.inputs[row]
             if batch.mask is not None:
                 inputs = inputs[batch.mask[row]]
-            content = np.asarray(inputs).tobytes() + np.asarray(real(targets)).tobytes()
-            found.append(hash(content))
+            question = np.asarray(inputs).tobytes()
+            answer = np.asarray(real(targets)).tobytes()
+            found.append(hash(question + answer))
     return found
 
 
-def real(targets: Tensor) -> Tensor:
-    """Return the targets of an example without padding."""
-    return targets[targets != PADDING]
+# ---- whole splits
+
+
+def batches_fit(part: DataPart) -> str:
+    """Shapes, types and ranges are the task's in training and in whole splits; a limit gives no more batches."""
+    data = part.data
+    steps = min(data.steps_per_epoch or STEPS, MOST_STEPS)
+    for step in range(steps):
+        check_batch(f"train_batch({step})", data.train_batch(step), data)
+    if data.has_test:
+        check_split(data, "test", None)
+    check_split(data, "val", 1)
+    check_split(data, "val", 3)
+    check_split(data, "train", 2)
+    return check_split(data, "val", None)
+
+
+def check_split(data: Data, split: Split, limit: int | None) -> str:
+    """The batches of a split, or its first ones, fit the task; return how many they are."""
+    where = f"eval_batches({split!r}, {limit})"
+    predictions = [check_batch(where, batch, data) for batch in data.eval_batches(split, limit)]
+    count = len(predictions)
+    figure = f"{where}: {count:,} batches, {sum(predictions):,} predictions"
+    is_within_limit = limit is None or count <= limit
+    return expect(count > 0 and is_within_limit, figure)
 
 
 def covers_once(part: DataPart) -> str:
     """Windows of a text stand side by side; else no example comes twice, but for the few that a real set repeats."""
-    seen = Counter(hashes(part.data.eval_batches("val")))
-    total = seen.total()
-    repeated = total - len(seen)
+    examples = Counter(hash_examples(part.data.eval_batches("val")))
+    total = examples.total()
+    repeated = total - len(examples)
     figure = f"{total:,} examples, {repeated:,} of them equal to others"
     if part.data.task.causal and are_side_by_side(part.data):
         return f"{figure}; each begins where the one before ends"
-    return expect(repeated <= 0.01 * total, figure)
+    return expect(repeated <= MOST_REPEATED * total, figure)
 
 
 def are_side_by_side(data: Data) -> bool:
@@ -196,8 +217,8 @@ def evaluation_repeats(part: DataPart) -> str:
     other = part.make(seed=1)
     for limit in (None, 2):
         torch.manual_seed(12345)
-        first = hashes(part.data.eval_batches("val", limit))
-        again = hashes(other.eval_batches("val", limit))
+        first = hash_examples(part.data.eval_batches("val", limit))
+        again = hash_examples(other.eval_batches("val", limit))
         expect(first == again, f"eval_batches('val', {limit}) gives others with another seed: take the split in order")
     expect(part.data.fingerprint == other.fingerprint, f"{part.data.fingerprint} becomes {other.fingerprint}")
     return f"fingerprint {other.fingerprint[:12]}"
