@@ -22,6 +22,7 @@ TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS
 TOLERANCE = 1e-4  # of the largest logit, in float32
 SIDE = 32  # of an image, in pixels; patches must tile it
 LARGEST_PATCH = 256
+MORE = 2  # tokens of padding than before
 
 
 class ModelPart(Part):
@@ -37,7 +38,8 @@ class ModelPart(Part):
         side = SIDE
         patch = self.tree["model"].get("patch")
         if isinstance(patch, int) and 0 < patch <= LARGEST_PATCH:
-            side = math.ceil(SIDE / patch) * patch
+            patches = math.ceil(SIDE / patch)
+            side = patches * patch
         return replace(task, image_shape=(3, side, side))
 
     def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], Any]:
@@ -82,14 +84,17 @@ def is_made(part: ModelPart, kind: str) -> str:
     model, norms, data = part.make(kind)
     build.rehearse(model, norms, data, torch.device("cpu"))
     blocks = model.anatomy().blocks
-    found = {role for block in blocks for role in block.branches}
-    expect(found == {*model.roles}, f"roles={tuple(model.roles)}, and its blocks have {sorted(found)}")
-    return f"{kind}; {len(blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
+    roles = set[str]()
+    for block in blocks:
+        roles.update(block.branches)
+    expect(roles == set(model.roles), f"roles={tuple(model.roles)}, and its blocks have {sorted(roles)}")
+    parameters = list(model.parameters())
+    return f"{kind}; {len(blocks)} blocks, {len(norms)} norms, {len(parameters)} parameters"
 
 
 def start_is_seeded(part: ModelPart, kind: str) -> None:
     """The same seed gives the same weights, by torch's random numbers, which are seeded where a model is made."""
-    starts: list[dict[str, Tensor]] = []
+    starts = list[dict[str, Tensor]]()
 
     def make_twice() -> None:
         for _ in range(2):
@@ -120,7 +125,9 @@ def evaluation_repeats(part: ModelPart, kind: str) -> str:
     """Nothing random is left in evaluation."""
     model, _, data = part.make(kind)
     arguments = data.train_batch(0).arguments
-    return expect_small(difference(evaluate(model, *arguments), evaluate(model, *arguments)))
+    first = evaluate(model, *arguments)
+    second = evaluate(model, *arguments)
+    return expect_small(difference(first, second))
 
 
 def is_causal(part: ModelPart, kind: str) -> str:
@@ -134,23 +141,26 @@ def is_causal(part: ModelPart, kind: str) -> str:
     changed = batch._replace(**{name: tokens})
     logits = evaluate(model, *batch.arguments)
     new_logits = evaluate(model, *changed.arguments)
-    return expect_small(difference(logits[:, :half], new_logits[:, :half]), TOLERANCE)
+    moved = difference(logits[:, :half], new_logits[:, :half])
+    return expect_small(moved, TOLERANCE)
 
 
 def ignores_padding(part: ModelPart, kind: str) -> str:
     """The same texts with more padding after them, whatever its tokens, have the same logits."""
     model, _, data = part.make(kind)
     batch = data.train_batch(0).map(lambda tensor: tensor[1:-1])  # the first or last text is as long as the context
-    arguments = batch.map(lambda tensor: tensor[:, :-2] if tensor.ndim > 1 else tensor).arguments
-    padded = []
-    for tokens, real in zip(arguments[::2], arguments[1::2], strict=True):
-        padded += [F.pad(torch.where(real, tokens, 1), (0, 2)), F.pad(real, (0, 2))]
+    arguments = batch.map(lambda tensor: tensor[:, :-MORE] if tensor.ndim > 1 else tensor).arguments
+    padded = list[Tensor]()
+    for tokens, is_real in zip(arguments[::2], arguments[1::2], strict=True):  # each text comes with its mask
+        others = torch.where(is_real, tokens, 1)
+        padded.append(F.pad(others, (0, MORE)))
+        padded.append(F.pad(is_real, (0, MORE)))
     logits = evaluate(model, *arguments)
     again = evaluate(model, *padded)
     if batch.previous is not None:
-        real = arguments[-1]
-        logits = logits[real]
-        again = again[:, :-2][real]
+        is_real = arguments[-1]
+        logits = logits[is_real]
+        again = again[:, :-MORE][is_real]
     return expect_small(difference(again, logits), TOLERANCE)
 
 

@@ -63,7 +63,8 @@ def shift(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
 class NormPart(ModulePart):
     """A norm, and how models make it."""
 
-    section, partners = "norm", "placement"
+    section = "norm"
+    partners = "placement"
 
     @cached_property
     def facts(self) -> NormFacts | None:
@@ -105,19 +106,24 @@ class NormPart(ModulePart):
             "sees later time steps": sees_future,
             "counts padding": counts_padding,
             "centers: norm(x + c) = norm(x)": partial(invariant, change=shift, fact="centers"),
-            **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
+            **invariance_checks(),
             **trials.training_checks(),
         }
 
 
-def run_copy(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the output, and leave running statistics as they are."""
-    return run(copy.deepcopy(norm), x)
+def invariance_checks() -> dict[str, Check]:
+    """Return a check of each change that a norm may be invariant to, by name."""
+    return {f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()}
 
 
 # ---- what is measured of a norm and an input in each layout
 
 Measure = Callable[[nn.Module, Tensor], float]
+
+
+def run_copy(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the output, and leave running statistics as they are."""
+    return run(copy.deepcopy(norm), x)
 
 
 def small(part: NormPart, measure: Measure) -> str:
@@ -148,12 +154,14 @@ def without_grad(norm: nn.Module, x: Tensor) -> float:
     """Return how far the output under torch.no_grad is from that in training."""
     with torch.no_grad():
         found = run_both(copy.deepcopy(norm), x)
-    return difference(found, run_both(norm, x))
+    expected = run_both(norm, x)
+    return difference(found, expected)
 
 
 def between_modes(norm: nn.Module, x: Tensor) -> float:
     """Return how far apart evaluation and training are after a few batches."""
-    return difference(*run_both(norm, x))
+    in_evaluation, in_training = run_both(norm, x)
+    return difference(in_evaluation, in_training)
 
 
 def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any = FIRST_SAMPLE) -> float:
@@ -161,7 +169,9 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
     changed = 3 * x.flip(0) + 1
     changed[kept] = x[kept]
     norm.train(training)
-    return difference(run_copy(norm, changed)[kept], run_copy(norm, x)[kept])
+    found = run_copy(norm, changed)
+    expected = run_copy(norm, x)
+    return difference(found[kept], expected[kept])
 
 
 # ---- other checks
@@ -199,7 +209,8 @@ def layouts_agree(part: NormPart) -> str:
     of_images = part.trained("image")
     of_images.load_state_dict(of_rows.state_dict())
     pixels = run_both(of_images, x[:, :, None, None]).flatten(2)
-    return expect_small(difference(pixels, run_both(of_rows, x)), TOLERANCE)
+    rows = run_both(of_rows, x)
+    return expect_small(difference(pixels, rows), TOLERANCE)
 
 
 def gradients_are_right(part: NormPart) -> None:
@@ -270,7 +281,9 @@ def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
     settings = {"eps": 1e-30} if takes_eps else {}
     norm = part.module("sequence", **settings).double()
     changed = nn.functional.linear(*change(x, w, w[0]))
-    moved = difference(run_copy(norm, changed), run(norm, x @ w.T))
+    found = run_copy(norm, changed)
+    expected = run(norm, x @ w.T)
+    moved = difference(found, expected)
     return agree_with_facts(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 

@@ -65,7 +65,8 @@ TRANSLATIONS = Translation(vocabulary_size=17, context=8)
 
 # Where norms and placements are tried: the words for a small model, and what it learns.
 SEQ2SEQ = f"model=seq2seq model.depth=1 model.decoder_depth=2 model.width={WIDTH} model.hidden={WIDTH} model.heads=2"
-TRANSFORMER, MLP = f"model=nano model.depth=2 model.width={WIDTH} model.heads=2", f"model=mlp model.width={WIDTH}"
+TRANSFORMER = f"model=nano model.depth=2 model.width={WIDTH} model.heads=2"
+MLP = f"model=mlp model.width={WIDTH}"
 GROUNDS: dict[str, tuple[str, Task]] = {
     "Transformer, text": (TRANSFORMER, TEXT),
     "Transformer, images": (TRANSFORMER, IMAGES),
@@ -76,7 +77,8 @@ GROUNDS: dict[str, tuple[str, Task]] = {
     "plain MLP": (f"model=mlp_plain model.width={WIDTH}", IMAGES),
     "recurrent, translation": (f"model=rnnsearch model.width={WIDTH} model.embedding={WIDTH}", TRANSLATIONS),
 }
-LEARNING_RATE, STEPS = 3e-3, 8
+LEARNING_RATE = 3e-3
+STEPS = 8
 CPU = torch.device("cpu")
 
 
@@ -110,7 +112,8 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
         loss = stepper.gradients(stepper.local_batches(number))
         losses.append(loss.item())
         so_far = ", ".join(f"{each:.3g}" for each in losses)
-        expect(stepper.admits(number, loss), f"the loss or its gradient is not finite: {so_far}")
+        is_finite = stepper.admits(number, loss)
+        expect(is_finite, f"the loss or its gradient is not finite: {so_far}")
         if number == steps - 1:
             gradients_arrive(model)
         stepper.update()
@@ -212,7 +215,7 @@ def keeps_shape(part: ModulePart, layout: str) -> str:
     for dtype in (torch.float32, torch.float64):
         x = part.input(layout).to(dtype)
         module = part.module(layout).to(dtype)
-        y = run_both(module, x)[0]
+        y, _ = run_both(module, x)
         figure = f"{list(x.shape)} of {x.dtype} to {list(y.shape)} of {y.dtype}"
         is_kept = y.shape == x.shape and y.dtype == x.dtype
         expect(is_kept, f"{figure}: keep the shape, and end forward with .to(x.dtype)")
@@ -239,7 +242,8 @@ def copies_agree(part: ModulePart) -> str:
         new.load_state_dict(module.state_dict())
         x = part.input(layout)
         expected = run_both(module, x)
-        differences += [difference(run_both(other, x), expected) for other in (copied, new)]
+        for other in (copied, new):
+            differences.append(difference(run_both(other, x), expected))
     return expect_small(max(differences))
 
 
