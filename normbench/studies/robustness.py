@@ -72,7 +72,8 @@ class Robustness(Study):
         for kind, change in CHANGES.items():
             for place in ("input", "hidden"):
                 for level in self.levels[kind]:
-                    with seed_draws(subject.seed, kind, place, level), apply_change(model, place, partial(change, level)):
+                    change_values = partial(change, level)
+                    with seed_draws(subject.seed, kind, place, level), apply_change(model, place, change_values):
                         found = loss()
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
