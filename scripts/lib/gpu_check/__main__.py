@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import outcomes
@@ -44,7 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.one:
         outcomes.write(CHECKS[options.checks[0]].outcome(), options.one)
         return 0
-    if reason := why_not():
+    reason = why_not()
+    if reason:
         print(f"normbench: {reason}", file=sys.stderr)
         return 2
     claims = {name: CHECKS[name].claim for name in options.checks}
@@ -55,7 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
     found: dict[str, Outcome] = {}
     end = time.monotonic() + WHOLE
     for name in options.checks:
-        found[name] = outcome = tried([sys.executable, str(FOLDER), name], min(limits[name], end - time.monotonic()))
+        seconds_left = end - time.monotonic()
+        outcome = tried([sys.executable, str(FOLDER), name], min(limits[name], seconds_left))
+        found[name] = outcome
         print(f"{name:12s} {outcome.verdict:16s} {outcome.seconds:5.0f} s  {outcome.figure}", flush=True)
         known = outcomes.record(found, claims, facts)  # as far as it is
         (options.out / "gpu_check.json").write_text(json.dumps(known, indent=2) + "\n")
@@ -73,7 +77,8 @@ def parsed(words: Sequence[str] | None, names: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="folder of the files; by default gpu_check")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # make one check here, and write its outcome
     options = parser.parse_args(words)
-    if unknown := [name for name in options.checks if name not in names]:
+    unknown = [name for name in options.checks if name not in names]
+    if unknown:
         parser.error(f"there is no check {', '.join(unknown)}: choose from {', '.join(names)}")
     return options
 
@@ -96,13 +101,16 @@ def about() -> dict[str, str]:
     from normbench.record.machine import commit
 
     properties = torch.cuda.get_device_properties(0)
+    gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     count = torch.cuda.device_count()
+    if count > 1:
+        gpu += f", {count} of them"
+    libraries = f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
     return {
-        "GPU": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB" + f", {count} of them" * (count > 1),
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
-                    f"normbench {commit() or 'of no commit'}",
+        "GPU": gpu,
+        "versions": f"{libraries}, normbench {commit() or 'of no commit'}",
         "command": "scripts/gpu_check",
-    }  # fmt: skip
+    }
 
 
 def tried(command: Sequence[str], seconds: float) -> Outcome:
@@ -137,7 +145,7 @@ def tried(command: Sequence[str], seconds: float) -> Outcome:
             outcome = Outcome(FAILS, f"it ended with status {process.returncode}: {last}")
         else:
             outcome = outcomes.read(file)
-    return Outcome(**{**vars(outcome), "seconds": time.monotonic() - begun})
+    return replace(outcome, seconds=time.monotonic() - begun)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from outcomes import LEFT as NOT_TRIED
 from outcomes import Cells, NotTried, Outcome, judged
@@ -31,6 +31,7 @@ from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
+from normbench.studies.timing import Call, do_nothing, in_turn, seconds_of
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
 from normbench.training.launches import operators_of
@@ -52,12 +53,16 @@ SETTLED = 3  # steps until an optimizer has its state, and kernels are chosen
 WARM = 10  # steps before one is timed
 ROUNDS = 15  # measurements of each of what is timed in turn
 PRESETS = {"nano": ["model=nano", "data=pydocs"], "cnn": ["model=cnn", "data=digits"]}
-CONVOLUTIONS = [["model=cnn", "norm=batchnorm"], ["model=resnet20", "norm=batchnorm"],
-                ["model=resnet20", "norm=groupnorm"]]  # fmt: skip
+CONVOLUTIONS = [
+    ["model=cnn", "norm=batchnorm"],
+    ["model=resnet20", "norm=batchnorm"],
+    ["model=resnet20", "norm=groupnorm"],
+]
 BENCH = ["study.rows=4096,65536", "study.features=1024", "study.steps=10"]
 WAYS = ("false", "graph", "true", "cudagraphs")  # of `trainer.compile`; what takes long comes last
 LONG = 20  # steps of runs that are compared to the bit; a stop is half way
-PHOTOGRAPHS, BATCH = ImageClassification(10, (3, 32, 32)), 128
+PHOTOGRAPHS = ImageClassification(10, (3, 32, 32))
+BATCH = 128  # of them
 
 ROUNDING = 1e-3  # by which losses of a few steps may differ where operators add in another order, as a share
 
@@ -123,22 +128,11 @@ def no_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def seconds(step: Callable[[], object]) -> float:
-    """Return what a call takes, the device's part included."""
-    torch.cuda.synchronize(DEVICE)
-    begun = time.perf_counter()
-    step()
-    torch.cuda.synchronize(DEVICE)
-    return time.perf_counter() - begun
-
-
-def in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median time of each call in ms; they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(1e3 * seconds(call))
-    return {name: statistics.median(own) for name, own in times.items()}
+def median_ms(calls: Mapping[str, Call]) -> dict[str, float]:
+    """Return the median milliseconds of each call; they take turns, each by itself."""
+    rounds = list(in_turn(list(calls.values()), ROUNDS, prepare=do_nothing))
+    medians = 1e3 * np.median(rounds, axis=0)
+    return dict(zip(calls, medians.tolist(), strict=True))
 
 
 def share(difference: float, size: float) -> float:
@@ -159,7 +153,8 @@ def told(failures: Mapping[str, str], tried: int, what: str) -> str:
 
 def waits() -> Outcome:
     """Train each family of models with several norms in two precisions, and let a step that waits raise."""
-    failed, tried = dict[str, str](), 0
+    failed = dict[str, str]()
+    tried = 0
     for name, words, task in trainings():
         for precision in PRECISIONS:
             try:
@@ -180,39 +175,53 @@ def waits() -> Outcome:
 
 def agrees() -> Outcome:
     """Compare the losses of three steps of each family with those of the CPU."""
-    found, tried = dict[str, float](), 0
+    found = dict[str, float]()
     for name, words, task in trainings():
         model = words[0].partition("=")[2]
-        still = ["model.dropout=0"] if "dropout" in section_of("model", model) else []  # masks are the device's own
+        if "dropout" in section_of("model", model):
+            words = [*words, "model.dropout=0"]  # masks are the device's own
         try:
-            pair = [settle(make_loop([*words, *still], task, where)) for where in (DEVICE, "cpu")]
+            here = settle(make_loop(words, task, DEVICE)).loss_sum.item()
+            there = settle(make_loop(words, task, "cpu")).loss_sum.item()
         except UsageError:
             continue  # which does not go together
-        here, there = (loop.loss_sum.item() for loop in pair)
-        tried += 1
         found[name] = share(here - there, there)
     worst = max(found, key=lambda name: found[name])
-    figure = f"{tried} trainings; the losses of {SETTLED} steps differ by {found[worst]:.1e} at the most ({worst})"
-    return judged(all(value <= ROUNDING for value in found.values()), figure, {"differences": found})
+    losses = f"the losses of {SETTLED} steps differ by {found[worst]:.1e} at the most ({worst})"
+    holds = all(value <= ROUNDING for value in found.values())
+    return judged(holds, f"{len(found)} trainings; {losses}", {"differences": found})
 
 
 def repeats() -> Outcome:
     """Train twice, and once with a stop and a checkpoint on the way; compare the weights to the bit."""
-    found, words_of = dict[str, dict[str, float]](), {"nano": ([*small("nano"), "model.dropout=0.1"], TEXT),
-                                                     "cnn": ([*small("cnn"), "norm=batchnorm"], IMAGES)}  # fmt: skip
-    for name, (words, task) in words_of.items():
-        first, second = (weights_of(settle(make_loop(words, task, DEVICE), LONG)) for _ in range(2))
-        half = settle(make_loop(words, task, DEVICE), LONG // 2)
-        kept = io.BytesIO()
-        torch.save(half.state(), kept)
-        kept.seek(0)
-        resumed = make_loop(words, task, DEVICE)
-        resumed.restore(torch.load(kept, map_location="cpu", weights_only=True))
-        third = weights_of(settle(resumed, LONG - LONG // 2))
-        found[name] = {"two runs": largest(first, second), "resumed": largest(first, third)}
-    holds = all(own["resumed"] <= 10 * own["two runs"] for own in found.values())
-    parts = [f"{name}, {what}: {difference_told(value)}" for name, own in found.items() for what, value in own.items()]
+    trained: dict[str, tuple[list[str], Task]] = {
+        "nano": ([*small("nano"), "model.dropout=0.1"], TEXT),
+        "cnn": ([*small("cnn"), "norm=batchnorm"], IMAGES),
+    }
+    found = dict[str, dict[str, float]]()
+    for name, (words, task) in trained.items():
+        first = weights_of(settle(make_loop(words, task, DEVICE), LONG))
+        second = weights_of(settle(make_loop(words, task, DEVICE), LONG))
+        resumed = weights_of(settle(resume_half_way(words, task), LONG - LONG // 2))
+        found[name] = {"two runs": largest(first, second), "resumed": largest(first, resumed)}
+    holds = True
+    parts = []
+    for name, own in found.items():
+        holds &= own["resumed"] <= 10 * own["two runs"]
+        for what, difference in own.items():
+            parts.append(f"{name}, {what}: {difference_told(difference)}")
     return judged(holds, "; ".join(parts), {"differences": found})
+
+
+def resume_half_way(words: list[str], task: Task) -> Loop:
+    """Return a loop that goes on from a checkpoint which another one has left half way."""
+    first_half = settle(make_loop(words, task, DEVICE), LONG // 2)
+    checkpoint = io.BytesIO()
+    torch.save(first_half.state(), checkpoint)
+    checkpoint.seek(0)
+    resumed = make_loop(words, task, DEVICE)
+    resumed.restore(torch.load(checkpoint, map_location="cpu", weights_only=True))
+    return resumed
 
 
 def weights_of(loop: Loop) -> torch.Tensor:
@@ -239,8 +248,11 @@ def stacked() -> Outcome:
     stack = Stack(loops, [0, 1], make)
     for _ in range(SETTLED):
         stack.train_step()
-    alone = [settle(make_loop([*words, f"seed={seed}"], TEXT, DEVICE)).loss_sum.item() for seed in range(2)]
     together = [loop.loss_sum.item() for loop in loops.values()]
+    alone = []
+    for seed in loops:
+        loop = settle(make_loop([*words, f"seed={seed}"], TEXT, DEVICE))
+        alone.append(loop.loss_sum.item())
     worst = max(share(one - other, other) for one, other in zip(together, alone, strict=True))
     figure = f"the losses of {SETTLED} steps differ by {worst:.1e} from those of each seed alone"
     return judged(worst <= ROUNDING, figure, {"together": together, "alone": alone})
@@ -255,7 +267,8 @@ def second_gpu() -> Outcome:
     loop = make_loop([*small("nano"), "norm=layernorm"], TEXT, "cuda:1")
     loop.clock = Clock(loop.device, warmup=0)
     loop.train_step()
-    times, untouched = loop.clock.read(), torch.cuda.default_generators[0].initial_seed() == 7
+    times = loop.clock.read()
+    untouched = torch.cuda.default_generators[0].initial_seed() == 7
     on_first = torch.cuda.memory_allocated(0) - before
     torch.cuda.set_device(0)
     figure = f"a step of {times[0]:.2f} ms on cuda:1, {on_first:,} bytes on cuda:0"
@@ -300,7 +313,8 @@ def command(*words: str, limit: float) -> subprocess.CompletedProcess[str]:
 
 def compilation() -> Outcome:
     """Train the same run as it is, compiled, and with its steps replayed as CUDA graphs."""
-    found, rows, failed = dict[str, Any](), list[Cells](), dict[str, str]()
+    found = dict[str, Any]()
+    failed = dict[str, str]()
     for how in WAYS:
         words = ["model=nano", "data=pydocs", f"device={DEVICE}", "trainer.steps=120", "trainer.eval_every=120"]
         words += ["probes=off", "quiet=true", f"outputs=compile_{how}", f"trainer.compile={how}"]
@@ -317,14 +331,23 @@ def compilation() -> Outcome:
     if "false" not in found:
         return judged(False, told(failed, len(WAYS), "ways"), {"failed": failed})
     eager = found["false"]
+    rows = list[Cells]()
+    times = []
     for how, own in found.items():
-        ratio = own["ms"] / eager["ms"]
-        rows.append({"trainer.compile": how, "loss": f"{own['loss']:.4f}", "a step": f"{own['ms']:.2f} ms",
-                     "of eager": f"{ratio:.2f}"})  # fmt: skip
-        if not share(own["loss"] - eager["loss"], eager["loss"]) <= 10 * ROUNDING:
+        row = {
+            "trainer.compile": how,
+            "loss": f"{own['loss']:.4f}",
+            "a step": f"{own['ms']:.2f} ms",
+            "of eager": f"{own['ms'] / eager['ms']:.2f}",
+        }
+        rows.append(row)
+        times.append(f"{how} {own['ms']:.2f} ms")
+        is_alike = share(own["loss"] - eager["loss"], eager["loss"]) <= 10 * ROUNDING
+        if not is_alike:
             failed[how] = f"its loss is {own['loss']:.4f}, eager's {eager['loss']:.4f}"
-    times = ", ".join(f"{how} {own['ms']:.2f} ms" for how, own in found.items())
-    figure = f"a step of nano: {times}" + (f"; {told(failed, len(WAYS), 'ways')}" if failed else "")
+    figure = f"a step of nano: {', '.join(times)}"
+    if failed:
+        figure += f"; {told(failed, len(WAYS), 'ways')}"
     return judged(not failed, figure, {"found": found, "failed": failed}, rows)
 
 
@@ -339,12 +362,15 @@ def benched() -> Outcome:
     (file,) = Path("bench").rglob("rows.csv")
     rows = pd.read_csv(file)
     own = rows[(rows["passes"] == "forward and backward") & (rows["cache"] == "warm")]
-    own = own[own["moved_bytes"] == own.groupby("dtype")["moved_bytes"].transform("max")]
+    largest_input = own.groupby("dtype")["moved_bytes"].transform("max")
+    own = own[own["moved_bytes"] == largest_input]
     ratios = own.groupby(["norm", "implementation", "dtype"], sort=False)["ratio"].median()
-    cells = [{"norm": norm, "implementation": impl, "dtype": dtype, "× torch.nn.LayerNorm": f"{ratio:.2f}"}
-             for (norm, impl, dtype), ratio in ratios.items()]  # fmt: skip
+    cells = list[Cells]()
+    for (norm, impl, dtype), ratio in ratios.items():
+        cells.append({"norm": norm, "implementation": impl, "dtype": dtype, "× torch.nn.LayerNorm": f"{ratio:.2f}"})
     figure = f"{len(rows)} rows; × LayerNorm at the largest size: {ratios.min():.2f} to {ratios.max():.2f}"
-    return judged(bool(len(ratios)) and bool((ratios > 0).all()), figure, {"ratios": len(ratios)}, cells)
+    holds = len(ratios) > 0 and bool((ratios > 0).all())
+    return judged(holds, figure, {"ratios": len(ratios)}, cells)
 
 
 def marked() -> Outcome:
@@ -363,21 +389,23 @@ def marked() -> Outcome:
 
 def kernels() -> Outcome:
     """Compare what computes each norm on the GPU, forward and backward, with its formula in float64 on the CPU."""
-    found, failed, missing = dict[str, float](), dict[str, str](), set[str]()
+    found = dict[str, float]()
+    failed = dict[str, str]()
+    missing = list[str]()
     generator = torch.Generator().manual_seed(0)
     x, dy = torch.randn(2, 4, 512, 768, generator=generator)
     for name in ("layernorm", "rmsnorm", "dyt"):
         for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
-            given = x.to(dtype), dy.to(dtype)
-            formula = section_of("norm", name) | {"impl": "eager"}
-            expected = passes(formula, *(each.double() for each in given))
+            given = (x.to(dtype), dy.to(dtype))
+            exact = [tensor.double() for tensor in given]
+            expected = passes({**section_of("norm", name), "impl": "eager"}, *exact)
             for impl in ("torch", "native", "liger", "compile", "eager"):
                 which = f"{name} {impl} {str(dtype).removeprefix('torch.')}"
+                here = [tensor.to(DEVICE) for tensor in given]
                 try:
-                    own = section_of("norm", name) | {"impl": impl}
-                    got = passes(own, *(each.to(DEVICE) for each in given))
+                    got = passes({**section_of("norm", name), "impl": impl}, *here)
                 except UsageError:
-                    missing.add(f"{name} {impl}")
+                    missing.append(f"{name} {impl}")
                     continue
                 except Exception as error:  # a kernel may raise anything: it has failed
                     failed[which] = explain(error)
@@ -385,10 +413,12 @@ def kernels() -> Outcome:
                 found[which] = max(error_of(one, right) for one, right in zip(got, expected, strict=True))
                 if not found[which] <= most:
                     failed[which] = f"off by {found[which]:.1e} of the largest value"
-    liger = "" if find_spec("liger_kernel") else "; liger-kernel is not installed"
     rows = [{"norm, implementation, format": which, "largest error": f"{error:.1e}"} for which, error in found.items()]
-    figure = told(failed, len(found) + len(failed), "kernels") + liger
-    return judged(not failed, figure, {"errors": found, "failed": failed, "missing": sorted(missing)}, rows)
+    figure = told(failed, len(found) + len(failed), "kernels")
+    if not find_spec("liger_kernel"):
+        figure += "; liger-kernel is not installed"
+    numbers = {"errors": found, "failed": failed, "missing": sorted(set(missing))}
+    return judged(not failed, figure, numbers, rows)
 
 
 def passes(section: Any, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
@@ -408,17 +438,27 @@ def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
 def products() -> Outcome:
     """Measure matrix products in float32, with TF32 and without, and what each rounds."""
     generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randn(4096, 4096, generator=generator) for _ in range(2))
-    right, here = one[:64].double() @ other.double(), (one.to(DEVICE), other.to(DEVICE))
-    errors, speeds = dict[str, float](), dict[str, float]()
-    for word, allowed in (("full", False), ("TF32", True)):
+    size = 4096
+    one = torch.randn(size, size, generator=generator)
+    other = torch.randn(size, size, generator=generator)
+    right = one[:64].double() @ other.double()  # some of its rows
+    one_here = one.to(DEVICE)
+    other_here = other.to(DEVICE)
+
+    def multiply() -> torch.Tensor:
+        return one_here @ other_here
+
+    errors = dict[str, float]()
+    speeds = dict[str, float]()
+    parts = []
+    for word, allowed in {"full": False, "TF32": True}.items():
         allow_tf32(allowed)
-        product = here[0] @ here[1]
-        errors[word] = error_of(product[:64], right)
-        speeds[word] = 2 * 4096**3 / in_turn({word: lambda: here[0] @ here[1]})[word] / 1e9
+        errors[word] = error_of(multiply()[:64], right)
+        ms = median_ms({word: multiply})[word]
+        speeds[word] = 2 * size**3 / ms / 1e9
+        parts.append(f"{word}: {speeds[word]:.1f} TFLOP/s, error {errors[word]:.1e}")
     allow_tf32(False)
-    figure = "; ".join(f"{word}: {speeds[word]:.1f} TFLOP/s, error {errors[word]:.1e}" for word in errors)
-    return judged(errors["full"] < 1e-5, figure, {"errors": errors, "tflops": speeds})
+    return judged(errors["full"] < 1e-5, "; ".join(parts), {"errors": errors, "tflops": speeds})
 
 
 def memory() -> Outcome:
@@ -443,7 +483,8 @@ def a_tensor() -> None:
 
 def a_library() -> None:
     """Let cuBLAS make what it needs for itself where there is no room left."""
-    square, held = torch.ones(64, 64, device=DEVICE), []
+    square = torch.ones(64, 64, device=DEVICE)
+    held = []
     for size in (2**30, 2**26, 2**21):
         with suppress(torch.OutOfMemoryError):
             while True:
@@ -488,16 +529,25 @@ def launches() -> Outcome:
     """Count what steps give to the device, against the pretended one's budgets, and the kernels that CUDA starts."""
     from cases import STEPS
 
-    found, failed, rows = dict[str, dict[str, float]](), dict[str, str](), list[Cells]()
+    found = dict[str, dict[str, float]]()
+    failed = dict[str, str]()
+    rows = list[Cells]()
     for name, most in budgets().items():
         words, task = STEPS[name]
         loop = settle(make_loop(words, task, DEVICE))
-        operators, started = operators_of(loop.train_step, GPU), kernels_of(loop.train_step)
-        ms = in_turn({name: loop.train_step})[name]
+        operators = operators_of(loop.train_step, GPU)
+        started = kernels_of(loop.train_step)
+        ms = median_ms({name: loop.train_step})[name]
         found[name] = {"operators": operators, "budget": most, "kernels": started, "ms": ms}
-        rows.append({"training": name, "operators": f"{operators:,}", "budget": f"{most:,}",
-                     "kernels": f"{started:,}", "a step": f"{ms:.2f} ms",
-                     "an operator": f"{1e3 * ms / operators:.1f} µs"})  # fmt: skip
+        row = {
+            "training": name,
+            "operators": f"{operators:,}",
+            "budget": f"{most:,}",
+            "kernels": f"{started:,}",
+            "a step": f"{ms:.2f} ms",
+            "an operator": f"{1e3 * ms / operators:.1f} µs",
+        }
+        rows.append(row)
         if operators > most:
             failed[name] = f"{operators} operators, and {most} are allowed"
         elif not operators / 2 <= started <= 2 * operators:
@@ -509,74 +559,102 @@ def launches() -> Outcome:
 
 def probing() -> Outcome:
     """Time probed steps beside others; what probes cost a run that probes every 50 steps."""
-    found, rows = dict[str, dict[str, float]](), list[Cells]()
+    found = dict[str, dict[str, float]]()
+    rows = list[Cells]()
     for name, words in PRESETS.items():
         for probes in ("light", "full"):
             loop = settle(loop_of([*words, f"probes={probes}", "probes.histograms_every=0"]), WARM)
-
-            def step(loop: Loop = loop, number: int = 0) -> None:
-                loop.step = number  # that of the next step is one more, and each 50th is probed
-                loop.train_step()
-
-            times = in_turn({"plain": partial(step, number=51), "probed": partial(step, number=49)})
-            more = operators_of(partial(step, number=49), GPU) - operators_of(partial(step, number=51), GPU)
+            plain = partial(step_after, loop, 51)
+            probed = partial(step_after, loop, 49)  # each 50th step is probed
+            times = median_ms({"plain": plain, "probed": probed})
+            more = operators_of(probed, GPU) - operators_of(plain, GPU)
             cost = (times["probed"] / times["plain"] - 1) / 50
             found[f"{name} {probes}"] = {**times, "share": cost, "operators": more}
-            rows.append({"run": f"{name}, probes={probes}", "a step": f"{times['plain']:.2f} ms",
-                         "a probed step": f"{times['probed']:.2f} ms", "operators more": f"{more:,}",
-                         "of the training time": f"{100 * cost:.1f} %"})  # fmt: skip
+            row = {
+                "run": f"{name}, probes={probes}",
+                "a step": f"{times['plain']:.2f} ms",
+                "a probed step": f"{times['probed']:.2f} ms",
+                "operators more": f"{more:,}",
+                "of the training time": f"{100 * cost:.1f} %",
+            }
+            rows.append(row)
     light = max(own["share"] for name, own in found.items() if name.endswith("light"))
     figure = f"light probes take {100 * light:.1f} % of the training time at the most"
     return judged(light <= 0.05, figure, {"found": found}, rows)
+
+
+def step_after(loop: Loop, number: int) -> None:
+    """Take the step of a loop that comes after a number."""
+    loop.step = number
+    loop.train_step()
 
 
 def layouts() -> Outcome:
     """Time convolutional networks with images in both layouts; the one that is chosen is the faster one."""
     from normbench.models.cnn import LAYOUTS
 
-    found, rows, chosen = dict[str, dict[str, float]](), list[Cells](), LAYOUTS["cuda"]
-    both = ("channels_last", "contiguous")
+    chosen = LAYOUTS["cuda"]
+    found = dict[str, dict[str, float]]()
+    ratios = dict[str, float]()
+    rows = list[Cells]()
     for words in CONVOLUTIONS:
         for precision in PRECISIONS:
-            name, own = ", ".join([*words, precision]), [*words, f"trainer.precision={precision}"]
+            name = ", ".join([*words, precision])
+            own = [*words, f"trainer.precision={precision}"]
             data = OneBatch(PHOTOGRAPHS, BATCH)
-            loops = {way: settle(loop_of([*own, f"model.layout={way}"], data), WARM) for way in both}
-            found[name] = times = in_turn({way: loop.train_step for way, loop in loops.items()})
-            rows.append({"training": name, **{way: f"{times[way]:.2f} ms" for way in both}})
-    ratios = {name: times[chosen] / min(times.values()) for name, times in found.items()}
+            calls = dict[str, Call]()
+            for layout in ("channels_last", "contiguous"):
+                calls[layout] = settle(loop_of([*own, f"model.layout={layout}"], data), WARM).train_step
+            times = median_ms(calls)
+            found[name] = times
+            ratios[name] = times[chosen] / min(times.values())
+            rows.append({"training": name, **{layout: f"{ms:.2f} ms" for layout, ms in times.items()}})
     middle = statistics.median(ratios.values())
-    figure = (
-        f"{chosen}, which is chosen, takes {middle:.2f} of the faster one's time; {max(ratios.values()):.2f} at most"
-    )
+    worst = max(ratios.values())
+    figure = f"{chosen}, which is chosen, takes {middle:.2f} of the faster one's time; {worst:.2f} at most"
     return judged(middle <= 1.05, figure, {"found": found, "ratios": ratios}, rows)
 
 
 def step_times() -> Outcome:
     """Time steps of whole presets with each norm, in turn."""
-    found, rows = dict[str, dict[str, Any]](), list[Cells]()
+    usual = NORMS[0]
+    found = dict[str, dict[str, Any]]()
+    rows = list[Cells]()
+    parts = []
+    holds = True
     for name, words in PRESETS.items():
-        loops = {norm: settle(loop_of([*words, f"norm={norm}"]), WARM) for norm in NORMS}
-        counts = {norm: operators_of(loop.train_step, GPU) for norm, loop in loops.items()}
-        times = in_turn({norm: loop.train_step for norm, loop in loops.items()})
-        found[name] = {"ms": times, "operators": counts}
+        calls = dict[str, Call]()
+        counts = dict[str, int]()
         for norm in NORMS:
-            rows.append({"model": name, "norm": norm, "a step": f"{times[norm]:.2f} ms",
-                         "× layernorm": f"{times[norm] / times[NORMS[0]]:.2f}",
-                         "operators": f"{counts[norm]:,}",
-                         "× layernorm's operators": f"{counts[norm] / counts[NORMS[0]]:.2f}"})  # fmt: skip
-    parts = [f"{name} {own['ms'][NORMS[0]]:.2f} ms with {NORMS[0]}" for name, own in found.items()]
-    return judged(all(ms > 0 for own in found.values() for ms in own["ms"].values()), ", ".join(parts), found, rows)
+            calls[norm] = settle(loop_of([*words, f"norm={norm}"]), WARM).train_step
+            counts[norm] = operators_of(calls[norm], GPU)
+        times = median_ms(calls)
+        found[name] = {"ms": times, "operators": counts}
+        holds &= min(times.values()) > 0
+        parts.append(f"{name} {times[usual]:.2f} ms with {usual}")
+        for norm in NORMS:
+            row = {
+                "model": name,
+                "norm": norm,
+                "a step": f"{times[norm]:.2f} ms",
+                f"× {usual}": f"{times[norm] / times[usual]:.2f}",
+                "operators": f"{counts[norm]:,}",
+                f"× {usual}'s operators": f"{counts[norm] / counts[usual]:.2f}",
+            }
+            rows.append(row)
+    return judged(holds, ", ".join(parts), found, rows)
 
 
 def seeding() -> Outcome:
     """Time the setting of a batch's seed."""
-    device, many = torch.device(DEVICE), 1_000
+    device = torch.device(DEVICE)
+    many = 1_000
 
     def set_seeds() -> None:
         for number in range(many):
             seed_generators(device, number)
 
-    took = seconds(set_seeds) / many
+    took = seconds_of(set_seeds) / many
     return judged(took < 20e-6, f"{1e6 * took:.1f} µs", {"us": 1e6 * took})
 
 

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-HOLDS, FAILS, CUT, LEFT = "holds", "does not hold", "was not finished", "not tried"
+HOLDS = "holds"
+FAILS = "does not hold"
+CUT = "was not finished"
+LEFT = "not tried"
 FAILURES = (FAILS, CUT)
 
 Cells = dict[str, str]  # a row of a table, by column
@@ -22,8 +25,12 @@ class NotTried(Exception):
 class Outcome:
     """What one check has found.
 
-    verdict: one of the words above. figure: what was measured, in one line. numbers: the same for other programs. rows:
-    of a table that belongs on the page. seconds: what it took.
+    Attributes:
+        verdict: one of the words above.
+        figure: what was measured, in one line.
+        numbers: the same for other programs.
+        rows: of a table that belongs on the page.
+        seconds: what it took.
     """
 
     verdict: str
@@ -61,20 +68,23 @@ def record(outcomes: Mapping[str, Outcome], claims: Mapping[str, str], facts: Ma
 
 def section(outcomes: Mapping[str, Outcome], claims: Mapping[str, str], facts: Mapping[str, str]) -> str:
     """Return a section of a page in Markdown: the machine, what holds, and the tables of the checks that have one."""
-    lines = ["## On a GPU", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    lines += table([{"check": name, "what": claims[name], "verdict": outcome.verdict, "figure": outcome.figure}
-                    for name, outcome in outcomes.items()])  # fmt: skip
+    lines = ["## On a GPU", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    rows = []
+    for name, outcome in outcomes.items():
+        rows.append({"check": name, "what": claims[name], "verdict": outcome.verdict, "figure": outcome.figure})
+    lines += ["", *table(rows)]
     for name, outcome in outcomes.items():
         if outcome.rows:
             lines += ["", f"### {name}", "", *table(outcome.rows)]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines) + "\n"
 
 
 def table(rows: Sequence[Cells]) -> list[str]:
     """Return the lines of a table in Markdown."""
-    heads = [*rows[0]]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    heads = list(rows[0])
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [str(row[head]).replace("|", "\\|").replace("\n", " ") for head in heads]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
