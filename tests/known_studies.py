@@ -162,7 +162,7 @@ if __name__ == "__main__":
             "why:",
             *report.why,
             "caveats:",
-            *(f.text for f in report.findings),
+            *(caveat.text for caveat in report.answer.caveats),
             "next:",
             *report.next,
             "",

@@ -12,7 +12,7 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
 from normbench.analysis.facts import given
-from normbench.analysis.fairness import findings, records_of
+from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
 from normbench.analysis.methods import methods
 from normbench.analysis.records import read_studies
@@ -22,11 +22,11 @@ from normbench.record.shapes import CHOICE_FILE
 
 def texts(folder: Path) -> list[str]:
     """What is found beside one learning rate for all arms."""
-    return [one.text for one in findings(read_study([folder])) if "chosen for none" not in one.text]
+    return [one.text for one in find_caveats(read_study([folder])) if "chosen for none" not in one.text]
 
 
 def topics(folder: Path) -> dict[str, str]:
-    return {finding.topic: finding.text for finding in make_report([folder]).findings}
+    return {caveat.kind: caveat.text for caveat in make_report([folder]).answer.caveats}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], top
         {"steps": 200},
     ],
 )
-def test_a_fair_comparison_has_no_findings(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_a_fair_comparison_has_no_caveats(tmp_path: Path, other: dict[str, Any]) -> None:
     make_run(tmp_path)
     make_run(tmp_path, **other)
     assert texts(tmp_path) == []
@@ -116,7 +116,7 @@ def test_what_an_option_sets_is_no_difference_and_what_a_person_sets_is(tmp_path
 def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) -> None:
     for norm, seed, ms in (("layernorm", 0, 10.0), ("layernorm", 1, 14.0), ("rmsnorm", 0, 10.0), ("rmsnorm", 1, 21.0)):
         make_run(tmp_path, norm=norm, seed=seed, step_ms=ms, ledger={"eps": len(norm)})
-    _, eps, times = findings(read_study([tmp_path]))
+    _, eps, times = find_caveats(read_study([tmp_path]))
     assert (eps.serious, times.serious) == (True, False)  # what may decide it first
     assert times.text.startswith("step times differ up to 2.1-fold between seeds of one arm")
     assert times.text.endswith(": rmsnorm")
@@ -126,13 +126,13 @@ def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path
     for norm in ("layernorm", "rmsnorm"):
         make_run(tmp_path, norm=norm, ledger={"eps": len(norm)})
     plan(tmp_path, "norm=layernorm,rmsnorm", "optim.lr=0.001", "+norm.note=a b", "name=study")
-    first, *_ = make_report([tmp_path]).findings
+    first, *_ = make_report([tmp_path]).answer.caveats
     assert first.serious and first.text == (
         "all arms ran at lr 0.001, which was chosen for none of them: choose one for each with normbench sweep "
         "norm=layernorm,rmsnorm '+norm.note=a b' name=made-auto sweep.lr=auto"
     )
     plan(tmp_path, "norm=dyt")
-    first, *_ = make_report([tmp_path]).findings
+    first, *_ = make_report([tmp_path]).answer.caveats
     assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # two sweeps
 
 
@@ -174,13 +174,13 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     noted = [{"arm": {"norm": "layernorm"}, "lr": 1e-3, "edge": None}]
     noted.append({"arm": {"norm": "rmsnorm"}, "lr": 3e-3, "edge": "highest"})
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    edge, fair = findings(read_study([tmp_path]))
+    edge, fair = find_caveats(read_study([tmp_path]))
     assert (edge.serious, fair.serious) == (True, False)
     assert edge.text.startswith("rmsnorm: the chosen learning rate is at the end of those tried")
     assert "chosen on data held out of the training data: 0.001 (layernorm); 0.003 (rmsnorm)" in fair.text
     assert all("chosen for none" not in text and "runs that are reported" not in text for text in texts(tmp_path))
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
-    (one,) = findings(read_study([tmp_path]))
+    (one,) = find_caveats(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text
 
 
@@ -209,7 +209,7 @@ def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> 
     make_study(tmp_path, {"layernorm": [2.0], "rmsnorm": [2.0]})
     noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    (one,) = findings(read_study([tmp_path]))
+    (one,) = find_caveats(read_study([tmp_path]))
     assert not one.serious and one.text.endswith("held out of the training data: 0.001 (layernorm, rmsnorm)")
 
 

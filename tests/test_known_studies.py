@@ -30,7 +30,7 @@ def said(report: Report) -> str:
 
 
 def caveats(report: Report) -> str:
-    return "\n".join(finding.text for finding in report.findings)
+    return "\n".join(caveat.text for caveat in report.answer.caveats)
 
 
 def study(name: str) -> pytest.MarkDecorator:

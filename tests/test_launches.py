@@ -12,7 +12,7 @@ from made_runs import make_report, make_run, read_study
 from support import IMAGES, TEXT, TEXTS
 from test_report import table
 
-from normbench.analysis.fairness import findings
+from normbench.analysis.fairness import find_caveats
 from normbench.training.launches import COUNTED, EarlySteps, Launches
 from normbench.types import Norm, Task
 
@@ -128,7 +128,7 @@ def test_without_a_count_no_host_is_timed() -> None:
 
 def said(folder: Path) -> list[str]:
     """What a report says of step times and hosts."""
-    return [one.text for one in findings(read_study([folder])) if "the host was at work" in one.text]
+    return [one.text for one in find_caveats(read_study([folder])) if "the host was at work" in one.text]
 
 
 def two_arms(folder: Path, *ledgers: dict[str, Any]) -> Path:

@@ -22,6 +22,7 @@ from run_records import read_json, read_metrics
 from test_translation import write as write_pairs
 from tiny_runs import run_directory, slow
 
+from normbench.analysis.answers import CaveatKind
 from normbench.config.compose import read
 from normbench.errors import is_out_of_memory
 from normbench.runs.plan import prepare
@@ -274,8 +275,8 @@ def test_a_report_tells_the_processes_beside_the_step_times(other: int, tmp_path
     tables = {table.key: table.frame for table in report.tables}
     assert [*tables["costs"]["processes"]] == ["2", str(other)]
     assert "1.5" in tables["step-times"].to_string()  # what synchronising costs
-    topics = [finding.topic for finding in report.findings]
-    assert ("different processes" in topics) == (other == 1)
+    kinds = [caveat.kind for caveat in report.answer.caveats]
+    assert (CaveatKind.PROCESSES in kinds) == (other == 1)
 
 
 @pytest.mark.slow

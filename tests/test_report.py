@@ -13,6 +13,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 from scipy import stats
 
+from normbench.analysis.answers import CaveatKind
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.finals import forest, step_time_against
@@ -199,7 +200,7 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
     report = make_report([tmp_path])
     assert pairs(report) == [("dyt", "layernorm")]
     assert report.comparisons[0].mean == pytest.approx(-0.1)
-    assert "learning rate" in [finding.topic for finding in report.findings]
+    assert CaveatKind.LEARNING_RATE in [caveat.kind for caveat in report.answer.caveats]
     rows = [(row["arm"], row["best rate"], row["lost or did not train"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]
     assert "dyt · lr=0.01 diverged in 2 of 3 runs." in text_of(report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -326,18 +326,28 @@ class CaveatKind(StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A value, and the names of the arms that have it."""
+    """What shows that something is unfair.
+
+    value: that some arms have, in words, or why a run is missing; empty where what follows tells all. arms, runs: by
+    their names. seeds: that are missing. numbers: by name.
+    """
 
     value: str
     arms: tuple[str, ...]
+    runs: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Caveat:
-    """What is unfair. serious: whether it may decide who wins. found: what arms have, where they differ in it."""
+    """What is unfair.
+
+    serious: whether it may decide who wins. found: what shows it. text: the sentence that is made of that.
+    """
 
     kind: CaveatKind
-    serious: bool
+    serious: bool = True
     found: tuple[Evidence, ...]
     text: str
 
@@ -435,7 +445,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Interval):
         return to_plain(value._asdict())
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {key: to_plain(own) for key, own in value.items()}
     if isinstance(value, tuple):
@@ -449,10 +459,12 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is UnionType:  # with None
         return None if value is None else from_plain(arguments[0], value)
     if kind is float:
-        return math.nan if value is None else float(value)
+        if value is None:
+            return math.nan
+        return float(value) if isinstance(value, str) else value  # an infinity is a word
     if isinstance(kind, type) and (kind is Interval or is_dataclass(kind)):
         hints = get_type_hints(kind)
-        own = {name: from_plain(hint, value[name]) for name, hint in hints.items()}
+        own = {name: from_plain(hint, value[name]) for name, hint in hints.items() if name in value}
         make: type[Any] = kind
         return make(**own)
     if origin is tuple:

@@ -16,10 +16,8 @@ from normbench.analysis.answers import (
     Answer,
     ArmDifference,
     ArmResult,
-    Caveat,
     Deciding,
     Effect,
-    Evidence,
     Factor,
     Held,
     Losses,
@@ -41,7 +39,7 @@ from normbench.analysis.comparisons import (
     usual_baseline,
 )
 from normbench.analysis.designs import Contrast
-from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.fairness import find_caveats
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, Yardstick, activations_frame, final, known, yardstick
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies
@@ -65,7 +63,6 @@ class Examined:
     by: Yardstick
     judgement: Judgement
     blocks: pd.DataFrame
-    findings: tuple[Finding, ...]
     answer: Answer
 
     @property
@@ -115,7 +112,7 @@ def examine(
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if chosen else blocks
     chosen_by_what_is_judged = chosen and not by.primary.tag.endswith("/test")
-    caveats = findings(study, chosen_by_what_is_judged, judgement.comparisons, missing)
+    caveats = find_caveats(study, chosen_by_what_is_judged, judgement.comparisons, missing)
     answer = Answer(
         question=state_question(study, by.primary, margin),
         baseline=baseline,
@@ -126,12 +123,12 @@ def examine(
         effects=tuple(state_effect(one) for one in judgement.contrasts),
         losses=tuple(state_losses(one) for one in judgement.survivals),
         causes=causes_of(arms, compared_blocks, judgement.comparisons),
-        caveats=tuple(state_caveat(one) for one in caveats),
+        caveats=caveats,
         next=next_steps(study, arms, compared_blocks, judgement.comparisons, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
     )
-    return Examined(study, Arm(baseline), arms, chosen, by, judgement, blocks, caveats, answer)
+    return Examined(study, Arm(baseline), arms, chosen, by, judgement, blocks, answer)
 
 
 # ---- the question
@@ -301,17 +298,6 @@ def state_losses(one: Survival) -> Losses:
         family=one.family,
         real=one.real,
     )
-
-
-# ---- what is unfair
-
-
-def state_caveat(finding: Finding) -> Caveat:
-    """Return what is unfair."""
-    found = []
-    for value, arms in finding.between.items():
-        found.append(Evidence(in_words(value), tuple(arms)))
-    return Caveat(finding.topic, finding.serious, tuple(found), finding.text)
 
 
 def or_nan(value: float | None) -> float:

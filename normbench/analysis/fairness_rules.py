@@ -28,12 +28,12 @@ class Record:
 class Alike:
     """A value that should be the same in an arm and its baseline.
 
-    topic: its kind. sentence: what is said where the values differ; they follow it. read: returns the value, or
+    kind: of the caveat. sentence: what is said where the values differ; they follow it. read: returns the value, or
     None where nothing is recorded. unless: patterns of settings; where one that varies matches, that is why the values
     differ. serious: whether the value may decide who wins. everywhere: whether it should be the same in all arms.
     """
 
-    topic: CaveatKind
+    kind: CaveatKind
     sentence: str
     read: Callable[[Record], Any]
     unless: tuple[str, ...] = ()
@@ -45,11 +45,11 @@ class Alike:
 class Never:
     """Something that should be true of no run.
 
-    topic: its kind. sentence: what is said after the names of the arms. is_true: tells whether it is true.
+    kind: of the caveat. sentence: what is said after the names of the arms. is_true: tells whether it is true.
     serious: whether it may decide who wins.
     """
 
-    topic: CaveatKind
+    kind: CaveatKind
     sentence: str
     is_true: Callable[[Record], bool]
     serious: bool = True
