@@ -125,19 +125,20 @@ def answer(
     """
     from pathlib import Path
 
-    from normbench.analysis.examine import examine_all
-    from normbench.errors import UsageError
+    from normbench.analysis.examine import Request, examine_all
+    from normbench.errors import ArgumentError, UsageError
     from normbench.sweep.folder import missing_below
 
     if margin is not None and not margin >= 0:  # which NaN is not either
-        raise UsageError(f"margin={margin} is not the size of a difference: give 0 or more")
+        raise ArgumentError("margin", margin, "is not the size of a difference: give 0 or more")
     folders = [Path(folder)]
-    how = {"metric": metric, "margin": margin, "target": target, "missing": missing_below(folders)}
-    found = {one.study.task: one.answer for one in examine_all(folders, baseline, **how)}
+    request = Request(baseline=baseline, metric=metric, margin=margin, target=target)
+    examined = examine_all(folders, request, missing_below(folders))
+    found = {one.study.task: one.answer for one in examined}
     if task is None and len(found) == 1:
         return next(iter(found.values()))
     if task is None:
         raise UsageError(f"the runs below {folder} are of several tasks: give one of {', '.join(found)} as task=")
     if task not in found:
-        raise UsageError(f"task={task} is not a task of the runs below {folder}: give one of {', '.join(found)}")
+        raise ArgumentError("task", task, f"is not a task of the runs below {folder}: give one of {', '.join(found)}")
     return found[task]

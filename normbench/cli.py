@@ -33,7 +33,7 @@ from normbench.commands import (
 )
 from normbench.commands.study import bench, fold, study
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
-from normbench.errors import RunFailure, UsageError, explain, shorten_words
+from normbench.errors import ArgumentError, RunFailure, UsageError, explain, shorten_words
 from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra can tell about a configuration
@@ -62,6 +62,8 @@ def run_or_explain(words: list[str]) -> int:
         return status
     except click.UsageError as error:
         return complain(explain_usage(error), 2, words)
+    except ArgumentError as error:
+        return complain(error.of_flag, 2, words)
     except UsageError as error:
         return complain(str(error), 2, words)
     except RunFailure as error:

@@ -20,6 +20,17 @@ class UsageError(ValueError):
     """A user's mistake: one sentence with what was given, what is allowed and how to fix it (exit status 2)."""
 
 
+class ArgumentError(UsageError):
+    """A value that an argument does not take.
+
+    It names the argument as Python has it, `metric=foo is not logged`; `of_flag` is the same for the command line.
+    """
+
+    def __init__(self, argument: str, value: object, why: str) -> None:
+        super().__init__(f"{argument}={value} {why}")
+        self.of_flag = f"--{argument} {value} {why}"
+
+
 class ContractError(UsageError):
     """A class of the user's own lacks something that every norm, placement, model or data set has."""
 

@@ -155,8 +155,9 @@ def read_study(folders: Sequence[Path]) -> RecordedStudy:
     return study
 
 
-def make_report(folders: Sequence[Path], **how: Any) -> Report:
+def make_report(folders: Sequence[Path], missing: Mapping[str, str] | None = None, **request: Any) -> Report:
+    from normbench.analysis.examine import Request
     from normbench.analysis.report import make_reports
 
-    [report] = make_reports(folders, **how)
+    [report] = make_reports(folders, Request(**request), missing)
     return report

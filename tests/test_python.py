@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from support import refused
 
 import normbench
 from normbench.analysis.answers import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
+from normbench.analysis.examine import Request
 from normbench.analysis.report import make_reports, save
 from normbench.analysis.wording import bound, chance, fixed, precision
 from normbench.data import digits, pydocs
@@ -185,7 +187,7 @@ def test_an_answer_is_what_the_report_writes_and_comes_back_from_json(tmp_path: 
             make_run(tmp_path, norm=norm, seed=seed, final=final + luck, **more)
     make_run(tmp_path, norm="none", status="failed", settings={"schedule.warmup": 0}, data=constant)
     found = normbench.answer(tmp_path, margin=0.01)
-    (report,) = make_reports([tmp_path], margin=0.01)
+    (report,) = make_reports([tmp_path], Request(margin=0.01))
     save(report, tmp_path / "report")
     text = (tmp_path / "report/answer.json").read_text("utf-8")
     assert Answer.from_json(text) == found == report.answer and found.to_json() == text
@@ -222,6 +224,17 @@ def test_an_answer_is_of_one_task(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="task=translation is not a task"):
         normbench.answer(tmp_path, task="translation")
     assert normbench.answer(tmp_path, task="language_model").question.task == "language_model"
+
+
+@pytest.mark.parametrize("name, value", [("metric", "foo"), ("baseline", "layernom"), ("task", "foo"), ("margin", -1)])
+def test_a_complaint_names_the_argument_and_on_the_command_line_the_flag(
+    name: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.2]})
+    with pytest.raises(UsageError, match=f"^{name}={value} "):
+        normbench.answer(tmp_path, **{name: value})
+    if name in ("metric", "baseline"):
+        assert f"--{name} {value} is not" in refused(["report", str(tmp_path), f"--{name}", value], capsys)
 
 
 @pytest.mark.parametrize("margin", [-0.01, math.nan])

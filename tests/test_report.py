@@ -271,7 +271,7 @@ def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit:
         "end with the same act/stream03/rms in each" if unit == "" else f"dyt is worse than layernorm: its {words} is"
     )
     assert wanted in text_of(report)
-    with pytest.raises(UsageError, match=r"--metric=act/stream03/rsm is .*: give one such as act/stream03/rms"):
+    with pytest.raises(UsageError, match=r"metric=act/stream03/rsm is .*: give one such as act/stream03/rms"):
         make_report([tmp_path], metric="act/stream03/rsm")
     with pytest.raises(UsageError, match=r"such as loss/val or best"):
         make_report([tmp_path], metric="foo")

@@ -37,7 +37,7 @@ from normbench.analysis.statistics import (
     paired_difference,
 )
 from normbench.config.sections import GROUPS
-from normbench.errors import UsageError
+from normbench.errors import ArgumentError, UsageError
 from normbench.settings import nearest
 
 # One of the words that name an arm, as they stand in its name: a list in brackets is one, with its commas.
@@ -382,27 +382,45 @@ def usual_baseline(study: RecordedStudy) -> Baseline:
     return {}
 
 
-def given_baseline(study: RecordedStudy, words: str, flag: str = "--baseline ") -> Baseline:
-    """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
-
-    flag: begins the complaint.
+def given_baseline(study: RecordedStudy, words: str) -> Baseline:
+    """Return the settings of the baseline that words name.
 
     Raises:
-        UsageError: no arm has them.
+        ArgumentError: no arm has them.
+    """
+    try:
+        return settings_named(study, words)
+    except UnknownArm as error:
+        raise ArgumentError("baseline", error.word, error.why) from error
+
+
+class UnknownArm(UsageError):
+    """A word that names no arm, and why."""
+
+    def __init__(self, word: str, why: str) -> None:
+        super().__init__(f"{word} {why}")
+        self.word = word
+        self.why = why
+
+
+def settings_named(study: RecordedStudy, words: str) -> Baseline:
+    """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
+
+    Raises:
+        UnknownArm: no arm has them.
     """
     if len(study.arms) == 1:
-        raise UsageError(f"{flag}{words} chooses among arms, and all these runs are of one: give other folders")
+        raise UnknownArm(words, "chooses among arms, and all these runs are of one: give other folders")
     known = words_for_arms(study)
     settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
         found = known.get(word, known.get(f"{name}{equals}{canonical(value)}"))
         if found is None:
-            raise UsageError(f"{flag}{word} is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
+            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
-        allowed = shortened([arm.name for arm in study.arms])
-        raise UsageError(f"{flag}{words} is not an arm: allowed are {allowed}")
+        raise UnknownArm(words, f"is not an arm: allowed are {shortened([arm.name for arm in study.arms])}")
     return settings
 
 
@@ -464,7 +482,7 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
     Raises:
         UsageError: the word names no arm or several.
     """
-    wanted = given_baseline(study, word, flag="") if folder else {}
+    wanted = settings_named(study, word) if folder else {}
     place = (folder or Path(word)).resolve()
     found = []
     for arm in study.arms:

@@ -47,6 +47,23 @@ from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asks of runs.
+
+    Args:
+        baseline: words of the arm that others are compared with, such as `norm=layernorm`.
+        metric: the tag by which arms are judged first.
+        margin: a difference in it that does not matter.
+        target: the loss (nats) whose time is asked.
+    """
+
+    baseline: str | None = None
+    metric: str | None = None
+    margin: float | None = None
+    target: float | None = None
+
+
 @dataclass(frozen=True)
 class Examined:
     """A study and what is found of it.
@@ -71,42 +88,40 @@ class Examined:
         return self.judgement.comparisons
 
 
-def examine_all(folders: Sequence[Path], baseline: str | None = None, **how: Any) -> list[Examined]:
+def examine_all(
+    folders: Sequence[Path], request: Request | None = None, missing: Mapping[str, str] | None = None
+) -> list[Examined]:
     """Find out what the runs below some folders say, task by task.
 
-    baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
+    missing: runs that were planned and have no directory -> why, where they have failed.
 
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
     """
+    request = request or Request()
     found = []
     for study in read_studies(folders):
-        settings = given_baseline(study, baseline) if baseline else usual_baseline(study)
-        found.append(examine(study, settings, **how))
+        baseline = given_baseline(study, request.baseline) if request.baseline else usual_baseline(study)
+        found.append(examine(study, baseline, request, missing))
     return found
 
 
 def examine(
-    study: RecordedStudy,
-    baseline: Baseline,
-    *,
-    target: float | None = None,
-    metric: str | None = None,
-    margin: float | None = None,
-    missing: Mapping[str, str] | None = None,
+    study: RecordedStudy, baseline: Baseline, request: Request, missing: Mapping[str, str] | None = None
 ) -> Examined:
     """Find out what a study says.
 
-    target: the loss (nats) whose time is asked. metric: the tag by which arms are judged first. margin: a difference in
-    it that does not matter. missing: runs that were planned and have no directory -> why, where they have failed.
+    baseline: the settings in which the partner of an arm differs from it. missing: runs that were planned and have no
+    directory -> why, where they have failed.
     """
+    margin = request.margin
     arms, chosen = contenders(study, baseline)
     partners = {}
     for arm in study.arms:
         other = partner(arm, arms, baseline)
         if other:
             partners[arm.name] = other
-    by = yardstick(study, partners, target, metric)
+    by = yardstick(study, partners, request.target, request.metric)
     judgement = judge(study, arms, baseline, by.primary)
     others = tuple(compare_all(arms, baseline, metric) for metric in by.metrics[1:])
     blocks = activations_frame(study.arms)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy, shortened
 from normbench.analysis.statistics import count_spikes
-from normbench.errors import UsageError
+from normbench.errors import ArgumentError
 from normbench.record.directory import extended_runs
 from normbench.settings import either
 
@@ -118,7 +118,7 @@ def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, .
     word: the tag that a person puts first, or `best`.
 
     Raises:
-        UsageError: no run has logged it.
+        ArgumentError: no run has logged it.
     """
     finished = [run for run in study.runs if run.status == "finished"]
     split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
@@ -137,7 +137,7 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
     """Refuse a metric that runs have not logged.
 
     Raises:
-        UsageError: no run has it.
+        ArgumentError: no run has it.
     """
     tags = {BEST}
     for run in finished:
@@ -146,11 +146,10 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
         near = sorted(tag for tag in tags if word in tag)[:3]
         near = near or get_close_matches(word, tags)
         near = near or [*(metric.tag for metric in usual), BEST]
-        raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
+        raise ArgumentError("metric", word, f"is not logged by these runs: give one such as {either(near)}")
     if word == BEST and finished and not any(has_evaluations_on_way(run) for run in finished):
-        raise UsageError(
-            f"--metric={BEST} needs evaluations on the way, and these runs have the last one alone: leave it out"
-        )
+        why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
+        raise ArgumentError("metric", BEST, why)
 
 
 def has_evaluations_on_way(run: RecordedRun) -> bool:

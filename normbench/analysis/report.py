@@ -11,7 +11,7 @@ import pandas as pd
 
 from normbench.analysis import facts, latex, tables
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.examine import Examined, examine, examine_all
+from normbench.analysis.examine import Examined, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, Figure, is_wide, our_style
 from normbench.analysis.measures import runs_frame
@@ -47,10 +47,12 @@ class Report(Examined):
     next: list[str]
 
 
-def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> list[Report]:
+def make_reports(
+    folders: Sequence[Path], request: Request | None = None, missing: Mapping[str, str] | None = None
+) -> list[Report]:
     """Find out what the runs below some folders say, task by task.
 
-    baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
+    missing: runs that were planned and have no directory -> why, where they have failed.
 
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
@@ -58,7 +60,7 @@ def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how:
     having = [folder for folder in folders if not has_studies_alone(folder)]
     if not having:
         return []
-    return [put_in_words(one) for one in examine_all(having, baseline, **how)]
+    return [put_in_words(one) for one in examine_all(having, request, missing)]
 
 
 def has_studies_alone(folder: Path) -> bool:
@@ -66,9 +68,9 @@ def has_studies_alone(folder: Path) -> bool:
     return bool(places_of_studies([folder])) and not any(folder.rglob("status.json"))
 
 
-def report_on(study: RecordedStudy, baseline: Baseline, **how: Any) -> Report:
-    """Return the report of a study. how: as `examine` has it."""
-    return put_in_words(examine(study, baseline, **how))
+def report_on(study: RecordedStudy, baseline: Baseline, request: Request) -> Report:
+    """Return the report of a study."""
+    return put_in_words(examine(study, baseline, request))
 
 
 def put_in_words(found: Examined) -> Report:

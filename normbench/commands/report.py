@@ -8,14 +8,14 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.errors import ArgumentError, RunFailure, UsageError, is_disk_full
 from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
@@ -30,13 +30,26 @@ WIDEST = 9  # columns of a table that a terminal shows as it is; of a wider one,
 
 
 def report(
-    folders: Sequence[Path], out: Path | None = None, quiet: bool = False, width: str = "column", arms: bool = False,
-    **how: Any,
-) -> int:  # fmt: skip
+    folders: Sequence[Path],
+    *,
+    out: Path | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: float | None = None,
+    metric: str | None = None,
+    width: str = "column",
+    quiet: bool = False,
+    arms: bool = False,
+) -> int:
     """Write the report of the runs below some folders, and print its verdict; return the exit status.
 
-    out: where it goes, by default `report` in the first folder. quiet: print nothing. width: of figures, a word or
-    inches. arms: write them too, for TensorBoard. how: as `make_reports` has it.
+    Args:
+        folders: of runs.
+        out: where it goes, by default `report` in the first folder.
+        baseline, target, margin, metric: what is asked, as a `Request` has it.
+        width: of figures, a word or inches.
+        quiet: print nothing.
+        arms: write them too, for TensorBoard.
 
     Raises:
         UsageError: no such folder, what `make_reports` raises, no such width, or `out` cannot be written.
@@ -48,10 +61,12 @@ def report(
     # no spinner: it would need a thread, beside which no process is forked that helps
     stderr = Console(stderr=True, quiet=quiet)
     with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
+        from normbench.analysis.examine import Request
         from normbench.analysis.report import make_reports, save_all
         from normbench.sweep.folder import missing_below
 
-        made = make_reports(folders, missing=missing_below(folders), **how)
+        request = Request(baseline=baseline, target=target, margin=margin, metric=metric)
+        made = make_reports(folders, request, missing_below(folders))
         if arms:
             from normbench.analysis.arms import write_arms
 
@@ -76,13 +91,13 @@ def inches_of(width: str) -> float:
     """Return the width of figures that a person gave.
 
     Raises:
-        UsageError: it is not a width.
+        ArgumentError: it is not a width.
     """
     inches = WIDTHS.get(width, 0.0)
     if re.fullmatch(r"\d+(\.\d+)?", width):
         inches = float(width)
     if not 3 <= inches <= 20:
-        raise UsageError(f"--width {width} is not a width: give column (3.5 inches), page (7), or 3 to 20 inches")
+        raise ArgumentError("width", width, "is not a width: give column (3.5 inches), page (7), or 3 to 20 inches")
     return inches
 
 
@@ -103,11 +118,12 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
     from normbench.analysis import comparisons, tables
+    from normbench.analysis.examine import Request
     from normbench.analysis.report import report_on
 
     studies = comparisons.read_pairs(first, second, folder)
     for study in studies:
-        found = report_on(study, dict(study.arms[1].settings), margin=margin)
+        found = report_on(study, dict(study.arms[1].settings), Request(margin=margin))
         if len(studies) > 1:
             console().rule(study.task.replace("_", " "))
         if plan:
