@@ -100,7 +100,7 @@ class Stream:
             key: what decides about the result beside the stream.
             load: gets these rows, by split.
         """
-        files = [*self.files, *self.val]
+        files = self.files + self.val
         names = [file.partition(self.hub.hub_id)[2] for file in files]
         stamps = []
         if self.hub.root:
@@ -108,7 +108,8 @@ class Stream:
                 status = os.stat(file)
                 stamps.append([status.st_size, status.st_mtime_ns])
         source = [self.hub.hub_id, self.hub.revision, names, stamps]
-        key = [*source, self.columns, self.kept, self.judging, self.held_out, *key]
+        chosen = [self.columns, self.kept, self.judging, self.held_out]
+        key = source + chosen + key
 
         def load_first() -> Any:
             rows, held_out_of = self.first()
@@ -120,7 +121,8 @@ class Stream:
         # Without the commit that `main` is today: a later one may have the same files.
         files_of_commit = [name.partition("/")[2] for name in names]
         identity = json.dumps([content.fingerprint, files_of_commit])
-        return replace(content, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
+        fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        return replace(content, fingerprint=fingerprint)
 
     def first(self) -> tuple[dict[Split, Rows], list[int]]:
         """Return the rows that stay in memory, and how many at the beginning of each file nothing trains on."""
@@ -145,21 +147,10 @@ class Stream:
         known: dict[Origin, Row] = {}
         left = MOST_BYTES
         while len(rows) < self.size and left > 0:
-            if place.turn == len(self.files):
-                place = StreamPlace(place.epoch + 1)
-                continue
-            file = nth_of_pass(len(self.files), seed, "files", place.epoch, place.turn)
-            metadata = self.open(self.files[file]).metadata
-            if place.group == metadata.num_row_groups:
-                place = StreamPlace(place.epoch, place.turn + 1)
-                continue
-            group = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", place.epoch, place.group)
-            rows_before = sum(metadata.row_group(each).num_rows for each in range(group))
-            row = max(place.row, self.held_out_of[file] - rows_before)  # the first rows of a file may judge
-            origin = Origin(file, group, row)
+            place, origin = self.locate(place, seed)
             coming = self.begun.pop(origin, None)
             if coming is None:
-                coming = self.read_group(self.files[file], group, row)
+                coming = self.read_group(origin)
             for values, size in coming:
                 rows.append(known.setdefault(origin, values))
                 origin = origin._replace(row=origin.row + 1)
@@ -167,19 +158,40 @@ class Stream:
                 if len(rows) == self.size or left <= 0:
                     break
             self.begun = {origin: coming}
-            if origin.row < metadata.row_group(group).num_rows:
+            if origin.row < self.metadata(origin.file).row_group(origin.group).num_rows:
                 place = place._replace(row=origin.row)
             else:
                 place = StreamPlace(place.epoch, place.turn, place.group + 1)
         return rows, place
 
-    def read_group(self, file: str, group: int, row: int) -> Iterator[tuple[Row, int]]:
+    def locate(self, place: StreamPlace, seed: int) -> tuple[StreamPlace, Origin]:
+        """Return the place, or where a file or a pass is over that of the next one, and which row is stored there."""
+        while True:
+            if place.turn == len(self.files):
+                place = StreamPlace(place.epoch + 1)
+            file = nth_of_pass(len(self.files), seed, "files", place.epoch, place.turn)
+            metadata = self.metadata(file)
+            if place.group < metadata.num_row_groups:
+                break
+            place = StreamPlace(place.epoch, place.turn + 1)
+        group = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", place.epoch, place.group)
+        rows_before = sum(metadata.row_group(each).num_rows for each in range(group))
+        row = max(place.row, self.held_out_of[file] - rows_before)  # the first rows of a file may judge
+        return place, Origin(file, group, row)
+
+    def metadata(self, file: int) -> Any:
+        """Return how many row groups a file has, and how many rows each of them."""
+        return self.open(self.files[file]).metadata
+
+    def read_group(self, first: Origin) -> Iterator[tuple[Row, int]]:
         """Yield the rows of a row group from one on, each with its bytes; a few are in memory at a time."""
-        for batch in self.open(file).iter_batches(TOGETHER, row_groups=[group], columns=self.columns):
-            for index in range(row, batch.num_rows):
+        file = self.open(self.files[first.file])
+        to_skip = first.row
+        for batch in file.iter_batches(TOGETHER, row_groups=[first.group], columns=self.columns):
+            for index in range(to_skip, batch.num_rows):
                 one = batch.slice(index, 1)
                 yield one.to_pylist()[0], one.nbytes
-            row = max(0, row - batch.num_rows)
+            to_skip = max(0, to_skip - batch.num_rows)
 
 
 def nth_of_pass(total: int, seed: int, what: str, epoch: int, place: int) -> int:
