@@ -325,9 +325,19 @@ class Streamed(ContentData):
 
 
 class StreamedText(Streamed, Text):
-    """A language model's data from a stream of texts: each block is cut into windows side by side."""
+    """A language model's data from a stream of texts: each block is cut into windows side by side.
 
-    text_of: Callable[[Rows], str]
+    Args:
+        content: what stays in memory.
+        stream: where the rest is.
+        text_of: joins rows to a text.
+        options: of Text.
+    """
+
+    def __init__(self, content: Content, stream: Stream, text_of: Callable[[Rows], str], **options: Any) -> None:
+        super().__init__(content, **options)
+        self.stream = stream
+        self.text_of = text_of
 
     def examples_of(self, rows: Rows) -> tuple[Any, int]:
         """Return the tokens of a block, and how many windows they are."""
@@ -340,9 +350,21 @@ class StreamedText(Streamed, Text):
 
 
 class StreamedImages(Streamed, Images):
-    """A classifier's images from a stream, which are decoded in each step, by as many threads as torch has."""
+    """A classifier's images from a stream, which are decoded in each step, by as many threads as torch has.
 
-    decode_rows: Callable[[Rows, Any], tuple[Any, Any]]
+    Args:
+        content: what stays in memory.
+        stream: where the rest is.
+        decode_rows: returns the pixels and labels of rows, by what applies a function to each, as `map` does.
+        options: of Images.
+    """
+
+    def __init__(
+        self, content: Content, stream: Stream, decode_rows: Callable[[Rows, Any], tuple[Any, Any]], **options: Any
+    ) -> None:
+        super().__init__(content, **options)
+        self.stream = stream
+        self.decode_rows = decode_rows
 
     def examples_of(self, rows: Rows) -> tuple[Any, int]:
         """Return the rows, as they are stored."""
@@ -381,10 +403,8 @@ def stream_text(
         tokens = {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}
         return tokens, vocabulary.facts
 
-    data = StreamedText(stream.content(name, [level, vocabulary_size, lines], load), **options)
-    data.stream = stream
-    data.text_of = text_of
-    return data
+    content = stream.content(name, [level, vocabulary_size, lines], load)
+    return StreamedText(content, stream, text_of, **options)
 
 
 def stream_images(name: str, stream: Stream, size: int | None, **options: Any) -> StreamedImages:
@@ -399,12 +419,13 @@ def stream_images(name: str, stream: Stream, size: int | None, **options: Any) -
         return decode(images, where, size, every), labels
 
     def load(rows: dict[Split, Rows]) -> Any:
-        everything = [row for some in rows.values() for row in some]
+        everything: Rows = []
+        counts: dict[str, int] = {}
+        for split, some in rows.items():
+            everything += some
+            counts[split] = len(some)
         pixels, labels = decode_rows(everything)
-        counts: dict[str, int] = {split: len(some) for split, some in rows.items()}
         return image_arrays(pixels, labels, counts, classes)
 
-    data = StreamedImages(stream.content(name, [size], load), **options)
-    data.stream = stream
-    data.decode_rows = decode_rows
-    return data
+    content = stream.content(name, [size], load)
+    return StreamedImages(content, stream, decode_rows, **options)

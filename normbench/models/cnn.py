@@ -223,9 +223,10 @@ class ConvStack(BlockStack):
         shapes = []
         for factor, count, stride in zip(stages, blocks, strides, strict=True):
             out = width * factor * self.expansion
-            shrinking = count - 1 if self.pooled else 0
+            shrinks = count - 1 if self.pooled else 0  # the block that has the stride
             for index in range(count):
-                shapes.append(((channels, out), stride if index == shrinking else 1))
+                own_stride = stride if index == shrinks else 1
+                shapes.append(((channels, out), own_stride))
                 channels = out
         super().__init__(stem, shapes, task, *factories, activation="relu", norm_order=norm_order)
         self.layout = layout

@@ -416,22 +416,31 @@ class Transformer(Embedded):
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from", tasks=OF_CLASSES)],
     ) -> None:
         super().__init__()
-        of_images = isinstance(task, ImageClassification)
-        if position == "rotary" and of_images:
-            raise UsageError("model.position=rotary is for text: images use model.position=learned")
-        self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
+        stem: TokenStem | PatchStem
+        if isinstance(task, ImageClassification):
+            if position == "rotary":
+                raise UsageError("model.position=rotary is for text: images use model.position=learned")
+            stem = PatchStem(task, width, patch)
+            unit = False
+        else:
+            stem = TokenStem(task, width)
+            unit = embedding_scale == "unit"
+        self.stem = stem
+        length = stem.length
         read = "positions" if task.causal else pool
-        self.class_token = nn.Embedding(1, width) if read == "class_token" else None
-        length = self.stem.length + (read == "class_token")
-        unit = embedding_scale == "unit" and not of_images
+        self.class_token: nn.Embedding | None = None
+        if read == "class_token":
+            self.class_token = nn.Embedding(1, width)
+            length += 1
         outside = Site("outside", depth=depth, causal=task.causal, length=length)
         self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, outside)
         self.blocks = nn.ModuleList()
         for layer in range(depth):
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
             about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
-            attention = Attention(width, heads, causal=task.causal, site=site.at("attention"), **about)
-            branches = {"attention": attention, "mlp": feed_forward(width, mlp, site=site.at("mlp"), **about)}
+            branches: dict[str, Branch] = {}
+            branches["attention"] = Attention(width, heads, causal=task.causal, site=site.at("attention"), **about)
+            branches["mlp"] = feed_forward(width, mlp, site=site.at("mlp"), **about)
             self.blocks.append(placement(branches, norm, site))
         self.final_norm: nn.Module | None = None
         if self.blocks[-1].needs_final_norm:
@@ -441,7 +450,8 @@ class Transformer(Embedded):
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
         if self.class_token is not None:
-            x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
+            class_tokens = self.class_token.weight.expand(x.shape[0], 1, -1)
+            x = torch.cat((class_tokens, x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         remember_counts(mask)
         x, rotation = self.stream(x, mask)
