@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 from normbench.models import Normal
 from normbench.probes import Probes, Reading
 from normbench.probes import tensor_statistics as stats
+from normbench.probes.reading import Place
 from normbench.types import Task
 
 FULL = {"activations", "gradients", "parameters", "tails", "geometry", "attention", "updates"}
@@ -99,6 +102,26 @@ def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
     assert stats.token_similarity(x.transpose(1, 2)[..., None], 1).item() == pytest.approx(expected, abs=1e-6)
 
 
+@dataclass
+class Largest(stats.Observation):
+    """A new statistic: the largest value of an activation."""
+
+    value: torch.Tensor
+
+    @classmethod
+    def describe(cls, seen: Sequence[Largest]) -> dict[str, torch.Tensor]:
+        return {"largest": torch.stack([one.value for one in seen])}
+
+
+def test_a_new_statistic_has_a_number_at_each_place_the_mean_over_calls() -> None:
+    reading = Reading()
+    for place, values in ((Place("act/a", "_in"), (1.0, 3.0, math.nan)), (Place("act/b"), (5.0,))):
+        for value in values:
+            reading.keep(place, Largest(torch.tensor(value)))
+    reading.finish()
+    assert reading.numbers() == {"act/a/largest_in": 2.0, "act/b/largest": 5.0}
+
+
 def test_entropy_of_attention() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf]])
     assert stats.entropy(logits).item() == pytest.approx(math.log(2) / 2)
@@ -120,22 +143,35 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
         assert logits.isinf().any()
 
 
+class Probed(NamedTuple):
+    """A model after a probed step, with its norms, the reading, and what entered and left each norm."""
+
+    model: Any
+    norms: dict[str, nn.Module]
+    reading: Reading
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
 def probed_step(
     norm: str, placement: str = "pre", model: str = "nano", task: Task = TEXT, lr: float = 0.0, **settings: Any
-) -> tuple[Any, ...]:
-    """A model after a probed step: with its norms, its gradients, the reading, and what passed through each norm."""
+) -> Probed:
+    """Take a probed step of a model, whose gradients stay."""
     made, norms = build(norm, placement, model, task, **settings)
     batch = random_batch(task)
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def see(name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        seen[name] = inputs[0].detach(), output.detach()
+
     for name, module in norms.items():
-        module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
+        module.register_forward_hook(partial(see, name))
     probes = Probes(made, FULL)
     with probes.watch(histograms=True) as reading:
         task.loss(made(batch.inputs), batch.targets).backward()
     optimizer = torch.optim.SGD(made.parameters(), lr=lr)
     with probes.watch_update(reading, optimizer):
         optimizer.step()
-    return made, norms, reading, seen
+    return Probed(made, norms, reading, seen)
 
 
 def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
@@ -169,7 +205,7 @@ def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
     [{"width": 64}, {"width": 384}, {"position": "rotary"}, {"pool": "class_token"}, {"init": Normal(0.3, False, 0.1)}],
 )
 def test_the_stream_of_a_text_starts_at_a_root_mean_square_of_1(task: Task, settings: dict[str, Any]) -> None:
-    numbers = probed_step("dyt", task=task, **{"width": 128} | settings)[2].numbers()
+    numbers = probed_step("dyt", task=task, **{"width": 128} | settings).reading.numbers()
     assert numbers["act/block00.attention/rms_in"] == pytest.approx(1, abs=0.06)
 
 
@@ -188,7 +224,7 @@ def test_every_parameter_is_in_one_group(model: str, placement: str) -> None:
 
 
 def test_norm_parameters_and_no_similarity_of_one_position() -> None:
-    numbers = probed_step("dyt", model="mlp", task=IMAGES, lr=1.0)[2].numbers()  # those before the step
+    numbers = probed_step("dyt", model="mlp", task=IMAGES, lr=1.0).reading.numbers()  # those before the step
     assert numbers["norm/block01.linear/alpha"] == 0.5
     assert (numbers["norm/block01.linear/gamma_mean"], numbers["norm/block01.linear/beta_std"]) == (1.0, 0.0)
     assert 0 <= numbers["act/block01.linear/saturated_out"] <= 1
