@@ -40,8 +40,8 @@ class TimeStep(NamedTuple):
         counted: which count in a norm's statistics.
     """
 
-    real: Row | None
-    counted: Row | None
+    real: Row | None = None
+    counted: Row | None = None
 
 
 def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
@@ -51,7 +51,7 @@ def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
     statistics of one.
     """
     if mask is None:
-        return [TimeStep(None, None)] * length
+        return [TimeStep()] * length
     too_few = mask.sum(dim=0) < 2
     counted = mask | too_few
     pairs = zip(mask.unbind(1), steps_of(counted), strict=True)
