@@ -28,8 +28,9 @@ from support import (
 from normbench.analysis.figures.lines import draw_lines
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
-from normbench.analysis.methods import JointFactor, factors, methods, value_in_words
+from normbench.analysis.methods import methods
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
+from normbench.analysis.setups import JointFactor, factors, value_in_words
 from normbench.config.groups import options
 from normbench.config.signatures import settings_of
 from normbench.record.shapes import CHOICE_FILE

@@ -17,7 +17,7 @@ from test_report import text_of
 from torch import Tensor, nn
 
 from normbench.analysis.facts import facts
-from normbench.analysis.methods import options_of
+from normbench.analysis.setups import options_of
 from normbench.contract.data import DataPart
 from normbench.data import hub_translation
 from normbench.data.translation import POOL, Translations

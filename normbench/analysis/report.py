@@ -15,13 +15,14 @@ from normbench.analysis.examine import Examined, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, Figure, is_wide, our_style
 from normbench.analysis.measures import runs_frame
-from normbench.analysis.methods import methods, options_of
+from normbench.analysis.methods import methods
 from normbench.analysis.pages import page_of
 from normbench.analysis.records import RecordedStudy, shortened
 from normbench.analysis.references import bibliography
 from normbench.analysis.safe import to_csv
 from normbench.analysis.sensitivity import areas, failing, searches, tried_levels
 from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
+from normbench.analysis.setups import options_of
 from normbench.analysis.studied import Studied, places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.processes import run_beside

@@ -1,0 +1,356 @@
+"""How runs were made, in the words of a paper: what varied, what was held equal, and what each part of a run is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain, combinations
+from typing import Any
+
+from normbench.analysis import facts
+from normbench.analysis.fairness import asked_for
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates, in_order, shortened
+from normbench.analysis.references import in_brackets, works_of
+from normbench.analysis.wording import count, in_words, one_line
+from normbench.config.groups import options, section_of
+from normbench.config.sections import GROUPS
+from normbench.config.signatures import settings_of
+from normbench.settings import either, flat
+
+MOST = 12  # things that a sentence lists
+MOST_AMOUNTS = 4
+SHOWN = ("data", "model", "optim")
+ELSEWHERE = ("data.batch_size", "data.context", "data.holdout", "data.root", "data.path")  # told by other sentences
+PRECISIONS = {
+    "fp32": "in float32",
+    "bf16": "with matrix products in bfloat16 (Micikevicius et al. 2018)",
+    "fp16": "with matrix products in float16 and a scaled loss (Micikevicius et al. 2018)",
+}
+
+
+class RateChoice(Enum):
+    """On what the learning rate of each arm was chosen."""
+
+    NONE = auto()  # it was not
+    HELD_OUT = auto()  # on training data held out, with other seeds
+    REPORTED = auto()  # on the runs that are reported
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the runs of a study were made, in words; where runs differ, all that they have is joined by `or`.
+
+    factors: what varied, with its levels. alike: what runs of one seed have in common. norm_and_placement: those that
+    do not vary. amounts: of data. average: the decay of a moving average of the weights. rates: the learning rate of
+    each arm that is judged, after its name. scores: how translations were judged. Empty is what there is not.
+    """
+
+    factors: tuple[str, ...]
+    alike: tuple[str, ...]
+    model: str
+    init: str
+    norm_and_placement: str
+    data: str
+    amounts: str
+    steps: str
+    batch: str
+    optimizer: str
+    schedule: str
+    clip: str
+    precision: str
+    average: str
+    rate_choice: RateChoice
+    rates: tuple[str, ...]
+    scores: str
+    code: str
+    versions: str
+    machine: str
+
+
+def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) -> Setup:
+    """Return how the runs of a study were made.
+
+    judged: the arms that are compared. chosen: whether each is at the best of several learning rates.
+    """
+    runs = study.runs
+    varied = {*study.varied, *along(study)}
+    aside = {*varied, LEARNING_RATE} if study.fairly_chosen else varied
+
+    def describe_part(group: str) -> str:
+        return join(part_in_words(run, group, aside) for run in runs)
+
+    def describe_option(group: str) -> str:
+        return join(option_in_words(run, group, aside) for run in runs)
+
+    decays = [run.config.get("trainer.ema") for run in runs]
+    return Setup(
+        factors=tuple(factor_in_words(study, factor) for factor in factors(study)),
+        alike=alike_in_words(study, varied),
+        model=describe_part("model"),
+        init=describe_option("init"),
+        norm_and_placement=fixed_in_words(study, varied),
+        data=describe_option("data"),
+        amounts=shortened(facts.distinct(runs, facts.amounts), MOST_AMOUNTS, between="; "),
+        steps=join(facts.steps(run) for run in runs),
+        batch=join(facts.batch(run) for run in runs),
+        optimizer=describe_part("optim"),
+        schedule=describe_part("schedule"),
+        clip=join(facts.clip(run) for run in runs),
+        precision=join(precision_in_words(run) for run in runs),
+        average=join(value_in_words(decay) for decay in decays if decay),
+        rate_choice=rate_choice(study, chosen),
+        rates=tuple(rates_of(arm) for arm in judged),
+        scores=facts.every(runs, facts.bleu),
+        code=facts.every(runs, facts.code),
+        versions=facts.every(runs, facts.versions),
+        machine=facts.every(runs, facts.machine),
+    )
+
+
+def rate_choice(study: RecordedStudy, chosen: bool) -> RateChoice:
+    """Return on what learning rates were chosen. chosen: whether each arm is at the best of those reported."""
+    if study.fairly_chosen:
+        return RateChoice.HELD_OUT
+    return RateChoice.REPORTED if chosen else RateChoice.NONE
+
+
+def options_of(study: RecordedStudy) -> dict[str, str]:
+    """Return what data, model and optimizer are called, and what was changed of them, by their groups."""
+    found = {}
+    for group in SHOWN:
+        found[group] = join(option_in_words(run, group, study.varied) for run in study.runs)
+    return found
+
+
+# ---- what varied
+
+
+@dataclass(frozen=True)
+class JointFactor:
+    """Settings that vary together, and the values that they take together."""
+
+    keys: tuple[str, ...]
+    levels: tuple[tuple[Any, ...], ...]
+
+
+def factors(study: RecordedStudy) -> list[JointFactor]:
+    """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
+    keys = (*study.varied, *along(study))
+    groups: list[tuple[str, ...]] = [(key,) for key in keys]
+    tied = tied_pair(study, groups)
+    while tied:
+        one, other = tied
+        groups[groups.index(one)] = (*one, *other)
+        groups.remove(other)
+        tied = tied_pair(study, groups)
+    found = [JointFactor(keys, levels_of(study, keys)) for keys in groups]
+    combinations_of_all = math.prod(len(one.levels) for one in found)
+    if combinations_of_all > len(study.arms):  # pairs are whole, and triples are not
+        every = tuple(chain.from_iterable(groups))
+        return [JointFactor(every, levels_of(study, every))]
+    return found
+
+
+def tied_pair(
+    study: RecordedStudy, groups: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the first two groups of settings some of whose values are not taken together; None where all are."""
+    for one, other in combinations(groups, 2):
+        if are_tied(study, one, other):
+            return one, other
+    return None
+
+
+def along(study: RecordedStudy) -> list[str]:
+    """Return the settings that were asked for and go along with what varies, as warm-up that is tied to placement."""
+    asked = asked_for(study).difference(study.varied)
+    if study.fairly_chosen:
+        asked.discard(LEARNING_RATE)
+    found = []
+    for key in candidates(study.runs):
+        if key in asked and len(levels_of(study, (key,))) > 1:
+            found.append(key)
+    return found
+
+
+def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Say whether some values of settings are not taken together."""
+    together = len(levels_of(study, (*one, *other)))
+    return together < len(levels_of(study, one)) * len(levels_of(study, other))
+
+
+def levels_of(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+    """Return the values that settings take together, in order."""
+    found = {level_of(run, keys) for run in study.runs}
+    return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
+
+
+def level_of(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the values that a run has in some settings."""
+    return tuple(run.config.get(key) for key in keys)
+
+
+def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
+    """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
+    by_level = {level_of(run, factor.keys): run for run in study.runs}
+    levels = []
+    for level in factor.levels:
+        words = [level_in_words(study, by_level[level], key) for key in factor.keys]
+        levels.append(" with ".join(words))
+    return f"{' together with '.join(factor.keys)}: {listed(levels)}"
+
+
+def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
+    """Write what a run has in a setting that varies; of an option with the works behind it."""
+    if key in GROUPS:
+        return option_in_words(run, key, study.varied)
+    return value_in_words(run.config.get(key))
+
+
+# ---- what was held equal
+
+
+def alike_in_words(study: RecordedStudy, varied: Iterable[str]) -> tuple[str, ...]:
+    """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
+    sections = {key.partition(".")[0] for key in varied}
+    found = []
+    if not sections & {"model", "init"}:
+        gains = {str(run.ledger.get("branch_gain")) for run in study.runs if run.summary}
+        weights = "start from the same weights"
+        if len(gains) > 1:
+            weights += " (up to the scaling that the placement prescribes)"
+        found.append(weights)
+    if "data" not in sections:
+        found.append("see the same batches in the same order")
+    return tuple(found)
+
+
+def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
+    """Write which norm and placement all runs have, where these do not vary: `norm is layernorm (Ba et al. 2016)`."""
+    words = []
+    for group in ("norm", "placement"):
+        if group not in varied:
+            option = join(option_in_words(run, group, ()) for run in study.runs)
+            words.append(f"{group} is {option}")
+    return " and the ".join(words)
+
+
+def precision_in_words(run: RecordedRun) -> str:
+    """Write in which precision a run computes."""
+    return PRECISIONS[run.config.get("trainer.precision", "fp32")]
+
+
+def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
+    """Write what stands for a group: its class, the works behind it, and each setting that plays a part.
+
+    aside: settings that are told elsewhere. Where settings are not as the option has them, that is said: `the preset
+    nano but for depth and width`.
+    """
+    option = str(run.config.get(group, ""))
+    target = str(run.config.get(f"{group}._target_", option))
+    name = target.rpartition(".")[2]
+    altered = changed(run, group, aside)
+    shown = []
+    for key, value in playing(run, group, aside).items():
+        if value not in (None, False) or key in altered:
+            shown.append(setting_in_words(key, value))
+    words = name + in_brackets(works_of(group, option))
+    if target.startswith("normbench.models."):
+        words = f"normbench's {words}"
+    if shown:
+        words += f" with {listed(shown, len(shown))}"
+    if option not in options(group):
+        return words
+    if altered:
+        names = [key.rpartition(".")[2].replace("_", " ") for key in altered]
+        return f"{words} (the preset {option} but for {listed(names)})"
+    return words if option.casefold() == name.casefold() else f"{words} (the preset {option})"
+
+
+def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
+    """Write the name of a group's option, the works behind it, and what of it is not as it has it."""
+    option = str(run.config.get(group, ""))
+    altered = changed(run, group, {*aside, *ELSEWHERE})
+    words = option + in_brackets(works_of(group, option))
+    if altered:
+        settings = [setting_in_words(key, run.config[key]) for key in altered]
+        words += f" but with {listed(settings)}"
+    return words
+
+
+def playing(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a group that play a part in a run's task, but those aside, by dotted path."""
+    known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
+    found = {}
+    for key, value in run.config.items():
+        section, _, name = key.partition(".")
+        is_setting = section == group and name and not name.startswith("_")
+        is_idle = name in known and not known[name].plays_a_part(run.task, value)
+        if is_setting and key not in aside and not is_idle:
+            found[key] = value
+    return found
+
+
+def changed(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
+    """Return the settings that play a part and are not as the option has them that the run was given."""
+    option = str(run.config.get(group, ""))
+    if option not in options(group):
+        return []
+    preset = flat({group: section_of(group, option)})
+    found = []
+    for key, value in playing(run, group, aside).items():
+        usual = preset.get(key)
+        follows_others = str(usual).startswith("${")
+        if not follows_others and usual != value:
+            found.append(key)
+    return found
+
+
+def rates_of(arm: Arm) -> str:
+    """Write an arm's learning rate, or rates, after its name."""
+    rates = [value_in_words(run.config.get(LEARNING_RATE)) for run in arm.runs]
+    return f"{arm.name} {join(rates)}"
+
+
+# ---- words
+
+
+def setting_in_words(key: str, value: Any) -> str:
+    """Write a setting as prose has it: `tied` or `tied off`, `betas (0.9, 0.99)`, `4 heads`."""
+    name = key.rpartition(".")[2].replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"{name} off"
+    if isinstance(value, int) and name.endswith("s"):
+        return count(value, name.removesuffix("s"))
+    return f"no {name}" if value is None else f"{name} {value_in_words(value)}"
+
+
+def value_in_words(value: Any) -> str:
+    """Write a value: numbers without needless zeros, as 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
+            parts = [value_in_words(part) for part in json.loads(value)]
+            return f"({', '.join(parts)})"
+    words = in_words(value)
+    if isinstance(value, float) and "e" in words:
+        mantissa, exponent = words.split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return words
+
+
+def join(words: Iterable[str]) -> str:
+    """Join what is said of runs, each once, such as `cnn or vgg`."""
+    return either(dict.fromkeys(one_line(text) for text in words if text))
+
+
+def listed(words: Sequence[str], most: int = MOST) -> str:
+    """Join words as prose does: `a, b and c`; of many the first ones, and how many more there are."""
+    shown = [*words[:most]]
+    if len(words) > most:
+        shown.append(f"{len(words) - most} more")
+    *others, last = shown
+    return f"{', '.join(others)} and {last}" if others else last
