@@ -10,7 +10,7 @@ from made_runs import read_study
 
 from normbench.analysis.comparisons import Baseline, usual_baseline
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 
 
 def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure]:

@@ -16,7 +16,7 @@ from test_sentences import LOSS, arm
 
 from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.examine import state_effect
-from normbench.analysis.figures.finals import interactions
+from normbench.analysis.figures.finals import draw_interactions
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Curve, RecordedStudy, read_studies
 from normbench.analysis.sentences import say_effects, say_open_effects
@@ -110,7 +110,7 @@ def test_three_numbers_have_a_slope_per_doubling() -> None:
     assert first.startswith("Each doubling of batch_size helps batchnorm ")
     assert " percentage points more than groupnorm (95 %" in first
     assert second.startswith("Each doubling of batch_size: no difference in its effect was found between groupnorm and")
-    (figure,) = interactions(made.arms, {"norm": "groupnorm"}, accuracy, "")
+    (figure,) = draw_interactions(made.arms, {"norm": "groupnorm"}, accuracy, "")
     drawn = figure.data.set_index(["arm", "batch_size"])["mean"]
     assert drawn["batchnorm", 8] == pytest.approx(np.mean(cells["batchnorm", 8]))
 

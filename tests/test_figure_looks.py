@@ -13,8 +13,9 @@ from made_runs import make_run, make_study, read_study
 from matplotlib.text import Text
 from sketches import sketched
 
-from normbench.analysis.figures import draw_all, style
-from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of, near
+from normbench.analysis.figures import draw_all, panes, style
+from normbench.analysis.figures.panes import near
+from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -91,7 +92,7 @@ def test_arms_can_be_told_apart_in_grey(tmp_path: Path) -> None:
         make_study(tmp_path / "crossed", {norm: [2.0, 2.1] for norm in norms[:3]}, placement=placement)
     for folder in ("norms", "crossed"):
         study = read_study([tmp_path / folder])
-        entries = [entry for _, panel in style.panels_of(study.arms) for entry in panel]
+        entries = [entry for panel in style.panels_of(study.arms) for entry in panel.entries]
         assert len({(entry.dash, entry.marker) for entry in entries}) == 6
         (pane,) = sketched(tmp_path / folder)["loss-val-steps"].canvas.axes
         labels = [text for text in pane.texts if text.get_text() in {entry.label for entry in entries}]
@@ -117,9 +118,9 @@ def test_a_norm_has_its_proper_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [(0.2, 0.9), (0.98, 1.02), (3e-4, 3e-2), (1e-6, 10.0), (4.0, 6.0)])
 def test_a_logarithmic_axis_has_three_ticks(values: tuple[float, float]) -> None:
     with style.our_style():
-        axes = style.blank(2).subplots()
+        axes = panes.blank(2).subplots()
     axes.plot([0, 1], values)
-    style.log_scale(axes, "y")
+    panes.log_scale(axes, "y")
     low, high = axes.get_ylim()
     assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
 
@@ -144,17 +145,17 @@ def test_nothing_is_cut_off(tmp_path: Path) -> None:
 
 def test_numbers_of_a_logarithmic_axis_are_short() -> None:
     numbers = (0.5, 0.001, 1e-4, 1.5e-5, 1e-12, 10_000, 100_000, 2e20)
-    assert [style.brief(number) for number in numbers] == [
+    assert [panes.brief(number) for number in numbers] == [
         "0.5", "0.001", "1e-4", "1.5e-5", "1e-12", "10000", "1e5", "2e20",
     ]  # fmt: skip
 
 
 def test_ticks_of_many_decades_stand_apart() -> None:
     with style.our_style(7.0):
-        panes = style.blank(2.0).subplots(1, 3)
-    panes[0].plot([1e-4, 1e4], [1e-13, 1])
-    style.log_scale(panes[0], "x")
-    assert 3 <= len(panes[0].get_xticks()) <= 5
+        axes, *_ = panes.blank(2.0).subplots(1, 3)
+    axes.plot([1e-4, 1e4], [1e-13, 1])
+    panes.log_scale(axes, "x")
+    assert 3 <= len(axes.get_xticks()) <= 5
 
 
 LONG = "mypackage.norms.AVeryLongNormalizationOf"
@@ -202,12 +203,12 @@ def words_of(canvas: Any) -> list[tuple[str, Any]]:
 
 def test_words_are_broken_where_there_is_no_room() -> None:
     with style.our_style():
-        lines = style.wrap("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5)
-        assert all(style.breadth(line) <= 1.5 for line in lines)
+        lines = panes.wrap("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5)
+        assert all(panes.breadth(line) <= 1.5 for line in lines)
         assert (
             " ".join(lines).replace("\N{NO-BREAK SPACE}", " ") == "GroupNorm · batch_size=2 · accumulate=16 − batchnorm"
         )
-        assert style.breadth(style.fit("n" * 60, 1.0)) <= 1.0 < style.breadth("n" * 60)
+        assert panes.breadth(panes.fit("n" * 60, 1.0)) <= 1.0 < panes.breadth("n" * 60)
 
 
 def test_arms_whose_names_differ_in_the_middle_are_told_apart(tmp_path: Path) -> None:

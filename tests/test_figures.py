@@ -21,9 +21,10 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, panels, sketched
 
-from normbench.analysis.figures.finals import drawings_of, places_of
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.figures.finals import Chart, drawings_of, places_of
 from normbench.analysis.figures.lines import POINTS, band_of
-from normbench.analysis.figures.style import DARK, Entry, Figure
+from normbench.analysis.figures.style import DARK, Entry, Panel
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, Curve
 from normbench.analysis.sensitivity import tried_levels
@@ -140,7 +141,8 @@ def test_words_of_a_panel_go_from_the_lowest_value_to_the_highest() -> None:
     entries = [Entry(arm, arm.name, "#000000", "-", "o") for arm in arms]
     rows = [("layernorm", 10.2), ("layernorm", 9.5), ("rmsnorm", 8.0), ("rmsnorm", 8.01)]
     data = pd.DataFrame(rows, columns=["arm", "mean"])
-    (drawing,) = drawings_of([("", entries)], [None], data, metric)  # type: ignore[list-item]  # no axes are asked
+    chart = Chart([Panel("", entries)], [None], "")  # type: ignore[list-item]  # no axes are asked
+    (drawing,) = drawings_of(chart, data, metric)
     assert drawing.caption == "From the lowest to the highest: layernorm 9.5 to 10.2, rmsnorm 8.0."
 
 

@@ -16,7 +16,8 @@ from scipy import stats
 from normbench.analysis.answers import CaveatKind
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.finals import forest, step_time_against
+from normbench.analysis.figures.differences import draw_forest
+from normbench.analysis.figures.finals import draw_step_times
 from normbench.analysis.latex import in_text
 from normbench.analysis.measures import alike, rounded_up, seconds_at
 from normbench.analysis.records import RecordedRun
@@ -91,7 +92,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     make_study(tmp_path, finals, data={"constant": {"loss/val": 3.0}})
     report = make_report([tmp_path])
     arms = report.study.arms
-    (figure,) = forest(report.comparisons, arms, "")
+    (figure,) = draw_forest(report.comparisons, arms, "")
     assert "two groups" in figure.alt and "their seeds alone are drawn" in figure.caption
     rows = figure.data.set_index("arm")
     means = rows[rows["kind"] == "mean"]["difference"].astype(float)
@@ -99,7 +100,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     assert len(rows.loc[["dyt"]]) == 6
     drawn = [line for axes in figure.canvas.axes for line in axes.lines]
     assert {line.get_marker() for line in drawn if "two groups" in str(line.get_gid())} == {"."}
-    (against,) = step_time_against(arms, report.by.primary, "")
+    (against,) = draw_step_times(arms, report.by.primary, "")
     assert [*against.data["arm"]] == ["layernorm", "rmsnorm"]
     assert against.caption.endswith("Not shown, as their runs end in two groups: dyt.")
 

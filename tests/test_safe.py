@@ -15,7 +15,9 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_study
 
-from normbench.analysis.figures.style import Figure, blank, our_style
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.figures.panes import blank
+from normbench.analysis.figures.style import our_style
 from normbench.analysis.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
 from normbench.analysis.studied import read_study, save_study, studies_below
 from normbench.analysis.tables import Table

@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 from support import REPOSITORY, refused
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.records import Arm
 from normbench.analysis.studied import read_study, studies_below
 from normbench.analysis.tables import Table

@@ -15,7 +15,7 @@ from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from data_helpers import write_questions
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.pages import page_of
 from normbench.analysis.studied import read_study, studies_below
 from normbench.studies import STUDIES

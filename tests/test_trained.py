@@ -14,7 +14,7 @@ from scipy import stats
 
 from normbench.analysis.facts import lead
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.finals import learning_rates
+from normbench.analysis.figures.finals import draw_learning_rates
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import RecordedRun
 from normbench.analysis.report import Report
@@ -131,7 +131,7 @@ def test_a_figure_of_learning_rates_says_at_which_its_mean_is_of_two_groups(tmp_
             settings = {"optim.lr": rate}
             make_run(tmp_path, norm="dyt", seed=seed, final=final, data=CONSTANT, settings=settings)
     study = read_study([tmp_path])
-    (figure,) = learning_rates(study, metrics_of(study)[0])
+    (figure,) = draw_learning_rates(study, metrics_of(study)[0])
     assert figure.caption.endswith("in two groups, as some did not train: lr=0.01.")
 
 

@@ -13,7 +13,8 @@ from normbench.analysis import facts, latex, tables
 from normbench.analysis.comparisons import Baseline
 from normbench.analysis.examine import Examined, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import COLUMN, Figure, is_wide, our_style
+from normbench.analysis.figures.figure import Figure, is_wide
+from normbench.analysis.figures.style import COLUMN, our_style
 from normbench.analysis.measures import runs_frame
 from normbench.analysis.methods import methods
 from normbench.analysis.pages import page_of

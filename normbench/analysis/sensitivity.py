@@ -43,6 +43,11 @@ def is_lost(run: RecordedRun) -> bool:
     return run.status in LOST or run.trained is False
 
 
+def count_trained(runs: Iterable[RecordedRun]) -> int:
+    """Return how many runs got through and trained."""
+    return sum(not is_lost(run) for run in runs)
+
+
 @dataclass(frozen=True)
 class Tried:
     """An arm that was trained at several levels of a setting that is a number, above all of the learning rate.
@@ -186,9 +191,15 @@ class Area:
     cells: Mapping[tuple[float, float], Arm]
 
     @property
+    def names(self) -> tuple[str, str]:
+        """Return the last parts of the two keys."""
+        first, second = self.keys
+        return first.rpartition(".")[2], second.rpartition(".")[2]
+
+    @property
     def words(self) -> str:
         """Name the grid, such as `factor and lr`."""
-        return " and ".join(key.rpartition(".")[2] for key in self.keys)
+        return " and ".join(self.names)
 
     @property
     def levels(self) -> list[list[float]]:

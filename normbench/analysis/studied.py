@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.style import Figure, Group, is_wide
+from normbench.analysis.figures.figure import Figure, Group, is_wide
 from normbench.analysis.pages import page_of
 from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.tables import Table

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import significant
 from normbench.config.groups import section_of

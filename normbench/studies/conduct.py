@@ -24,7 +24,8 @@ from rich.progress import track
 
 from normbench import build
 from normbench.analysis.arms import folder_name
-from normbench.analysis.figures.style import Figure, our_style
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.figures.style import our_style
 from normbench.analysis.records import read_studies
 from normbench.analysis.safe import to_csv
 from normbench.analysis.studied import save_study

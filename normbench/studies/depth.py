@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures import style
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures import panes
+from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves, draw_each
@@ -232,9 +232,9 @@ def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
     last = int(rows["to"].max())
     means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
     cells = means.reindex(range(1, last + 1), columns=range(last))
-    pane = style.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=style.BESIDE)
+    pane = panes.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=panes.BESIDE)
     drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
-    style.add_color_bar(pane, drawn, "half turns")
+    panes.add_color_bar(pane, drawn, "half turns")
     pane.locator_params(integer=True)
     is_whole = (rows["layer"] == 0) & (rows["to"] == last)
     whole = rows.loc[is_whole, "distance"].mean()

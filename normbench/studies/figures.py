@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.figures import style
+from normbench.analysis.figures import panes, style
+from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
 from normbench.analysis.figures.lines import draw_band
-from normbench.analysis.figures.style import Drawing, Entry, Figure
+from normbench.analysis.figures.style import Entry
 from normbench.analysis.records import Arm
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.writing import number, show_value
@@ -24,16 +25,13 @@ Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
 
 
 @dataclass(frozen=True)
-class Panel:
+class Panel(style.Panel):
     """What a panel of curves shows.
 
     Attributes:
-        entries: its arms, with their colors.
         lines: the line of each arm, by its name, from left to right; empty for one without rows.
     """
 
-    title: str
-    entries: Sequence[Entry]
     lines: Mapping[str, pd.DataFrame]
 
     @property
@@ -49,8 +47,8 @@ class Panel:
             end = float(self.lines[entry.arm.name]["mean"].iloc[-1])
             ends.append((end, entry))
             texts[entry.label] = number(end)
-        style.label_ends(pane, ends)
-        told = style.values_told(texts)
+        panes.label_ends(pane, ends)
+        told = values_told(texts)
         data = pd.concat(self.lines.values(), ignore_index=True)
         return Drawing(pane, self.title, f"At the right end: {told}", data)
 
@@ -84,14 +82,14 @@ def draw_curves(
     """
     rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
     if rows.empty:
-        return [Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)]
+        return [Figure(name, title, f"{caption} Nothing was finite.", title, panes.blank(1.0), rows)]
     for axis, column in (("x", x), ("y", y)):
         if columns[column].scale == "log":
             log += axis
     arms = arms_of(rows, leave_out=[x])
     data = mean_lines(rows, x, y, panel, band)
     panels = panels_of(rows, data, arms, x, panel, columns)
-    shown, more = style.first(panels, style.MOST_PANELS, "panels")
+    shown, more = style.take_first(panels, style.MOST_PANELS, "panels")
     with style.our_style():
         drawings = draw_panels(shown, data, columns, x, y, log)
     seeds = int(data["seeds"].max())
@@ -99,7 +97,7 @@ def draw_curves(
         caption += f" Line: mean of {seeds} seeds; band: from the lowest to the highest."
     names = ", ".join(label_of(arm) for arm in arms)
     alt = f"{columns[y].words} against {columns[x].words} for {names}."
-    return style.in_figures(name, title[0].upper() + title[1:], caption + more, alt, drawings)
+    return in_figures(name, title[0].upper() + title[1:], caption + more, alt, drawings)
 
 
 def mean_lines(rows: pd.DataFrame, x: str, y: str, panel: str | None, band: tuple[str, str] | None) -> pd.DataFrame:
@@ -128,17 +126,17 @@ def panels_of(
     """Return what each panel shows, those left out in which there is no line."""
     values = list(dict.fromkeys(rows[panel])) if panel else [None]
     found = []
-    for value, (words, entries) in product(values, style.panels_of(arms)):
+    for value, together in product(values, style.panels_of(arms)):
         own = data[data[panel] == value] if panel else data
         lines = {}
-        for entry in entries:
+        for entry in together.entries:
             lines[entry.arm.name] = own[is_arm(own, entry.arm.settings)].sort_values(x)
         of_value = ""
         if panel:
             head = columns[panel].words if panel in columns else panel
             of_value = f"{head} {show_value(value)}".strip()
-        title = " · ".join(part for part in (words, of_value) if part)
-        one = Panel(title, entries, lines)
+        title = " · ".join(part for part in (together.title, of_value) if part)
+        one = Panel(title, together.entries, lines)
         if one.drawn:
             found.append(one)
     return found
@@ -148,30 +146,30 @@ def draw_panels(
     panels: Sequence[Panel], data: pd.DataFrame, columns: Mapping[str, Column], x: str, y: str, log: str
 ) -> list[Drawing]:
     """Draw panels. data: of all lines."""
-    panes = style.draw_panels([(one.title, one.entries) for one in panels], columns[x].label, columns[y].label)
-    for one, pane in zip(panels, panes, strict=True):
+    drawn = panes.draw_panels(panels, columns[x].label, columns[y].label)
+    for one, pane in zip(panels, drawn, strict=True):
         for place, entry in enumerate(one.entries):
             line = one.lines[entry.arm.name]
             if len(line):
                 draw_band(pane, line.assign(x=line[x]), entry, place / len(one.entries))
     is_whole = (data[x] % 1 == 0).all()
     if is_whole and "x" not in log:
-        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
+        drawn[0].locator_params(axis="x", integer=True, min_n_ticks=2)
     if "x" in log:
-        style.log_scale(panes[0], "x")
+        panes.log_scale(drawn[0], "x")
     if "y" in log:
-        style.log_scale(panes[0], "y")
-    return [one.finish(pane) for one, pane in zip(panels, panes, strict=True)]
+        panes.log_scale(drawn[0], "y")
+    return [one.finish(pane) for one, pane in zip(panels, drawn, strict=True)]
 
 
 def draw_each(
     name: str, parts: Sequence[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str
 ) -> list[Figure]:
     """Return figures with a panel for each part: its words and its rows. draw: draws rows, and tells what they show."""
-    shown, more = style.first(parts, style.MOST_PANELS, "panels")
+    shown, more = style.take_first(parts, style.MOST_PANELS, "panels")
     drawings = []
     with style.our_style():
         for words, rows in shown:
             pane, told = draw(rows)
             drawings.append(Drawing(pane, words, told, rows))
-    return style.in_figures(name, title, caption + more, caption, drawings)
+    return in_figures(name, title, caption + more, caption, drawings)

@@ -81,7 +81,7 @@ def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
 
 def label_of(arm: Arm) -> str:
     """Name an arm, its norm by its proper name."""
-    return style.words(arm, list(arm.settings))
+    return style.name_settings(arm, list(arm.settings))
 
 
 def other_side(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:

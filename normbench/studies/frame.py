@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from normbench import build
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of

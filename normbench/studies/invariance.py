@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.analysis.figures.style import PALETTE, Figure
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.figures.style import PALETTE
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.build import seed_draws

@@ -15,8 +15,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbench.analysis.figures import style
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures import panes, style
+from normbench.analysis.figures.figure import Figure
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
@@ -226,7 +226,7 @@ def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
     """Draw outputs against inputs, and the fitted tanh."""
-    pane = style.draw_pane(HEIGHT, "input", "output")
+    pane = panes.draw_pane(HEIGHT, "input", "output")
     pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
     fitted = rows.iloc[0]
     x = np.linspace(rows["input"].min(), rows["input"].max(), 200)
@@ -238,10 +238,10 @@ def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
 
 def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
     """Draw how inputs and outputs are spread."""
-    pane = style.draw_pane(HEIGHT, "standard deviations", "density")
+    pane = panes.draw_pane(HEIGHT, "standard deviations", "density")
     inputs = draw_histogram(pane, rows["input"], color=style.FAINT)
     outputs = draw_histogram(pane, rows["output"], edgecolor=style.OWN[1], fill=False)
-    style.log_scale(pane, "y")
+    panes.log_scale(pane, "y")
     told = f"Farthest from the mean: an input by {inputs:.1f} standard deviations, an output by {outputs:.1f}."
     return pane, told
 

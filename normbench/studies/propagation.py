@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
 from normbench.build import build_model
 from normbench.errors import UsageError

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.build import seed_draws
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
-from normbench.analysis.figures.style import PALETTE, Figure
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.figures.style import PALETTE
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of

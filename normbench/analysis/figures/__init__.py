@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders
+from normbench.analysis.figures.differences import draw_forest
+from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.finals import (
-    forest,
-    interactions,
-    learning_rates,
+    draw_interactions,
+    draw_learning_rates,
+    draw_search,
+    draw_step_times,
+    draw_survival,
     mean_of_groups,
-    search,
-    step_time_against,
-    survival,
 )
-from normbench.analysis.figures.lines import QUANTITIES, draw_lines
-from normbench.analysis.figures.maps import maps
-from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
+from normbench.analysis.figures.lines import QUANTITIES, draw_lines, is_of_loss
+from normbench.analysis.figures.maps import draw_maps
+from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, members, our_style
 from normbench.analysis.measures import Metric, metrics_of, ran_as
 from normbench.analysis.records import Arm, RecordedStudy, shortened
 
@@ -28,43 +29,52 @@ def draw_all(
     width: float = COLUMN,
     comparisons: Sequence[Comparison] | None = None,
 ) -> list[Figure]:
-    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares.
+    """Draw every figure that a study can fill, in the order of a report.
 
-    comparisons: as they are corrected in what they belong to; by default they are all that is stated.
+    Args:
+        study: the runs.
+        baseline: with what the forest plot compares.
+        metrics: by which the arms are judged, the primary one first; by default those that suit the task.
+        width: of each figure, in inches.
+        comparisons: as they are corrected in what they belong to; by default they are all that is stated.
     """
     arms, chosen = contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
-    note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
-    along = note + not_finished(arms) + mean_of_groups(arms, primary)
-    judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
-    words = ran_as(arms)
-    ran = f" The norms ran as {words}." if words else ""
     if comparisons is None:
         comparisons = compare_all(arms, baseline, primary)
+    note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
+    of_lines = note + not_finished(arms) + mean_of_groups(arms, primary)
+    of_loss = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
+    ran = ran_as(arms)
+    of_time = f" The norms ran as {ran}." if ran else ""
+    figures: list[Figure] = []
     with our_style(width):
-        figures = [
-            *interactions(arms, baseline, primary, note),
-            *survival(arms, baseline, note),
-            *maps(study, primary),
-            *forest(comparisons, arms, note),
-        ]
+        figures += draw_interactions(arms, baseline, primary, note)
+        figures += draw_survival(arms, baseline, note)
+        figures += draw_maps(study, primary)
+        figures += draw_forest(comparisons, arms, note)
         if others:
-            figures += draw_lines("bleu-val-epochs", arms, along)
-            figures += draw_lines("accuracy-val-steps", arms, along)
+            figures += draw_lines("bleu-val-epochs", arms, of_lines)
+            figures += draw_lines("accuracy-val-steps", arms, of_lines)
         for name in QUANTITIES:
-            if name.startswith("loss"):
-                of_time = ran if name.endswith("time") else ""
-                figures += draw_lines(name, arms, along + judged + of_time)
-        figures += search(study)
-        figures += learning_rates(study, primary)
-        figures += step_time_against(arms, primary, note + ran)
+            if is_of_loss(name):
+                own_note = of_lines + of_loss
+                if name.endswith("time"):
+                    own_note += of_time
+                figures += draw_lines(name, arms, own_note)
+        figures += draw_search(study)
+        figures += draw_learning_rates(study, primary)
+        figures += draw_step_times(arms, primary, note + of_time)
         for name in QUANTITIES:
             if not name.startswith(("loss", "accuracy", "bleu")):
-                figures += draw_lines(name, arms, along)
+                figures += draw_lines(name, arms, of_lines)
     return figures
 
 
 def not_finished(arms: Sequence[Arm]) -> str:
     """Return a sentence on the arms of which runs that are under way are drawn; empty where there are none."""
-    names = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
+    names = []
+    for arm in arms:
+        if any(run.status in UNDER_WAY for run in members(arm)):
+            names.append(arm.name)
     return f" Not finished yet: {shortened(names, TOGETHER)}." if names else ""

@@ -57,12 +57,12 @@ def lines(
     the mean of. steps: those of which each panel shows one. crosses: whether runs diverged. cut: whether the first
     steps are above the axis. far: the arms that end above it. batches: how much the runs were evaluated on.
     """
-    most = seeds[1]
+    least, most = seeds
     caption = [about]
     if most == 1:
         caption.append("One seed.")
     else:
-        number = " to ".join(dict.fromkeys(map(str, seeds)))
+        number = str(most) if least == most else f"{least} to {most}"
         caption.append(f"Line: mean of {number} seeds; band: from the lowest to the highest.")
     if records > 1 and not steps:
         caption.append(f"Each point is the mean of up to {records} records.")
@@ -76,13 +76,13 @@ def lines(
         caption.append("Means at equal times, up to where the first seed of an arm has ended.")
     if batches:
         caption.append(f"Evaluated on {batches} on the way, and on all validation data at the last point.")
-    at_steps = f", at steps {', '.join(map(str, steps))}" if steps else ""
+    at_steps = ""
+    if steps:
+        at_steps = f", at steps {', '.join(str(step) for step in steps)}"
     return words(f"{word} by {by}", caption, f"{word} against {x} for {arms}{at_steps}.")
 
 
-def differences(
-    metric: Metric, *, baselines: Sequence[str], rows: Sequence[tuple[str, str]], torn: bool, panes: int
-) -> Words:
+def differences(metric: Metric, *, baselines: Sequence[str], rows: Sequence[str], torn: bool, panes: int) -> Words:
     """Tell of the differences from baselines. rows: of each difference its name and its numbers."""
     baseline = baselines[0] if len(baselines) == 1 else "the arm named after it"
     caption = [
@@ -93,11 +93,10 @@ def differences(
         caption.append("Arms whose runs end in two groups have no mean: their seeds alone are drawn.")
     if panes > 1:
         caption.append("Left: what is near zero, with arrows to what is beyond; right: all.")
-    told = at_most([f"{name} {numbers}" for name, numbers in rows])
     return words(
         f"differences of the final {metric.words}, paired by seed",
         caption,
-        f"forest plot of the differences in {metric.unit} with {len(rows)} rows: {told}.",
+        f"forest plot of the differences in {metric.unit} with {len(rows)} rows: {at_most(rows)}.",
     )
 
 
@@ -118,7 +117,8 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> W
 
 def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) -> Words:
     """Tell of the share of runs that train. rows: with the arm, its level of the factor, `runs` and `train`."""
-    counts = " or ".join(map(str, sorted({row["runs"] for row in rows})))
+    numbers = sorted({row["runs"] for row in rows})
+    counts = " or ".join(str(number) for number in numbers)
     caption = (
         "Share of the runs that neither diverged nor ended close to a constant predictor, of "
         f"{counts} at each point, with its 95 % interval (Wilson 1927)."

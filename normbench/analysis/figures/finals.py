@@ -1,224 +1,60 @@
-"""How arms ended: paired differences, and over crossed factors, learning rates and step time."""
+"""How arms ended: over crossed factors, over learning rates, and over the time that a step takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from normbench.analysis.comparisons import Baseline, Comparison, in_two_groups
+from normbench.analysis.comparisons import Baseline, in_two_groups
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import captions
-from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import INK, Drawing, Entry, Figure, first, in_figures, panels_of
+from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
+from normbench.analysis.figures.panes import (
+    ROOM,
+    draw_arrow,
+    draw_panels,
+    gid_of,
+    log_scale,
+    name_ticks,
+    set_limits,
+    size_of,
+    tell_beyond,
+)
+from normbench.analysis.figures.style import (
+    INK,
+    MOST_PANELS,
+    Entry,
+    Panel,
+    names_in,
+    panels_of,
+    take_first,
+    tell_absent,
+)
 from normbench.analysis.measures import Metric, known, loss_on
 from normbench.analysis.records import Arm, RecordedStudy, shortened
-from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, searches, tried_levels
+from normbench.analysis.sensitivity import Search, Tried, are_numbers, count_trained, outcome, searches, tried_levels
 from normbench.analysis.statistics import mean_interval
-from normbench.analysis.wording import fixed, in_words, precision, span
+from normbench.analysis.wording import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_ROWS = 40  # of the forest plot
 MOST_CROSSINGS = 3
-TORN = "two groups"  # in the place of a mean
 WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
 TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower_is_better=False)
 MARKER_HEIGHT = 6 / 72  # inches of a row of markers, which are 5 points high
 
-# ---- differences from the baseline, paired by seed
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the forest plot.
-
-    name: of the arm, in full. lines: the words above what is drawn. numbers: those at the right.
-    """
-
-    one: Comparison
-    entry: Entry
-    name: str
-    lines: list[str]
-    numbers: str
-
-
-@dataclass(frozen=True)
-class Range:
-    """From where to where an axis of the forest plot goes, and its title."""
-
-    low: float
-    high: float
-    title: str = ""
-
-
-def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) -> list[Figure]:
-    """Draw a row for each arm that has a baseline; nothing where no comparison has two seeds."""
-    several = [one for one in comparisons if one.n > 1]
-    shown, more = first(several, MOST_ROWS, "rows")
-    if not shown:
-        return []
-    metric = shown[0].metric
-    shown = sorted(shown, key=rank)
-    data = pd.DataFrame([row for one in shown for row in rows_of(one)], dtype=object)
-    cut = [one.arm.name for one in several[MOST_ROWS:]]
-    more += grid.absent(arms, data, cut, "fewer than two seeds finished in it and its baseline")
-    ranges = ranges_of(data, metric)
-    rows = worded_rows(shown, arms, len(ranges))
-    baselines = list(dict.fromkeys(one.baseline.name for one in shown))
-    words = captions.differences(
-        metric,
-        baselines=baselines,
-        rows=[(row.name, row.numbers) for row in rows],
-        torn=any(one.torn for one in shown),
-        panes=len(ranges),
-    )
-    drawing = Drawing(draw_rows(rows, ranges, metric), "", "", data)
-    return in_figures("differences", words.title, words.caption + note + more, words.alt, [drawing])
-
-
-def rank(one: Comparison) -> tuple[bool, float]:
-    """Return a key that sorts the best first and those without a mean last."""
-    badness = one.mean if one.metric.lower_is_better else -one.mean
-    return bool(one.torn), badness
-
-
-def ranges_of(data: pd.DataFrame, metric: Metric) -> list[Range]:
-    """Return the range that is shown: of all that is drawn; two, where some lies far from the rest."""
-    numbers = data[["difference", "low", "high"]].stack().dropna()
-    reach = pd.Series([0.0, *numbers], dtype=float)
-    close = grid.near(reach, metric.lower_is_better)
-    whole = (reach.min(), reach.max())
-    if close == whole:
-        return [Range(*whole)]
-    return [Range(*close, "near zero"), Range(*whole, "all")]
-
-
-def worded_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> list[Row]:
-    """Return the rows with the names of their arms, in lines that have room; and of baselines, where there are several.
-
-    panes: how many stand side by side.
-    """
-    looks = {entry.arm.name: entry for _, entries in panels_of(arms) for entry in entries}
-    has_one_baseline = len({one.baseline.name for one in shown}) == 1
-    numbers = [f"{write_mean(one)}  n = {one.n}" for one in shown]
-    room = (grid.blank(1.0).get_figwidth() - 0.3) / panes
-    if panes == 1:  # numbers stand beside the names
-        room -= max(map(grid.breadth, numbers)) + 0.15
-    rows = []
-    for one, told in zip(shown, numbers, strict=True):
-        against = "" if has_one_baseline else f" − {other_settings(one)}"
-        words = grid.words(one.arm, [*one.arm.settings])
-        rows.append(Row(one, looks[one.arm.name], one.arm.name + against, grid.wrap(words + against, room), told))
-    return rows
-
-
-def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> Axes:
-    """Draw the forest plot; return its first axes."""
-    row_height = 0.42 + grid.LINE * (max(len(row.lines) for row in rows) - 1)  # inches
-    canvas = grid.blank(row_height * len(rows) + 0.8)
-    width, height = canvas.get_size_inches()
-    room = {
-        "left": 0.15 / width,
-        "right": 1 - 0.15 / width,
-        "top": 1 - 0.22 / height,
-        "bottom": 0.56 / height,
-        "wspace": 0.12,
-    }
-    panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw=room)[0]
-    places = np.arange(len(rows))
-    for axes, shown in zip(panes, ranges, strict=True):
-        axes.set_title(shown.title)
-        axes.spines["left"].set_visible(False)
-        axes.vlines([0] * len(rows), places - 0.12, places + 0.46, INK, linewidth=0.8)
-        pad = grid.ROOM * ((shown.high - shown.low) or 1)
-        axes.set_xlim(shown.low - pad, shown.high + pad)
-        axes.locator_params(axis="x", nbins=6 // len(ranges) + 1, min_n_ticks=3)
-        for place, row in enumerate(rows):
-            draw_difference(axes, place, row.one, row.entry)
-    left, right = panes[0], panes[-1]
-    for place, row in enumerate(rows):
-        above = place - 0.07 / row_height
-        how = {"va": "bottom", "linespacing": 1.0, "gid": grid.gid_of(row.one.arm, "")}
-        left.text(0, above, "\n".join(row.lines), transform=left.get_yaxis_transform(), **how)
-        right.text(1, above, row.numbers, transform=right.get_yaxis_transform(), ha="right", **how)
-    lowest = len(rows) - 1 + 0.22 / row_height  # dots of the last row stand below it
-    highest = 0.19 / row_height - 1
-    left.set(ylim=(lowest, highest), yticks=[])
-    better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
-    canvas.supxlabel(about, y=0.02 / height)
-    axes = left
-    return axes
-
-
-def other_settings(one: Comparison) -> str:
-    """Name a baseline by the settings that it has otherwise than the arm."""
-    mine = one.arm.settings
-    others = {key: value for key, value in one.baseline.settings.items() if mine.get(key) != value}
-    return Arm(others).name
-
-
-def write_mean(one: Comparison) -> str:
-    """Write the mean of a comparison, or that its arms have none."""
-    if one.torn:
-        return TORN
-    return fixed(one.mean, precision(one.mean, one.interval), sign=True)
-
-
-def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
-    """Draw one comparison: mean, interval, below it each seed at its own height; an arrow to a mean beyond.
-
-    Of an arm whose runs end in two groups the seeds alone.
-    """
-    value = write_mean(one)
-    if one.interval:
-        value += f" ({span(one.interval, precision(one.mean, one.interval), True)})"
-    look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(one.arm, value)}
-    heights = place + 0.2 + min(0.06, 0.24 / one.n) * np.arange(one.n)
-    axes.plot(one.values, heights, ".", markersize=3, markeredgewidth=0, **look)
-    if one.torn:
-        return
-    if one.interval:
-        axes.plot(one.interval, [place, place], linewidth=1.6, solid_capstyle="butt", **look)
-    low, high = axes.get_xlim()
-    beyond: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markersize": 6}
-    if one.mean > high:
-        axes.plot(1, place, ">", **beyond, **look)
-    elif one.mean < low:
-        axes.plot(0, place, "<", **beyond, **look)
-    axes.plot(one.mean, place, entry.marker, markersize=5.5, mfc=entry.color if one.real else "none", **look)
-
-
-def rows_of(one: Comparison) -> list[dict[str, Any]]:
-    """Return what is drawn of a comparison: its mean, where it has one, and each seed."""
-    both = {"arm": one.arm.name, "baseline": one.baseline.name}
-    low, high = one.interval or (np.nan, np.nan)
-    mean = np.nan if one.torn else one.mean
-    rows = [
-        {
-            **both,
-            "kind": "mean",
-            "seed": None,
-            "difference": mean,
-            "low": low,
-            "high": high,
-            "corrected_p": one.corrected,
-        }
-    ]
-    for seed, value in zip(one.seeds, one.values, strict=True):
-        rows.append({**both, "kind": "seed", "seed": seed, "difference": value})
-    return rows
+# ---- arms that have no mean
 
 
 def torn_among(arms: Sequence[Arm], metric: Metric) -> list[str]:
     """Return the names of the arms whose runs end in two groups."""
-    return [arm.name for arm in arms if in_two_groups(arm, metric, {run.seed for run in arm.runs})]
+    return [arm.name for arm in arms if in_two_groups(arm, metric, arm.seeds)]
 
 
 def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> str:
@@ -235,7 +71,16 @@ def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
     return [arm for arm in arms if arm.name not in torn], said
 
 
-# ---- over crossed factors, learning rates and step time
+# ---- panels in which arms are drawn along an axis
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels and the axes in which they are drawn. note: what a caption says of arms that are not there, or beyond."""
+
+    panels: Sequence[Panel]
+    panes: Sequence[Axes]
+    note: str
 
 
 def draw_against(
@@ -244,40 +89,49 @@ def draw_against(
     x: str,
     axis: str,
     metric: Metric,
+    *,
     crosses: bool = False,
     apart: float = 0,
     what: str = "final",
     expected: Sequence[Arm] | None = None,
-) -> tuple[list[grid.Panel], list[Axes], str]:
-    """Draw how arms ended along an axis, with lines from low to high; return panels, their axes, and a note.
+) -> Chart:
+    """Draw how arms ended along an axis, with lines from low to high.
 
-    x: the column of data with places on the axis; markers are filled where `filled` is yes. crosses: at the upper edge
-    in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other. what: of
-    the metric is drawn. expected: the arms of which the note tells, should they not be there; by default those drawn.
+    Args:
+        arms: those that may be drawn, and in this order tell how each looks.
+        data: a row for each point, with its arm, mean, low and high; its marker is filled where `filled` is yes.
+        x: the column of data with places on the axis.
+        axis: words of the axis.
+        metric: in which the arms are measured.
+        crosses: mark at the upper edge, in a row for each arm, where runs diverged.
+        apart: how far arms at the same place stand from each other.
+        what: of the metric is drawn.
+        expected: the arms of which the note tells, should they not be there; by default those drawn.
     """
     every = panels_of(arms, set(data["arm"]))
-    panels, more = first(every, grid.MOST_PANELS, "panels")
-    cut = grid.names_in(every[len(panels) :])
-    more += grid.absent(arms if expected is None else expected, data, cut)
-    named: Literal["points", "lines"] = "points" if data["arm"].is_unique else "lines"
-    panes = grid.draw_panels(panels, axis, f"{what} {metric.words} ({metric.symbol})", named=named)
-    most = max(len(entries) for _, entries in panels)
-    beyond, sentence = grid.limit(panes[0], data, metric, most, crosses)
-    for (_, entries), pane in zip(panels, panes, strict=True):
-        middle = (len(entries) - 1) / 2
-        for place, entry in enumerate(entries):
+    panels, note = take_first(every, MOST_PANELS, "panels")
+    cut = names_in(every[len(panels) :])
+    note += tell_absent(arms if expected is None else expected, data, cut)
+    y = f"{what} {metric.words} ({metric.symbol})"
+    panes = draw_panels(panels, axis, y, named="points" if data["arm"].is_unique else "lines")
+    most = max(len(panel.entries) for panel in panels)
+    is_beyond = set_limits(panes[0], data, metric, most, crosses)
+    beyond = data[is_beyond]
+    note += tell_beyond(list(dict.fromkeys(beyond["arm"])))
+    for panel, pane in zip(panels, panes, strict=True):
+        middle = (len(panel.entries) - 1) / 2
+        for place, entry in enumerate(panel.entries):
             own = data[data["arm"] == entry.arm.name]
-            shift = apart * (place - middle)
-            drawn = draw_points(pane, own, x, entry, shift)
-            lost = own.loc[own["diverged"] > 0, x] if crosses else []
-            height = [0.97 - place * grid.ROOM] * len(lost)
-            drawn += pane.plot(lost, height, "x", color=entry.color, transform=pane.get_xaxis_transform())
-            for far in own.loc[beyond, [x, "mean"]].to_numpy():
-                drawn.append(grid.arrow(pane, far, place, entry.color, metric))
-            values = ", ".join(f"{value:.{metric.decimals}f}" for value in own["mean"])
+            drawn = draw_points(pane, own, x, entry, shift=apart * (place - middle))
+            lost = own[own["diverged"] > 0] if crosses else own[:0]
+            drawn += draw_crosses(pane, lost[x], entry, place)
+            far = beyond[beyond["arm"] == entry.arm.name]
+            for at, mean in zip(far[x], far["mean"], strict=True):
+                drawn.append(draw_arrow(pane, at, mean, place, entry.color, metric))
+            values = ", ".join(f"{mean:.{metric.decimals}f}" for mean in own["mean"])
             for artist in drawn:
-                artist.set_gid(grid.gid_of(entry.arm, values))
-    return [*panels], panes, more + sentence
+                artist.set_gid(gid_of(entry.arm, values))
+    return Chart(panels, panes, note)
 
 
 def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: float) -> list[Any]:
@@ -291,26 +145,34 @@ def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: floa
     look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
     how: dict[str, Any] = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
     bars = pane.errorbar(at, means, [below, above], [left, right], **how, **look)
-    full = own["filled"] == "yes"
-    filled = pane.plot(at[full], means[full], markersize=5, linestyle="", **look)
+    is_filled = own["filled"] == "yes"
+    filled = pane.plot(at[is_filled], means[is_filled], markersize=5, linestyle="", **look)
     return [*bars.get_children(), *filled]
 
 
-def drawings_of(
-    panels: Sequence[grid.Panel], panes: Sequence[Axes], data: pd.DataFrame, metric: Metric, value: str = "mean"
-) -> list[Drawing]:
+def draw_crosses(pane: Axes, lost: pd.Series, entry: Entry, place: int) -> list[Any]:
+    """Draw a cross at the upper edge, in the row of an arm, wherever it lost runs; return what was drawn."""
+    heights = [0.97 - place * ROOM] * len(lost)
+    return pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
+
+
+def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "mean") -> list[Drawing]:
     """Return panels with their words: where the values of each arm lie. value: the column that has them."""
     drawings = []
-    for (title, entries), pane in zip(panels, panes, strict=True):
-        own = data[data["arm"].isin([entry.arm.name for entry in entries])]
+    for panel, pane in zip(chart.panels, chart.panes, strict=True):
         told = dict[str, str]()
-        for entry in entries:
-            values = own.loc[own["arm"] == entry.arm.name, value].dropna()
+        for entry in panel.entries:
+            values = data.loc[data["arm"] == entry.arm.name, value].dropna()
             if len(values):
-                low, high = (f"{end:.{metric.decimals}f}" for end in (values.min(), values.max()))
+                low = f"{values.min():.{metric.decimals}f}"
+                high = f"{values.max():.{metric.decimals}f}"
                 told[entry.label] = low if low == high else f"{low} to {high}"
-        drawings.append(Drawing(pane, title, f"From the lowest to the highest: {grid.values_told(told)}", own))
+        own = data[data["arm"].isin(panel.names)]
+        drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {values_told(told)}", own))
     return drawings
+
+
+# ---- over crossed factors
 
 
 def short(key: str) -> str:
@@ -318,11 +180,11 @@ def short(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
+def draw_interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
     having, said = with_means(arms, metric)
-    figures: list[Figure] = []
     crossed = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
+    figures: list[Figure] = []
     for one in crossed[:MOST_CROSSINGS]:
         figures += draw_interaction(one, having, metric, note + said)
     return figures
@@ -331,20 +193,37 @@ def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: 
 def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
     """Draw the means over the seeds with t intervals. arms: all that have a mean."""
     subject, factor = short(one.subject), short(one.factor)
-    rows, places = [], places_of(one.levels)
-    for number, level in one.cells.columns:
-        seeds = known(one.cells[number, level].groupby(level="seed").mean())
-        mean, interval = mean_interval(seeds, metric.bounds)
-        low, high = interval or (mean, mean)
-        row = {"arm": one.arms[number].name, factor: one.levels[level], "place": places[level], "seeds": len(seeds)}
-        rows.append({**row, "filled": "no", "mean": mean, "low": low, "high": high})
+    rows = means_of_cells(one, metric)
     drawings, more = draw_levels(one, arms, rows, metric)
     words = captions.interaction(metric, subject=subject, factor=factor, others=len(one.cells.index.names) > 1)
     name = f"interaction-{subject}-{factor}"
     return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
 
-def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Figure]:
+def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
+    """Return a row for each arm and level that have runs: their mean over the seeds, with its t interval."""
+    factor, places = short(one.factor), places_of(one.levels)
+    rows = []
+    for number, level in one.cells.columns:
+        by_seed = one.cells[number, level].groupby(level="seed").mean()
+        seeds = known(by_seed)
+        mean, interval = mean_interval(seeds, metric.bounds)
+        low, high = interval or (mean, mean)
+        row = {
+            "arm": one.arms[number].name,
+            factor: one.levels[level],
+            "place": places[level],
+            "seeds": len(seeds),
+            "filled": "no",
+            "mean": mean,
+            "low": low,
+            "high": high,
+        }
+        rows.append(row)
+    return rows
+
+
+def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Figure]:
     """Draw the share of runs that train over the first factor that is a number; nothing where all of them do."""
     for one in crossings(arms, baseline, TRAINED):
         if not are_numbers(one.levels):
@@ -362,17 +241,27 @@ def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Figure]
 
 def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
     """Return a row for each arm and level that has runs; intervals: of a binomial share (Wilson 1927)."""
-    factor = short(one.factor)
+    places = places_of(one.levels)
     rows = []
     for arm in one.arms:
-        for level, place in zip(one.levels, places_of(one.levels), strict=True):
+        for level, place in zip(one.levels, places, strict=True):
             runs = [run for run in arm.runs if run.ended and run.config.get(one.factor) == level]
             if not runs:
                 continue
-            train = sum(not is_lost(run) for run in runs)
+            train = count_trained(runs)
             low, high = stats.binomtest(train, len(runs)).proportion_ci(method="wilson")
-            row = {"arm": arm.name, factor: level, "place": place, "runs": len(runs), "train": train}
-            rows.append({**row, "filled": "no", "mean": 100 * train / len(runs), "low": 100 * low, "high": 100 * high})
+            row = {
+                "arm": arm.name,
+                short(one.factor): level,
+                "place": place,
+                "runs": len(runs),
+                "train": train,
+                "filled": "no",
+                "mean": 100 * train / len(runs),
+                "low": 100 * low,
+                "high": 100 * high,
+            }
+            rows.append(row)
     return rows
 
 
@@ -382,12 +271,12 @@ def draw_levels(
     """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
     data = pd.DataFrame(rows).sort_values("place", kind="stable")
     apart = 0.3 / max(len(one.arms), 4)
-    panels, panes, more = draw_against(
-        one.arms, data, "place", short(one.factor), metric, apart=apart, what=what, expected=arms
-    )
-    for pane in panes:
-        grid.name_ticks(pane, places_of(one.levels), [in_words(level) for level in one.levels])
-    return drawings_of(panels, panes, data.drop(columns=["filled", "place"]), metric), more
+    chart = draw_against(one.arms, data, "place", short(one.factor), metric, apart=apart, what=what, expected=arms)
+    names = [in_words(level) for level in one.levels]
+    for pane in chart.panes:
+        name_ticks(pane, places_of(one.levels), names)
+    shown = data.drop(columns=["filled", "place"])
+    return drawings_of(chart, shown, metric), chart.note
 
 
 def places_of(levels: Sequence[Any]) -> list[float]:
@@ -404,93 +293,134 @@ def places_of(levels: Sequence[Any]) -> list[float]:
     return [float(place) for place in places]
 
 
-def learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
+# ---- over learning rates
+
+
+def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
     """Draw each arm over its learning rates; nothing where no arm has two, or none has finished."""
     tried = tried_levels(study.arms, fewest=1)
-    rows = []
-    for one in tried:
-        largest = 2 ** np.mean([*one.largest.values()]) if one.largest else np.nan
-        for rate, arm in one.by_level.items():
-            row = {"arm": one.arm.name, "learning_rate": rate, **outcome(arm, metric)}
-            rows.append({**row, "filled": "yes" if rate == one.best else "no", "largest": largest})
-    if not any(row["finished"] for row in rows) or all(len(one.by_level) < 2 for one in tried):
+    rows = ends_at_rates(tried, metric)
+    has_two = any(len(one.by_level) > 1 for one in tried)
+    has_finished = any(row["finished"] for row in rows)
+    if not has_two or not has_finished:
         return []
     data = pd.DataFrame(rows)
-    arms = [one.arm for one in tried]
     crosses = bool(data["diverged"].any())
-    panels, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses)
-    draw_largest_rates(panels, panes, data)
-    grid.log_scale(panes[0], "x")
-    drawings = drawings_of(panels, panes, data.rename(columns={"filled": "best"}), metric)
+    arms = [one.arm for one in tried]
+    chart = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses=crosses)
+    draw_largest_rates(chart, data)
+    log_scale(chart.panes[0], "x")
+    drawings = drawings_of(chart, data.rename(columns={"filled": "best"}), metric)
     words = captions.learning_rates(metric, crosses=crosses, arms=shortened([arm.name for arm in arms]))
-    note = more + mean_of_groups([arm for one in tried for arm in one.by_level.values()], metric)
+    at_each_rate = list[Arm]()
+    for one in tried:
+        at_each_rate += one.by_level.values()
+    note = chart.note + mean_of_groups(at_each_rate, metric)
     return in_figures("learning-rates", words.title, words.caption + note, words.alt, drawings)
 
 
-def draw_largest_rates(panels: Sequence[grid.Panel], panes: Sequence[Axes], data: pd.DataFrame) -> None:
+def ends_at_rates(tried: Sequence[Tried], metric: Metric) -> list[dict[str, Any]]:
+    """Return a row for each arm and learning rate. largest: the largest rate at which the arm trains."""
+    rows = []
+    for one in tried:
+        exponents = list(one.largest.values())
+        largest = 2 ** np.mean(exponents) if exponents else np.nan
+        for rate, arm in one.by_level.items():
+            row = {"arm": one.arm.name, "learning_rate": rate, **outcome(arm, metric)}
+            row["filled"] = "yes" if rate == one.best else "no"
+            row["largest"] = largest
+            rows.append(row)
+    return rows
+
+
+def draw_largest_rates(chart: Chart, data: pd.DataFrame) -> None:
     """Draw a triangle at the largest rate at which each arm trains, below all else, in a row for each arm."""
-    _, height = grid.size_of(panes[0])
+    first_pane = chart.panes[0]
+    _, height = size_of(first_pane)
     row = MARKER_HEIGHT / height
-    low, high = panes[0].get_ylim()
-    most = max(len(entries) for _, entries in panels)
-    panes[0].set_ylim(low - row * most * (high - low), high)
-    for (_, entries), pane in zip(panels, panes, strict=True):
-        for place, entry in enumerate(entries):
-            largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
-            gid = grid.gid_of(entry.arm, "the largest rate that trains")
-            at_edge = pane.get_xaxis_transform()
-            pane.plot(largest, row * (place + 0.5), "^", transform=at_edge, color=entry.color, gid=gid)
+    low, high = first_pane.get_ylim()
+    most = max(len(panel.entries) for panel in chart.panels)
+    first_pane.set_ylim(low - row * most * (high - low), high)
+    largest = data.groupby("arm")["largest"].first()
+    for panel, pane in zip(chart.panels, chart.panes, strict=True):
+        at_edge = pane.get_xaxis_transform()
+        for place, entry in enumerate(panel.entries):
+            gid = gid_of(entry.arm, "the largest rate that trains")
+            rate = largest[entry.arm.name]
+            pane.plot(rate, row * (place + 0.5), "^", transform=at_edge, color=entry.color, gid=gid)
 
 
-def search(study: RecordedStudy) -> list[Figure]:
+def draw_search(study: RecordedStudy) -> list[Figure]:
     """Draw what each arm reached at the learning rates of which one was chosen for it, where one was."""
     found = searches(study)
+    data = pd.DataFrame(ends_of_search(found))
+    if data.empty or data["mean"].isna().all():
+        return []
+    metric = loss_on("val")
+    crosses = bool(data["diverged"].any())
+    arms = [one.arm for one in found]
+    chart = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses=crosses, what="held-out")
+    log_scale(chart.panes[0], "x")
+    columns = {"filled": "chosen", "diverged": "lost"}
+    drawings = drawings_of(chart, data.rename(columns=columns), metric)
+    names = shortened([arm.name for arm in arms])
+    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, arms=names)
+    return in_figures("learning-rate-search", words.title, words.caption + chart.note, words.alt, drawings)
+
+
+def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
+    """Return a row for each arm and learning rate that was tried to choose one."""
     rows = []
     for one in found:
         for rate, losses in one.losses.items():
-            ends = known(losses) if rate in one.means else []
-            row = {"arm": one.arm.name, "learning_rate": rate, "seeds": len(losses), "diverged": one.lost[rate]}
-            row |= {"mean": one.means[rate], "low": min(ends, default=np.nan), "high": max(ends, default=np.nan)}
-            rows.append({**row, "filled": "yes" if rate == one.chosen else "no"})
-    data = pd.DataFrame(rows)
-    if not rows or data["mean"].isna().all():
-        return []
-    metric, arms = loss_on("val"), [one.arm for one in found]
-    crosses = bool(data["diverged"].any())
-    panels, panes, more = draw_against(
-        arms, data, "learning_rate", "learning rate", metric, crosses=crosses, what="held-out"
-    )
-    grid.log_scale(panes[0], "x")
-    columns = {"filled": "chosen", "diverged": "lost"}
-    drawings = drawings_of(panels, panes, data.rename(columns=columns), metric)
-    names = shortened([arm.name for arm in arms])
-    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, arms=names)
-    return in_figures("learning-rate-search", words.title, words.caption + more, words.alt, drawings)
+            ends = known(losses)
+            row = {
+                "arm": one.arm.name,
+                "learning_rate": rate,
+                "seeds": len(losses),
+                "diverged": one.lost[rate],
+                "mean": one.means[rate],
+                "low": min(ends, default=np.nan),
+                "high": max(ends, default=np.nan),
+                "filled": "yes" if rate == one.chosen else "no",
+            }
+            rows.append(row)
+    return rows
 
 
-def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
+# ---- over step time
+
+
+def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
     """Draw the Pareto plot; nothing for fewer than two arms with both figures."""
     having, said = with_means(arms, metric)
-    rows = []
-    for arm in having:
-        row = {"arm": arm.name, **outcome(arm, metric)}
-        ms = known(run.step_ms for run in arm.runs)
-        if ms:
-            row |= {"step_ms": np.median(ms), "step_ms_low": min(ms), "step_ms_high": max(ms)}
-        rows.append(row)
-    data = pd.DataFrame(rows).dropna()
-    if len(data) < 2 or "step_ms" not in data:
+    data = ends_by_step_time(having, metric)
+    if len(data) < 2:
         return []
     front = front_of(data, metric)
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    panels, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
-    for pane in panes:
+    chart = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
+    for pane in chart.panes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     columns = {"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"}
-    drawings = drawings_of(panels, panes, data.rename(columns=columns), metric, "final")
-    name = f"step-time-{metric.tag.partition('/')[0]}"
+    drawings = drawings_of(chart, data.rename(columns=columns), metric, "final")
+    name = f"step-time-{metric.kind}"
     words = captions.step_time(metric, front=list(front["arm"]), arms=shortened([arm.name for arm in arms]))
-    return in_figures(name, words.title, words.caption + note + more + said, words.alt, drawings)
+    return in_figures(name, words.title, words.caption + note + chart.note + said, words.alt, drawings)
+
+
+def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:
+    """Return a row for each arm of which some run finished and some was timed."""
+    rows = []
+    for arm in arms:
+        times = known(run.step_ms for run in arm.runs)
+        if times:
+            row = {"arm": arm.name, **outcome(arm, metric)}
+            row["step_ms"] = np.median(times)
+            row["step_ms_low"] = min(times)
+            row["step_ms_high"] = max(times)
+            rows.append(row)
+    return pd.DataFrame(rows).dropna()
 
 
 def front_of(data: pd.DataFrame, metric: Metric) -> pd.DataFrame:

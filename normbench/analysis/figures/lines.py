@@ -10,8 +10,19 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import captions
-from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import Drawing, Entry, Figure, Panel, in_figures, members
+from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
+from normbench.analysis.figures.panes import draw_panels, gid_of, label_ends, log_scale, near
+from normbench.analysis.figures.style import (
+    MOST_PANELS,
+    NOT_RECORDED,
+    Entry,
+    Panel,
+    members,
+    names_in,
+    panels_of,
+    take_first,
+    tell_absent,
+)
 from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
 from normbench.analysis.records import Arm, Curve, RecordedRun, shortened
 
@@ -21,9 +32,10 @@ if TYPE_CHECKING:
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours
 FEW = 12  # points of a line at most have a dot each
 MOST_ROWS = 6  # of panels by depth
+NEVER_ALL = "there is no time that all of its seeds have passed"
+MEAN, DIVERGED = "mean", "diverged"  # what is drawn of an arm
 
 Lines = Mapping[int, Curve]  # of one run, by block; 0: of the whole network
-Bands = dict[tuple[str, Any], pd.DataFrame]  # by the name of an arm, and what is drawn of it
 
 # ---- what is drawn
 
@@ -87,18 +99,37 @@ QUANTITIES = {
     "gamma-steps": Quantity("norm/.+/gamma_mean", "mean γ of the norms", about="Mean over the norms of the network."),
 }
 
-# By the last word of a figure's name: what a title calls its axis, and the axis's own words.
+
+@dataclass(frozen=True)
+class Axis:
+    """What lines are drawn over. title: what a title calls it. words: its own."""
+
+    title: str
+    words: str
+
+
+# By the last word of a figure's name.
 AXES = {
-    "steps": ("step", "optimizer steps"),
-    "epochs": ("epoch", "epochs"),
-    "time": ("training time", "training time (s)"),
-    "depth": ("depth", "block (0 is the first)"),
+    "steps": Axis("step", "optimizer steps"),
+    "epochs": Axis("epoch", "epochs"),
+    "time": Axis("training time", "training time (s)"),
+    "depth": Axis("depth", "block (0 is the first)"),
 }
 
 
 def axis_of(name: str) -> str:
     """Return the key in AXES of a figure's axis."""
     return name.rpartition("-")[2]
+
+
+def is_by_depth(name: str) -> bool:
+    """Say whether a figure has lines over the blocks, at some steps."""
+    return axis_of(name) == "depth"
+
+
+def is_of_loss(name: str) -> bool:
+    """Say whether a figure has lines of a loss."""
+    return name.startswith("loss")
 
 
 # ---- several runs as one line with a band
@@ -114,21 +145,22 @@ def lines_of(run: RecordedRun, name: str) -> dict[int, Curve]:
         elif axis_of(name) == "epochs":
             batches = curve.steps * run.config.get("trainer.accumulate", 1)
             x = batches / run.session["data"]["steps_per_epoch"]
-        known = np.isfinite(x) & np.isfinite(curve.values)
-        if known.any():
-            lines[block] = Curve(x[known], curve.values[known])
+        is_finite = np.isfinite(x) & np.isfinite(curve.values)
+        if is_finite.any():
+            lines[block] = Curve(x[is_finite], curve.values[is_finite])
     return lines
 
 
 def at_step(blocks: Lines, step: int) -> Curve:
     """Return a quantity over a run's blocks at one step."""
-    numbers, values = [], []
+    numbers = list[int]()
+    values = list[float]()
     for block, line in blocks.items():
         own = line.values[line.steps == step]
-        values.append(own)
         if len(own):
             numbers.append(block)
-    return Curve(np.array(numbers), np.concatenate(values))
+            values.append(own[0])
+    return Curve(np.array(numbers), np.array(values))
 
 
 def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
@@ -139,17 +171,23 @@ def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
     x, having = np.unique(np.concatenate([line.steps for line in lines]), return_counts=True)
     if not between:
         x = x[having == len(lines)]
-    values = [np.interp(x, line.steps, line.values, left=np.nan, right=np.nan) for line in lines]
-    table = np.array([x, *values])
-    known = np.isfinite(table).all(axis=0)
-    table = table.compress(known, axis=1)
-    x, y = table[0].astype(x.dtype), table[1:]
-    size = -(-len(x) // POINTS)
-    if size > 1:
-        groups = np.arange(len(x)) // size
-        x, *y = pd.DataFrame(table.T).groupby(groups).mean().to_numpy().T
-    columns = {"x": x, "mean": np.mean(y, axis=0), "low": np.min(y, axis=0), "high": np.max(y, axis=0)}
-    return pd.DataFrame({"runs": len(lines), **columns})
+    values = np.array([np.interp(x, line.steps, line.values, left=np.nan, right=np.nan) for line in lines])
+    is_known = np.isfinite(values).all(axis=0)
+    x, values = x[is_known], values.compress(is_known, axis=1)
+    together = -(-len(x) // POINTS)
+    if together > 1:
+        groups = np.arange(len(x)) // together
+        means = pd.DataFrame(np.array([x, *values]).T).groupby(groups).mean().to_numpy()
+        x, *values = means.T
+    return pd.DataFrame(
+        {
+            "runs": len(lines),
+            "x": x,
+            "mean": np.mean(values, axis=0),
+            "low": np.min(values, axis=0),
+            "high": np.max(values, axis=0),
+        }
+    )
 
 
 def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
@@ -161,184 +199,172 @@ def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
         line = lines_of(run, name).get(0)
         if line is not None:
             value = line.values[-1]
-            ends.append((1, line.steps[-1], value, value, value))
-    return pd.DataFrame(ends, columns=["runs", "x", "mean", "low", "high"])
+            ends.append({"runs": 1, "x": line.steps[-1], "mean": value, "low": value, "high": value})
+    return pd.DataFrame(ends)
 
 
 def three_steps(found: Iterable[Sequence[Lines]]) -> list[int]:
     """Return the first, the middle and the last step at which some block has a value."""
-    recorded = [line.steps for runs in found for run in runs for line in run.values()]
+    recorded = []
+    for runs in found:
+        for run in runs:
+            recorded += [line.steps for line in run.values()]
     if not recorded:
         return []
     steps = np.unique(np.concatenate(recorded))
-    wanted = (steps[0], (steps[0] + steps[-1]) / 2, steps[-1])
-    nearest = [int(steps[np.abs(steps - place).argmin()]) for place in wanted]
-    return list(dict.fromkeys(nearest))
-
-
-def bands_of(name: str, found: Mapping[str, Sequence[Lines]], panels: Sequence[Panel], kinds: Sequence[Any]) -> Bands:
-    """Return a band for each arm in some panels. found: the lines of its runs. kinds: steps, of lines by depth."""
-    bands: Bands = {}
-    for _, entries in panels:
-        for kind in kinds:
-            for entry in entries:
-                arm = entry.arm.name
-                if axis_of(name) == "depth":
-                    lines = [at_step(run, kind) for run in found[arm]]
-                else:
-                    lines = [run[max(run)] for run in found[arm]]
-                lines = [line for line in lines if len(line.steps)]
-                if lines:
-                    bands[arm, kind] = band_of(lines, between=axis_of(name) == "time")
-    return bands
+    first, last = steps[0], steps[-1]
+    chosen = []
+    for place in (first, (first + last) / 2, last):
+        nearest = np.abs(steps - place).argmin()
+        chosen.append(int(steps[nearest]))
+    return list(dict.fromkeys(chosen))
 
 
 # ---- a figure
 
 
+@dataclass(frozen=True)
+class Cell(Panel):
+    """A panel of lines. kind: the step that it shows, of lines by depth. bands: of each arm that has a line."""
+
+    kind: Any
+    bands: Mapping[str, pd.DataFrame]
+
+
 def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
     """Draw a figure of each panel of one of the `QUANTITIES`; none where no line has two points."""
-    axis = axis_of(name)
     found = {}
     for arm in arms:
         lines = [lines_of(run, name) for run in members(arm)]
         found[arm.name] = [own for own in lines if own]
-    every = grid.panels_of(arms, [arm for arm, runs in found.items() if runs])
-    panels, more = grid.first(every, MOST_ROWS if axis == "depth" else grid.MOST_PANELS, "panels")
-    kinds: list[Any] = three_steps(found.values()) if axis == "depth" else ["mean"]
-    bands = bands_of(name, found, panels, kinds)
-    if not any(len(band) > 1 for band in bands.values()):
+    every = panels_of(arms, [arm for arm, runs in found.items() if runs])
+    panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
+    cells = cells_of(name, panels, found)
+    if not any(len(band) > 1 for cell in cells for band in cell.bands.values()):
         return []
-    if name.startswith("loss"):
-        for _, entries in panels:
-            for entry in entries:
-                ends = ends_of_diverged(name, entry.arm)
-                if len(ends):
-                    bands[entry.arm.name, "diverged"] = ends
-    drawn = pd.DataFrame([{"arm": arm, "mean": band["mean"].max()} for (arm, _), band in bands.items()])
-    cut = grid.names_in(every[len(panels) :])
-    why = "there is no time that all of its seeds have passed" if axis == "time" else grid.NOT_RECORDED
-    more += grid.absent(arms, drawn, cut, why)
-    longest = max(len(line.steps) for runs in found.values() for run in runs for line in run.values())
-    batches = ""
-    if name.startswith(("loss-val", "bleu-val")):
-        batches = evaluations_in_words(run for arm in arms for run in members(arm))
-    facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
-    return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
+    lost = ends_in(name, panels) if is_of_loss(name) else {}
+    data = data_of(cells, lost)
+    why = NEVER_ALL if axis_of(name) == "time" else NOT_RECORDED
+    more += tell_absent(arms, data[["arm", "mean"]], names_in(every[len(panels) :]), why)
+    means = data[data["kind"] != DIVERGED]
+    ends = means.groupby("arm")["mean"].last()
+    limits = loss_limits(means, ends) if is_of_loss(name) else None
+    panes = draw_cells(name, cells, lost, limits)
+    top = limits[1] if limits else np.inf
+    axis = AXES[axis_of(name)]
+    words = captions.lines(
+        word=QUANTITIES[name].word,
+        by=axis.title,
+        x=axis.words,
+        about=QUANTITIES[name].about,
+        arms=shortened([arm.name for arm in arms]),
+        seeds=(means["runs"].min(), means["runs"].max()),
+        records=records_a_point(found),
+        steps=list(dict.fromkeys(cell.kind for cell in cells)) if is_by_depth(name) else [],
+        crosses=bool(lost),
+        cut=bool(means["high"].max() > top),
+        far=list(ends.index[ends > top]),
+        batches=batches_in_words(name, arms),
+    )
+    drawings = []
+    for cell, pane in zip(cells, panes, strict=True):
+        drawings.append(finish_panel(cell, pane, rows_of(cell, data, name)))
+    return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A panel of lines. kind: the step that it shows, of lines by depth."""
-
-    title: str
-    entries: Sequence[Entry]
-    kind: Any
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of its arms."""
-        return [entry.arm.name for entry in self.entries]
+# ---- the numbers behind it
 
 
-def cells_of(panels: Sequence[Panel], kinds: Sequence[Any], by_depth: bool) -> list[Cell]:
-    """Return a cell for each panel and kind."""
+def cells_of(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Lines]]) -> list[Cell]:
+    """Return the panels of a figure with the bands in them; by depth one for each step. found: lines of each arm."""
     cells = []
-    for title, entries in panels:
-        for kind in kinds:
-            words = [title, f"step {kind:,}"] if by_depth else [title]
-            cells.append(Cell(" · ".join(filter(None, words)), entries, kind))
+    if is_by_depth(name):
+        steps = three_steps(found.values())
+        for panel in panels:
+            for step in steps:
+                words = [panel.title, f"step {step:,}"]
+                title = " · ".join(word for word in words if word)
+                lines = {arm: [at_step(run, step) for run in found[arm]] for arm in panel.names}
+                cells.append(Cell(title, panel.entries, step, bands_of(lines)))
+        return cells
+    between = axis_of(name) == "time"
+    for panel in panels:
+        lines = {arm: [run[max(run)] for run in found[arm]] for arm in panel.names}
+        cells.append(Cell(panel.title, panel.entries, MEAN, bands_of(lines, between)))
     return cells
 
 
-def draw_bands(
-    name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence[Any], *, note: str, **facts: Any
-) -> list[Figure]:
-    """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged.
-
-    note: the caption's end. facts: what else it tells.
-    """
-    quantity = QUANTITIES[name]
-    by, x = AXES[axis_of(name)]
-    by_depth = by == "depth"
-    cells = cells_of(panels, kinds, by_depth)
-    panes = grid.draw_panels([(cell.title, cell.entries) for cell in cells], x, quantity.label)
-    data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
-    diverged = data.iloc[:, 1] == "diverged"
-    means = data[~diverged]
-    ends = means.groupby("arm")["mean"].last()
-    top = np.inf
-    if name.startswith("loss"):
-        _, top = panes[0].set_ylim(loss_limits(means, ends))
-    for cell, pane in zip(cells, panes, strict=True):
-        for place, entry in enumerate(cell.entries):
-            draw_arm(pane, entry, bands, cell.kind, place / len(cell.entries), top)
-    if quantity.scale == "log":
-        grid.log_scale(panes[0], "y")
-    elif quantity.scale == "percent":
-        panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-    if by_depth:
-        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
-        data = data.rename(columns={"x": "block"})
-    drawings = [finish_panel(cell, pane, data, by_depth) for cell, pane in zip(cells, panes, strict=True)]
-    words = captions.lines(
-        word=quantity.word,
-        by=by,
-        x=x,
-        about=quantity.about,
-        seeds=(means["runs"].min(), means["runs"].max()),
-        steps=kinds if by_depth else [],
-        crosses=bool(diverged.any()),
-        cut=bool(means["high"].max() > top),
-        far=list(ends.index[ends > top]),
-        **facts,
-    )
-    return in_figures(name, words.title, words.caption + note, words.alt, drawings)
+def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dict[str, pd.DataFrame]:
+    """Return the band of each arm that has one. lines: of its runs. between: as `band_of` has it."""
+    bands = {}
+    for arm, curves in lines.items():
+        own = [curve for curve in curves if len(curve.steps)]
+        band = band_of(own, between) if own else pd.DataFrame()
+        if len(band):
+            bands[arm] = band
+    return bands
 
 
-def draw_arm(pane: Axes, entry: Entry, bands: Bands, kind: Any, shift: float, top: float) -> None:
-    """Draw an arm's band, and crosses where its runs diverged, those beyond the top of the axis at the top."""
-    band = bands.get((entry.arm.name, kind))
-    if band is not None and len(band):
-        draw_band(pane, band, entry, shift)
-    lost = bands.get((entry.arm.name, "diverged"))
-    if lost is not None:
-        cross: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
-        gid = grid.gid_of(entry.arm, "diverged")
-        pane.plot(lost["x"], lost["mean"].clip(upper=top), "x", color=entry.color, gid=gid, **cross)
+def ends_in(name: str, panels: Sequence[Panel]) -> dict[str, pd.DataFrame]:
+    """Return the last points of the runs that diverged, for each arm that has any."""
+    found = {}
+    for panel in panels:
+        for entry in panel.entries:
+            ends = ends_of_diverged(name, entry.arm)
+            if len(ends):
+                found[entry.arm.name] = ends
+    return found
 
 
-def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
-    """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
-    x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
-    end = f"{mean.iloc[-1]:.4g} ({low.iloc[-1]:.4g} to {high.iloc[-1]:.4g}) at the end"
-    look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(entry.arm, end)}
-    marked = None if len(band) <= FEW else (0.3 * shift, 0.3)
-    pane.plot(x, mean, linestyle=entry.dash, marker=entry.marker, mfc="none", markevery=marked, **look)
-    pane.fill_between(x, low, high, alpha=0.18, linewidth=0, **look)
+def data_of(cells: Sequence[Cell], lost: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return all that is drawn: the bands of each panel, and last what diverged."""
+    parts = []
+    for cell in cells:
+        for arm, band in cell.bands.items():
+            parts.append(name_rows(band, arm, cell.kind))
+    for arm, ends in lost.items():
+        parts.append(name_rows(ends, arm, DIVERGED))
+    return pd.concat(parts, ignore_index=True)
 
 
-def finish_panel(cell: Cell, pane: Axes, data: pd.DataFrame, by_depth: bool) -> Drawing:
-    """Name the lines of a panel at their ends, and return it with its words. data: of all panels."""
+def name_rows(rows: pd.DataFrame, arm: str, kind: Any) -> pd.DataFrame:
+    """Return rows with the name of their arm and of what they are."""
+    named = rows.copy()
+    named.insert(0, "arm", arm)
+    named.insert(1, "kind", kind)
+    return named
+
+
+def rows_of(cell: Cell, data: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return what of the data is drawn in a panel, with columns that say what they are."""
     own = data[data["arm"].isin(cell.names)]
-    if by_depth:
-        own = own[own["step"] == cell.kind]
-    means = own[own.iloc[:, 1] != "diverged"]
-    last = means.groupby("arm")["mean"].last()
-    ends, values = [], {}
-    for entry in cell.entries:
-        name = entry.arm.name
-        if name in last:
-            ends.append((last[name], entry))
-            values[entry.label] = f"{last[name]:.4g}"
-    grid.label_ends(pane, ends)
-    told = grid.values_told(values)
-    return Drawing(pane, cell.title, f"At the right end: {told}", own)
+    if not is_by_depth(name):
+        return own
+    return own[own["kind"] == cell.kind].rename(columns={"kind": "step", "x": "block"})
+
+
+def records_a_point(found: Mapping[str, Sequence[Lines]]) -> int:
+    """Return of how many records a point of the longest line is the mean."""
+    longest = 0
+    for runs in found.values():
+        for run in runs:
+            longest = max(longest, *(len(line.steps) for line in run.values()))
+    return -(-longest // POINTS)
+
+
+def batches_in_words(name: str, arms: Sequence[Arm]) -> str:
+    """Say on how much runs were evaluated on the way, where that is what a figure draws."""
+    if not name.startswith(("loss-val", "bleu-val")):
+        return ""
+    runs = list[RecordedRun]()
+    for arm in arms:
+        runs += members(arm)
+    return evaluations_in_words(runs)
 
 
 def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
     """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
-    _, worst = grid.near(ends)
+    _, worst = near(ends)
     close = means[means["arm"].isin(ends.index[ends <= worst])]
     late = close[close["x"] >= 0.1 * means["x"].max()]
     if not len(late):
@@ -348,3 +374,64 @@ def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
     top = min(late["high"].max(), first.max())
     pad = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return bottom - pad, top + pad
+
+
+# ---- the drawing
+
+
+def draw_cells(
+    name: str, cells: Sequence[Cell], lost: Mapping[str, pd.DataFrame], limits: tuple[float, float] | None
+) -> list[Axes]:
+    """Draw means as lines and the seeds' ranges around them; crosses where runs diverged, at the top if above it.
+
+    lost: the last points of the runs of an arm that diverged. limits: of the axis; None for all that is drawn.
+    """
+    quantity = QUANTITIES[name]
+    panes = draw_panels(cells, AXES[axis_of(name)].words, quantity.label)
+    top = np.inf
+    if limits:
+        _, top = panes[0].set_ylim(limits)
+    for cell, pane in zip(cells, panes, strict=True):
+        for place, entry in enumerate(cell.entries):
+            arm = entry.arm.name
+            if arm in cell.bands:
+                draw_band(pane, cell.bands[arm], entry, place / len(cell.entries))
+            if arm in lost:
+                draw_crosses(pane, lost[arm], entry, top)
+    if quantity.scale == "log":
+        log_scale(panes[0], "y")
+    elif quantity.scale == "percent":
+        panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    if is_by_depth(name):
+        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
+    return panes
+
+
+def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
+    """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
+    x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
+    end = f"{mean.iloc[-1]:.4g} ({low.iloc[-1]:.4g} to {high.iloc[-1]:.4g}) at the end"
+    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, end)}
+    marked = None if len(band) <= FEW else (0.3 * shift, 0.3)
+    pane.plot(x, mean, linestyle=entry.dash, marker=entry.marker, mfc="none", markevery=marked, **look)
+    pane.fill_between(x, low, high, alpha=0.18, linewidth=0, **look)
+
+
+def draw_crosses(pane: Axes, lost: pd.DataFrame, entry: Entry, top: float) -> None:
+    """Draw where runs of an arm diverged, those beyond the top of the axis at the top."""
+    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, "diverged")}
+    heights = lost["mean"].clip(upper=top)
+    pane.plot(lost["x"], heights, "x", markersize=6, markeredgewidth=1.5, clip_on=False, **look)
+
+
+def finish_panel(cell: Cell, pane: Axes, data: pd.DataFrame) -> Drawing:
+    """Name the lines of a panel at their ends, and return it with its words. data: what is drawn in it."""
+    ends, values = [], {}
+    for entry in cell.entries:
+        band = cell.bands.get(entry.arm.name)
+        if band is not None:
+            end = band["mean"].iloc[-1]
+            ends.append((end, entry))
+            values[entry.label] = f"{end:.4g}"
+    label_ends(pane, ends)
+    return Drawing(pane, cell.title, f"At the right end: {values_told(values)}", data)
