@@ -15,7 +15,7 @@ from normbench.analysis.examine import Examined, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.figure import Figure, is_wide
 from normbench.analysis.figures.style import COLUMN, our_style
-from normbench.analysis.measures import runs_frame
+from normbench.analysis.measures import final, runs_frame, seconds_at
 from normbench.analysis.methods import methods
 from normbench.analysis.pages import page_of
 from normbench.analysis.records import RecordedStudy, shortened
@@ -26,6 +26,7 @@ from normbench.analysis.sentences import Statement, say, say_next, say_question,
 from normbench.analysis.setups import options_of
 from normbench.analysis.studied import Studied, places_of_studies, studies_below
 from normbench.analysis.tables import Table
+from normbench.analysis.wording import duration, fixed
 from normbench.processes import run_beside
 from normbench.record.files import inside, read_json, remove_written, write_bytes, write_json
 
@@ -183,6 +184,9 @@ def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies:
     baseline = report.baseline.name if answer.differences else ""
     if baseline and report.chosen:
         baseline += ", each arm at its own best learning rate"
+    every_table = list(report.tables)
+    for study_shown in studies:
+        every_table += study_shown.tables
     about = {
         "report": report,
         "figures": figures,
@@ -195,10 +199,42 @@ def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies:
         "command": answer.question.command,
         "facts": facts.facts(study, options_of(study), report.by.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},
-        "runs": report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
+        "tables": every_table,
+        "runs": run_rows(report) if len(report.runs) <= MOST_ROWS else [],
     }
     title = title_of(study)
     return {name: page_of(name, title, **about) for name in PAGES}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the table of all runs, in words. final: its last value in the primary metric."""
+
+    run: str
+    arm: str
+    seed: str
+    status: str
+    step: str
+    final: str
+    time: str
+
+
+def run_rows(report: Report) -> list[RunRow]:
+    """Return a row for each run."""
+    metric = report.by.primary
+    rows = []
+    for arm, run in report.study.pairs:
+        row = RunRow(
+            run=run.name,
+            arm=arm.name,
+            seed=str(run.seed),
+            status=run.status.replace("_", " "),
+            step=f"{run.step:,}",
+            final=fixed(final(run, metric), metric.decimals),
+            time=duration(float(seconds_at(run, run.step))),
+        )
+        rows.append(row)
+    return rows
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> None:

@@ -187,7 +187,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.globals |= {"duration": duration, "fixed": fixed}
     found.filters |= {"tex": tex, "by_group": by_group, "code": mark_commands, "cell": cell, "md": markdown}
     return found
 
