@@ -15,11 +15,11 @@ from scipy import stats
 from test_sentences import LOSS, arm
 
 from normbench.analysis.designs import Contrast, contrasts
+from normbench.analysis.effect_sentences import say_effects, say_open_effects
 from normbench.analysis.examine import state_effect
 from normbench.analysis.figures.finals import draw_interactions
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Curve, RecordedStudy, read_studies
-from normbench.analysis.sentences import say_effects, say_open_effects
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
 

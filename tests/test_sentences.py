@@ -12,12 +12,13 @@ from scipy import stats
 
 from normbench.analysis.answers import Answer, Question
 from normbench.analysis.comparisons import Comparison, Survival, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.difference_sentences import say_found, say_not_found
 from normbench.analysis.examine import state_arms, state_difference, state_losses
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sentences import say, say_differences
+from normbench.analysis.sentences import say
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
 from normbench.analysis.wording import bound, chance, effect
@@ -48,8 +49,9 @@ def comparisons(
 
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
-    kinds, nothing = say_differences([state_difference(one, margin) for one in found], margin)
-    return "\n".join(text for kind in [*kinds, nothing] for text in kind)
+    stated = [state_difference(one, margin) for one in found]
+    texts = [text for kind in say_found(stated, margin) for text in kind]
+    return "\n".join([*texts, *say_not_found(stated, margin)])
 
 
 def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from normbench.analysis.answers import Evidence
 from normbench.analysis.records import shortened
 from normbench.analysis.statistics import FEWEST_RANKS
-from normbench.analysis.wording import chance, fixed
+from normbench.analysis.wording import equals, fixed
 
 MOST = 6  # arms or runs that a sentence names
 MOST_OF_ONE_VALUE = 4  # arms
@@ -132,10 +132,10 @@ def say_lost_runs(found: Iterable[Evidence]) -> str:
 def say_skewed(found: Evidence) -> str:
     """Say that differences by seed may be too skewed for the t test, and what the test of signed ranks gives."""
     arm, baseline = found.arms
-    p = chance(found.numbers.get("ranked_p"))
+    p = equals(found.numbers.get("ranked_p"))
     text = (
         f"{arm} and {baseline}: the differences by seed are skewed or have an outlier, so the t test and its interval "
-        f"may be wrong; the test of signed ranks gives p {p if p.startswith('<') else f'= {p}'}"
+        f"may be wrong; the test of signed ranks gives p {p}"
     )
     if found.numbers["ranks"] < FEWEST_RANKS:
         text += f", and cannot give less than 0.05 with fewer than {FEWEST_RANKS} seeds"

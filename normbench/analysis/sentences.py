@@ -7,64 +7,36 @@ how large one may still be.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from normbench.analysis.answers import (
     Answer,
-    ArmDifference,
     ArmResult,
     Cause,
-    Effect,
-    EffectKind,
     Losses,
     NextStep,
-    Paired,
     Question,
     Reason,
     ReasonKind,
     Remedy,
-    StatedTest,
     StepKind,
     Stuck,
-    Verdict,
 )
-from normbench.analysis.comparisons import ENOUGH
+from normbench.analysis.difference_sentences import say_assumptions, say_found, say_not_compared, say_not_found
+from normbench.analysis.effect_sentences import say_effects, say_open_effects
 from normbench.analysis.facts import sizes
-from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, name_arm, shortened
-from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, Interval, detectable_difference
-from normbench.analysis.wording import (
-    bound,
-    chance,
-    count,
-    fixed,
-    in_words,
-    one_line,
-    plain,
-    precision,
-    span,
-    with_unit,
-)
+from normbench.analysis.phrases import corrected_p, corrections
+from normbench.analysis.records import LEARNED, LEARNED_RIGHT, shortened
+from normbench.analysis.statistics import ALPHA
+from normbench.analysis.wording import count, equals, fixed, in_words, one_line, plain, with_unit
 from normbench.record.directory import ENDED
 
 MOST = 8  # sentences of an answer; the tables have the others
-FEW = 3  # comparisons in which nothing was found have a sentence each
 FEW_STUCK = 2  # arms that did not train have a sentence each
-FEW_STEPS = 2  # effects in which nothing was found have a sentence each
 MOST_CAUSES = 3  # of differences
 MOST_VALUES = 4  # of a setting
-NEXT_TO = 0.001  # levels closer than this share of them are the same
-
-# What can be said of differences, in this order: of one, of none, and nothing.
-FOUND = (
-    Verdict.DIFFERENT,
-    Verdict.FLATTERED,
-    Verdict.POSSIBLE,
-    Verdict.CONSTANT,
-    Verdict.TORN,
-    Verdict.UNTRAINED,
-)
-NOT_FOUND = (Verdict.SAME, Verdict.WITHIN, Verdict.UNKNOWN, Verdict.ALIKE)
+MOST_LOST = 6  # arms that are named where runs were lost
 
 
 class Statement(NamedTuple):
@@ -82,24 +54,25 @@ def say(answer: Answer) -> list[Statement]:
 
     Of many the largest of each kind are told, and how many more there are.
     """
-    found, nothing = say_differences(answer.differences, answer.question.margin)
-    effects = say_effects(answer.effects)
-    told: list[tuple[str, Sequence[str]]] = [
-        ("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})),
-        ("costs", say_losses(answer.losses)),
-        *(("designs", kind) for kind in effects),
-        *(("differences", kind) for kind in found),
-        ("differences", say_assumptions(answer.differences)),
-        ("designs", say_open_effects(answer.effects)),
-        ("differences", nothing),
-        ("arms", [] if answer.differences else [say_not_compared(len(answer.arms))]),
-        ("costs", say_diverged(answer.arms)),
-        ("lost", say_lost(answer.arms)),
-    ]
-    most = shares([len(kind) for _, kind in told])
+    told = list[tuple[str, Sequence[str]]]()  # each kind of sentence, after the key of its table
+    told.append(("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})))
+    told.append(("costs", say_losses(answer.losses)))
+    for kind in say_effects(answer.effects):
+        told.append(("designs", kind))
+    for kind in say_found(answer.differences, answer.question.margin):
+        told.append(("differences", kind))
+    told.append(("differences", say_assumptions(answer.differences)))
+    told.append(("designs", say_open_effects(answer.effects)))
+    told.append(("differences", say_not_found(answer.differences, answer.question.margin)))
+    if not answer.differences:
+        told.append(("arms", [say_not_compared(len(answer.arms))]))
+    told.append(("costs", say_diverged(answer.arms)))
+    told.append(("lost", say_lost(answer.arms)))
+    most = shares([len(texts) for _, texts in told])
     statements = []
-    for (table, kind), number in zip(told, most, strict=True):
-        statements += [Statement(one_line(text), table) for text in first_of(kind, number)]
+    for (table, texts), number in zip(told, most, strict=True):
+        for text in first_of(texts, number):
+            statements.append(Statement(one_line(text), table))
     return statements
 
 
@@ -118,9 +91,11 @@ def shares(lengths: Sequence[int]) -> list[int]:
 
     lengths: how many there are of each kind.
     """
-    by_rank = sorted((rank, place) for place, length in enumerate(lengths) for rank in range(length))
+    ranked = []
+    for place, length in enumerate(lengths):
+        ranked += [(rank, place) for rank in range(length)]
     told = [0] * len(lengths)
-    for number, (rank, place) in enumerate(by_rank):
+    for number, (rank, place) in enumerate(sorted(ranked)):
         if rank == 0 or number < MOST:
             told[place] += 1
     return told
@@ -128,11 +103,11 @@ def shares(lengths: Sequence[int]) -> list[int]:
 
 def first_of(texts: Sequence[str], most: int) -> list[str]:
     """Return the first ones, the last of which says how many more there are."""
-    if most >= len(texts):
-        return [*texts]
+    told = list(texts[:most])
     left = len(texts) - most
-    more = f" {left} more of this kind {'is' if left == 1 else 'are'} in the tables."
-    return [*texts[: most - 1], texts[most - 1] + more]
+    if left > 0:
+        told[-1] += f" {left} more of this kind {'is' if left == 1 else 'are'} in the tables."
+    return told
 
 
 # ---- arms that did not train
@@ -143,7 +118,9 @@ def say_stuck(arms: Mapping[str, ArmResult]) -> list[str]:
     never = {name: arm for name, arm in arms.items() if not arm.trained}
     texts = []
     if len(never) > FEW_STUCK:
-        stuck = [run for arm in never.values() for run in arm.stuck]
+        stuck = list[Stuck]()
+        for arm in never.values():
+            stuck += arm.stuck
         ends = [run.loss for run in stuck]
         texts.append(
             f"{len(never)} of {len(arms)} arms did not train, and are not compared ({', '.join(never)}): their "
@@ -157,13 +134,14 @@ def say_stuck(arms: Mapping[str, ArmResult]) -> list[str]:
 
 def say_stuck_arm(name: str, arm: ArmResult) -> str:
     """Say in how many runs an arm did not train."""
-    ends = sorted(run.loss for run in arm.stuck)
+    stuck = len(arm.stuck)
     finished = arm.statuses["finished"]
-    some = "" if len(ends) == finished else f" in {len(ends)} of {finished} runs"
-    on_average = " on average" if len(ends) > 1 else ""
+    some = "" if stuck == finished else f" in {stuck} of {finished} runs"
+    mean = sum(sorted(run.loss for run in arm.stuck)) / stuck
+    on_average = " on average" if stuck > 1 else ""
     return (
-        f"{name} did not train{some}: its validation loss ends at {fixed(sum(ends) / len(ends), 3)} nats"
-        f"{on_average}, {missed(arm.stuck[0])}."
+        f"{name} did not train{some}: its validation loss ends at {fixed(mean, 3)} nats{on_average}, "
+        f"{missed(arm.stuck[0])}."
     )
 
 
@@ -192,9 +170,10 @@ def say_losses(ones: Sequence[Losses]) -> list[str]:
 
 def say_loss(one: Losses) -> str:
     """Say which side loses more runs."""
-    shares = [lost / runs for lost, runs in zip(one.lost, one.runs, strict=True)]
     names = (one.arm, one.baseline)
-    worse, better = (0, 1) if shares[0] > shares[1] else (1, 0)
+    share_of_arm = one.lost[0] / one.runs[0]
+    share_of_baseline = one.lost[1] / one.runs[1]
+    worse, better = (0, 1) if share_of_arm > share_of_baseline else (1, 0)
     ways = []
     if one.diverged:
         ways.append("diverged")
@@ -202,7 +181,7 @@ def say_loss(one: Losses) -> str:
         ways.append("did not train")
     if one.real:
         verb = "trains"
-        evidence = f"p {equals(one.corrected)}" + (" after Holm" if one.family > 1 else "")
+        evidence = corrected_p(one)
     else:
         verb = "may train"
         evidence = f"p {equals(one.p)}; not certain after correction for {corrections(one)}"
@@ -231,490 +210,8 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
         names = [arm.name for arm in arms if status in arm.statuses]
         if names:
             lost = sum(arm.statuses.get(status, 0) for arm in arms)
-            texts.append(f"{count(lost, 'run')} {how}: {shortened(names, 6)}.")
+            texts.append(f"{count(lost, 'run')} {how}: {shortened(names, MOST_LOST)}.")
     return texts
-
-
-# ---- differences
-
-
-def say_differences(ones: Sequence[ArmDifference], margin: float | None) -> tuple[list[list[str]], list[str]]:
-    """Say what the differences are, kind by kind, the largest first; and, beside them, where none was found.
-
-    margin: in the metric's unit; differences within it do not matter.
-    """
-    ordered = sorted(ones, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
-    by_verdict = {verdict: [one for one in ordered if one.verdict == verdict] for verdict in Verdict}
-    found = []
-    for verdict in FOUND:
-        own = by_verdict[verdict]
-        if verdict != Verdict.UNTRAINED or len(own) <= FEW_STUCK:  # of many arms the first sentence says so
-            found.append([SENTENCES[verdict](one, margin) for one in own])
-        else:
-            found.append([])
-    alike = [one for verdict in NOT_FOUND for one in by_verdict[verdict]]
-    untold = []
-    if by_verdict[Verdict.ONE_SEED]:
-        untold.append(say_one_seed(by_verdict[Verdict.ONE_SEED], ones))
-    if by_verdict[Verdict.NO_SEED]:
-        untold.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
-    if len(alike) > FEW:
-        return found, [*untold, say_alike_all(alike)]
-    return found, [*(SENTENCES[one.verdict](one, margin) for one in alike), *untold]
-
-
-def say_untrained(one: ArmDifference, margin: float | None) -> str:
-    """Say that two arms are not compared, as one of them did not train."""
-    if len(one.untrained) > 1:
-        return f"{pair(one)} are not compared: neither of them trained."
-    (stuck,) = one.untrained
-    words = f"{pair(one)} are not compared: {stuck} did not train"
-    if one.n:
-        is_higher = (one.mean < 0) == (stuck == one.baseline)
-        because = ", which is why" if one.metric.judges and one.p is not None and one.p < ALPHA else ";"
-        words += f"{because} its {one.metric.words} is {amount(one)} {'higher' if is_higher else 'lower'}"
-    return words + "."
-
-
-def say_different(one: ArmDifference, margin: float | None) -> str:
-    """Say what a difference is."""
-    holm = " after Holm" if one.family > 1 else ""
-    return (
-        f"{one.arm} is {compared(one)} {one.baseline}: {measured(one)}, p {equals(one.corrected)}{holm}{ranks(one)})"
-        f"{survivors(one)}{against(one, margin)}{decides(one)}."
-    )
-
-
-def say_flattered(one: ArmDifference, margin: float | None) -> str:
-    """Say that the arm which looks better has lost more runs."""
-    ours, theirs = one.lost if one.better else reversed(one.lost)
-    better, other = (one.arm, one.baseline) if one.better else (one.baseline, one.arm)
-    ranked = "" if one.ranked_p is None else f"; with lost runs ranked last, p {equals(one.ranked_p)} (signed ranks)"
-    return (
-        f"{better} is not called better than {other}, as it lost {ours} of {count(one.tried, 'seed')} and {other} "
-        f"{theirs or 'none'}: on the {count(one.n, 'seed')} that survived in both, the {one.metric.words} of {one.arm} "
-        f"is {amount(one)} {way(one)}{ranked}."
-    )
-
-
-def say_possible(one: ArmDifference, margin: float | None) -> str:
-    """Say what may be a difference."""
-    return (
-        f"{one.arm} may be {compared(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
-        f"{survivors(one)}{against(one, margin)}; not certain after correction for {corrections(one)} "
-        f"(p {equals(one.corrected)}): repeat it with new seeds{decides(one)}."
-    )
-
-
-def say_assumptions(ones: Sequence[ArmDifference]) -> list[str]:
-    """Say what is assumed of few seeds, where a difference was found or may have been."""
-    told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
-    ranks = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH]
-    if not ranks:
-        return []
-    limit = "; with five ranks or fewer its p cannot be below 0.05" if min(ranks) < FEWEST_RANKS else ""
-    return [
-        f"With fewer than {ENOUGH} seeds, p and the interval hold where differences by seed are Gaussian, which so few "
-        "cannot show; where they are skewed, false alarms are more frequent. The test of signed ranks, whose p is not "
-        f"corrected, assumes symmetry alone{limit}."
-    ]
-
-
-def say_torn(one: ArmDifference, margin: float | None) -> str:
-    """Say that the runs of an arm end in two groups."""
-    first = one.torn[0]
-    arms = " and of ".join(group.arm for group in one.torn)
-    which = f" runs of {first.arm}" if len(one.torn) > 1 else ""
-    return (
-        f"{pair(one)}: no mean, interval or p is given, as the runs of {arms} end in two groups far apart: "
-        f"{first.trained} of {first.runs}{which} trained, and the others did not."
-    )
-
-
-def say_constant(one: ArmDifference, margin: float | None) -> str:
-    """Say that a difference is the same in each seed."""
-    size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
-    return (
-        f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {way(one)} in {one.metric.words}), "
-        "so the spread is not known: add seeds."
-    )
-
-
-# ---- no difference
-
-
-def say_alike_all(ones: Sequence[ArmDifference]) -> str:
-    """Say in one sentence that no difference was found in many comparisons."""
-    reach = [one.interval.reach for one in ones if one.interval]
-    some = ""
-    if reach:
-        some = f"; there may be some of up to {with_unit(bound(max(reach)), ones[0].metric.unit)} (95 % in each)"
-    return f"No difference was found in {len(ones)} comparisons ({shortened([one.arm for one in ones], 4)}){some}."
-
-
-def say_same(one: ArmDifference, margin: float | None) -> str:
-    """Say that both ended the same."""
-    return f"{pair(one)} end with the same {one.metric.words} in {each_seed(one)}."
-
-
-def say_within(one: ArmDifference, margin: float | None) -> str:
-    """Say that a difference is too small to matter."""
-    return (
-        f"{pair(one)} are the same within {the_margin(margin, one)}: they do not differ by more than {reach_of(one)}."
-    )
-
-
-def say_unknown(one: ArmDifference, margin: float | None) -> str:
-    """Say that there are too few seeds."""
-    most = f"{reach_of(one)}{beyond(one, margin)}"
-    return f"{pair(one)}: too few seeds to tell; they may differ by up to {most}{decides(one)}."
-
-
-def say_alike(one: ArmDifference, margin: float | None) -> str:
-    """Say that no difference was found, and how large one may be."""
-    if margin is None:
-        return f"{pair(one)} do not differ by more than {reach_of(one)}{decides(one)}."
-    return (
-        f"{pair(one)}: no difference was found, but they may differ by up to {reach_of(one)}{beyond(one, margin)}"
-        f"{decides(one)}."
-    )
-
-
-# ---- effects of factors
-
-
-def say_effects(found: Sequence[Effect]) -> list[list[str]]:
-    """Say which effects differ or may, kind by kind, the largest first; not of one seed."""
-    shown = [one for one in by_size(found) if not is_open(one)]
-    return [[say_effect(one) for one in shown if one.kind == kind] for kind in EffectKind]
-
-
-def say_open_effects(found: Sequence[Effect]) -> list[str]:
-    """Say where no difference was found, once for each step."""
-    by_step = defaultdict[str, list[Effect]](list)
-    for one in by_size(found):
-        if is_open(one):
-            by_step[step_of(one)].append(one)
-    if len(by_step) <= FEW_STEPS:
-        return [say_open_effect(step, by_step[step]) for step in sorted(by_step, key=str.lower)]
-    steps = shortened([*by_step], 4).replace("The ", "the ").replace("Each ", "each ")
-    number = sum(len(own) for own in by_step.values())
-    return [f"No difference was found in {number} comparisons of effects: {steps}."]
-
-
-def by_size(found: Sequence[Effect]) -> list[Effect]:
-    """Return what several seeds tell of, what is real first, then the largest."""
-    several = [one for one in found if one.n > 1]
-    return sorted(several, key=lambda one: (not one.real, -abs(one.mean)))
-
-
-def is_open(one: Effect) -> bool:
-    """Say whether no difference was found."""
-    return one.p is not None and one.p >= ALPHA
-
-
-def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
-    """Say that no difference was found in what a step does, and how large one may be."""
-    first = ones[0]
-    effect = "in its effect " if first.kind in (EffectKind.CHANGE, EffectKind.SLOPE) else ""
-    arms = shortened([one.arm for one in ones], 6)
-    reach = max((one.interval.reach for one in ones if one.interval), default=None)
-    if reach is None:
-        most, confidence = "", ""
-    elif first.kind == EffectKind.LARGEST:
-        most, confidence = f"; it may be up to {bound(2**reach)} times", ", 95 %"
-    else:
-        most, confidence = f"; it may be up to {with_unit(bound(reach), first.metric.unit)}", ", 95 %"
-    return (
-        f"{step}: no difference {effect}was found between {first.baseline} and {arms}{most} "
-        f"({seeds_of(first)}{confidence})."
-    )
-
-
-def say_effect(one: Effect) -> str:
-    """Say what a factor does to one arm that it does not do to the other."""
-    if one.kind == EffectKind.LARGEST:
-        return say_largest(one)
-    if one.kind == EffectKind.AREA:
-        return say_area(one)
-    if one.kind == EffectKind.SENSITIVITY:
-        return say_sensitivity(one)
-    return say_change(one)
-
-
-def say_largest(one: Effect) -> str:
-    """Say up to which level both arms train."""
-    (winner, gains), (loser, losses) = sides(one)
-    word = word_of(one)
-    is_rate = word == "learning rate"
-    name, levels = ("lr", "rates") if is_rate else (word, "values")
-    words = f"{winner} trains up to {name} {levels_of(one, gains)}, {loser} up to {levels_of(one, losses)}"
-    gap = gap_of(one)
-    if gap is None:
-        return f"{words}, in each of {count(one.n, 'seed')}."
-    times = fixed(2 ** abs(one.mean), 1)
-    return f"{words}, at {levels} {times} times as large {evidence(one, span(gap.powers, 1))}."
-
-
-def say_area(one: Effect) -> str:
-    """Say in how much of a grid both arms train."""
-    (winner, gains), (loser, losses) = sides(one)
-    return (
-        f"{winner} trains in {share(gains)} % of the grid of {word_of(one)}, {loser} in {share(losses)} %: "
-        f"{amount(one)} more {evidence(one)}."
-    )
-
-
-def say_sensitivity(one: Effect) -> str:
-    """Say which arm is more sensitive to the learning rate."""
-    (winner, gains), (loser, losses) = sides(one)
-    return (
-        f"{loser} {'is' if one.real else 'may be'} {amount(one)} more sensitive to the learning rate than {winner} "
-        f"{evidence(one)}: on average over the rates its loss is {mean_size(one, losses)} above that at its best rate, "
-        f"against {mean_size(one, gains)}."
-    )
-
-
-def say_change(one: Effect) -> str:
-    """Say which arm takes to a change, or to each doubling, better."""
-    (winner, gains), (loser, losses) = sides(one)
-    helps = (sum(gains) < 0) == one.metric.lower_is_better
-    more, less = (winner, loser) if helps else (loser, winner)
-    if one.metric.judges:
-        verb = "help" if helps else "harm"
-    else:
-        verb = "lower" if helps else "raise"
-        more = f"the {one.metric.words} of {more}"
-        less = f"that of {less}"
-    verb = f"{verb}s" if one.real else f"may {verb}"
-    other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
-    return (
-        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {evidence(one)}: the "
-        f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
-        f"{mean_size(one, losses)}."
-    )
-
-
-def sides(one: Effect) -> list[tuple[str, tuple[float, ...]]]:
-    """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
-    more_is_better = one.kind == EffectKind.LARGEST or not one.metric.lower_is_better
-    found = [(one.arm, one.own), (one.baseline, one.other)]
-    return found if (one.mean > 0) == more_is_better else found[::-1]
-
-
-def word_of(one: Effect) -> str:
-    """Name the factor."""
-    return "learning rate" if one.factor == LEARNING_RATE else one.factor.rpartition(".")[2]
-
-
-def step_of(one: Effect) -> str:
-    """Name what has the effect, such as `warmup=0.1 instead of 0`."""
-    if one.kind == EffectKind.CHANGE:
-        return f"{name_arm({one.factor: one.levels[-1]})} instead of {in_words(one.levels[0])}"
-    if one.kind == EffectKind.SLOPE:
-        return f"Each doubling of {word_of(one)}"
-    if one.kind == EffectKind.LARGEST:
-        return f"The largest {word_of(one)} that trains"
-    if one.kind == EffectKind.AREA:
-        return f"The share of the grid of {word_of(one)} that trains"
-    return "The sensitivity to the learning rate"
-
-
-def gap_of(one: Effect) -> Interval | None:
-    """Return the interval of a difference as that of a size, from whichever side it is one."""
-    interval = one.interval
-    return Interval(-interval.upper, -interval.lower) if interval and one.mean < 0 else interval
-
-
-def evidence(one: Effect, ratios: str = "") -> str:
-    """Write interval, seeds and p, in brackets. ratios: the interval, where it is one of ratios."""
-    words = ""
-    if one.interval:
-        words += f"95 %: {ratios or span(gap_of(one), precision(one.mean, one.interval))}; "
-    words += seeds_of(one)
-    if one.real:
-        words += f", p {equals(one.corrected)}" + (" after Holm" if one.family > 1 else "")
-    elif one.p is not None:
-        words += f", p {equals(one.p)}; not certain after correction for {one.family} tests"
-    return f"({words})"
-
-
-def share(shares: Sequence[float]) -> str:
-    """Write the mean of percentages."""
-    return fixed(sum(shares) / len(shares), 0)
-
-
-def mean_size(one: Effect, effects: Sequence[float]) -> str:
-    """Write the size of the mean of effects."""
-    return fixed(abs(sum(effects) / one.n), precision(one.mean, one.interval))
-
-
-def direction(effects: Sequence[float]) -> str:
-    """Say where effects lead."""
-    return "falls" if sum(effects) < 0 else "rises"
-
-
-def levels_of(one: Effect, effects: Sequence[float]) -> str:
-    """Write the levels up to which seeds train. effects: their logarithms to base 2."""
-    low, high = 2 ** min(effects), 2 ** max(effects)
-    if high < (1 - NEXT_TO) * one.levels[0]:
-        return "none"
-    words = plain(float(f"{high:.3g}"))
-    if low < (1 - NEXT_TO) * high:
-        words = f"{plain(float(f'{low:.3g}'))} to {words}"
-    return f"{words} (the largest tried)" if low > (1 - NEXT_TO) * one.levels[-1] else words
-
-
-# ---- nothing can be said
-
-
-def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
-    """Say that one seed shows nothing, and what more would show. every: all comparisons."""
-    if max(one.tried for one in every) == 1:
-        words = "With one seed for each arm nothing can be said about differences:"
-    else:
-        words = f"{arms_of(ones)}: one seed has finished both there and in the baseline, so nothing can be said:"
-    few, more, many = (fixed(detectable_difference(n, 1.0, family=len(every)), 1) for n in (3, 5, 10))
-    return (
-        f"{words} add at least 2 seeds. To be found four times in five, a difference must be {few} times the standard "
-        f"deviation of the differences by seed with 3 seeds, {more} times with 5, {many} times with 10 "
-        f"({count(len(every), 'comparison')})."
-    )
-
-
-def say_no_seed(ones: Sequence[ArmDifference]) -> str:
-    """Say that no seed has a result in both arms."""
-    return f"{arms_of(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
-
-
-def say_not_compared(arms: int) -> str:
-    """Say that nothing is compared. arms: how many there are."""
-    why = "there is one arm" if arms == 1 else "no arm has a baseline that differs in nothing else"
-    return f"Nothing is compared: {why}."
-
-
-Sentence = Callable[[ArmDifference, float | None], str]
-
-# The sentence of each verdict that has one for each comparison; the others have one for all of them.
-SENTENCES: dict[Verdict, Sentence] = {
-    Verdict.DIFFERENT: say_different,
-    Verdict.FLATTERED: say_flattered,
-    Verdict.POSSIBLE: say_possible,
-    Verdict.CONSTANT: say_constant,
-    Verdict.TORN: say_torn,
-    Verdict.UNTRAINED: say_untrained,
-    Verdict.SAME: say_same,
-    Verdict.WITHIN: say_within,
-    Verdict.UNKNOWN: say_unknown,
-    Verdict.ALIKE: say_alike,
-}
-
-
-# ---- parts of sentences
-
-
-def corrections(one: StatedTest) -> str:
-    """Say what p is corrected for."""
-    return "more learning rates" if one.family == 1 else f"{one.family} tests"
-
-
-def equals(p: float | None) -> str:
-    """Write a p value where `p` stands before it, such as `= 0.031`."""
-    words = chance(p)
-    return words if words.startswith("<") else f"= {words}"
-
-
-def pair(one: StatedTest) -> str:
-    """Name both arms."""
-    return f"{one.arm} and {one.baseline}"
-
-
-def compared(one: ArmDifference) -> str:
-    """Say what an arm is, compared with its baseline."""
-    if not one.metric.judges:
-        return "different from"
-    return "better than" if one.better else "worse than"
-
-
-def amount(one: Paired) -> str:
-    """Write the size of a mean, with its unit."""
-    return with_unit(fixed(abs(one.mean), precision(one.mean, one.interval)), one.metric.unit)
-
-
-def way(one: Paired) -> str:
-    """Say on which side of the baseline an arm is."""
-    return "lower" if one.mean < 0 else "higher"
-
-
-def arms_of(ones: Sequence[ArmDifference]) -> str:
-    """Name the arms of some comparisons."""
-    return shortened([one.arm for one in ones])
-
-
-def the_margin(margin: float | None, one: ArmDifference) -> str:
-    """Name the margin."""
-    return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
-
-
-def survivors(one: ArmDifference, comma: str = ",") -> str:
-    """Say that other seeds were lost."""
-    return f"{comma} among the seeds that survived" if one.survived else ""
-
-
-def each_seed(one: ArmDifference) -> str:
-    """Name all seeds that are compared."""
-    return f"each of {count(one.n, 'seed')}" + (" that survived" if one.survived else "")
-
-
-def measured(one: ArmDifference) -> str:
-    """Write a difference and its interval, up to where p stands."""
-    places = precision(one.mean, one.interval)
-    return (
-        f"its {one.metric.words} is {amount(one)} {way(one)} (95 %: {span(one.interval, places, True)}; {seeds_of(one)}"
-    )
-
-
-def seeds_of(one: Paired) -> str:
-    """Say how many seeds are compared, and of how many."""
-    return f"{one.n} of {one.tried} seeds" if one.n < one.tried else count(one.n, "seed")
-
-
-def ranks(one: ArmDifference) -> str:
-    """Write p of the test that needs no Gaussian, beside that of the one that does."""
-    return f"; signed ranks {chance(one.ranked_p)}" if one.n < ENOUGH and one.ranked_p is not None else ""
-
-
-def decides(one: ArmDifference) -> str:
-    """Name the one seed that decides."""
-    if not one.deciding or not (one.real or one.skewed):
-        return ""
-    seed, p = one.deciding.seed, equals(one.deciding.p)
-    uncorrected = " before correction" if one.family > 1 else ""
-    if one.real:
-        return f"; seed {seed} decides: without it, p {p}{uncorrected}"
-    return f"; seed {seed} is an outlier: without it, p {p}{uncorrected}; look at its run"
-
-
-def reach_of(one: ArmDifference) -> str:
-    """Write how large a difference may be at most, and from how many seeds that is known."""
-    reach = one.interval.reach if one.interval else None
-    return f"{with_unit(bound(reach), one.metric.unit)}{survivors(one, '')} ({seeds_of(one)}, 95 %)"
-
-
-def against(one: ArmDifference, margin: float | None) -> str:
-    """Say how a difference compares with the margin."""
-    if margin is None or one.interval is None:
-        return ""
-    if one.interval.reach <= margin:
-        return f"; it is within {the_margin(margin, one)}"
-    if min(abs(one.interval.lower), abs(one.interval.upper)) <= margin:
-        return f"; it may be within {the_margin(margin, one)}"
-    return ""
-
-
-def beyond(one: ArmDifference, margin: float | None) -> str:
-    """Say that a difference may be larger than the margin."""
-    return "" if margin is None else f", more than {the_margin(margin, one)}"
 
 
 # ---- the question
@@ -727,7 +224,8 @@ def say_question(question: Question) -> tuple[str, str]:
 
 def say_asked(question: Question) -> str:
     """Say what varies, and on what."""
-    model, data = (shortened(options, MOST_VALUES) for options in (question.model, question.data))
+    model = shortened(question.model, MOST_VALUES)
+    data = shortened(question.data, MOST_VALUES)
     if not question.varied:
         return f"How does the model {model} with {shortened(question.norm, MOST_VALUES)} end on {data}?"
     keys = [factor.key for factor in question.varied]
@@ -862,7 +360,8 @@ def say_next(answer: Answer) -> list[str]:
 
 def say_remedies(arms: Sequence[str], remedies: Sequence[Remedy]) -> str:
     """Say what may make arms train."""
-    return f"To make {', '.join(arms)} train, try {'; '.join(REMEDIES[remedy] for remedy in remedies)}."
+    words = [REMEDIES[remedy] for remedy in remedies]
+    return f"To make {', '.join(arms)} train, try {'; '.join(words)}."
 
 
 def say_step(step: NextStep, unit: str) -> str:

@@ -14,6 +14,8 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.answers import ArmDifference, ArmResult, Effect, EffectKind, Paired, Verdict
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
+from normbench.analysis.difference_sentences import compared
+from normbench.analysis.effect_sentences import step_of
 from normbench.analysis.measures import (
     IN_BLOCKS,
     Metric,
@@ -26,7 +28,6 @@ from normbench.analysis.measures import (
 from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
-from normbench.analysis.sentences import compared, step_of
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError

@@ -78,6 +78,12 @@ def chance(p: float | None) -> str:
     return f"{p:.4f}" if just_below else f"{p:.3f}"
 
 
+def equals(p: float | None) -> str:
+    """Write a p value where `p` stands before it, such as `= 0.031`."""
+    words = chance(p)
+    return words if words.startswith("<") else f"= {words}"
+
+
 def precision(mean: float, interval: Interval | None) -> int:
     """Return the decimals of a difference and its interval.
 

@@ -1,0 +1,308 @@
+"""The sentences of differences: one for each verdict, or one for many comparisons of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from normbench.analysis.answers import ArmDifference, Verdict
+from normbench.analysis.comparisons import ENOUGH
+from normbench.analysis.phrases import amount, corrected_p, corrections, pair, seeds_of, way
+from normbench.analysis.records import shortened
+from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, detectable_difference
+from normbench.analysis.wording import bound, chance, count, equals, fixed, plain, precision, span, with_unit
+
+FEW = 3  # comparisons in which nothing was found have a sentence each
+FEW_UNTRAINED = 2  # comparisons with an arm that did not train have a sentence each
+MOST_ALIKE = 4  # arms that are named where many are alike
+
+# What can be said of differences, in this order: of one, and of none.
+FOUND = (
+    Verdict.DIFFERENT,
+    Verdict.FLATTERED,
+    Verdict.POSSIBLE,
+    Verdict.CONSTANT,
+    Verdict.TORN,
+    Verdict.UNTRAINED,
+)
+NOT_FOUND = (Verdict.SAME, Verdict.WITHIN, Verdict.UNKNOWN, Verdict.ALIKE)
+
+
+def say_found(ones: Sequence[ArmDifference], margin: float | None) -> list[list[str]]:
+    """Say what the differences are, kind by kind, the largest first.
+
+    margin: in the metric's unit; differences within it do not matter.
+    """
+    ordered = largest_first(ones)
+    found = []
+    for verdict in FOUND:
+        own = [one for one in ordered if one.verdict == verdict]
+        if verdict == Verdict.UNTRAINED and len(own) > FEW_UNTRAINED:  # what is said of stuck arms says so
+            own = []
+        found.append([say_difference(one, margin) for one in own])
+    return found
+
+
+def say_not_found(ones: Sequence[ArmDifference], margin: float | None) -> list[str]:
+    """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
+    ordered = largest_first(ones)
+    by_verdict = {verdict: [one for one in ordered if one.verdict == verdict] for verdict in Verdict}
+    untold = []
+    if by_verdict[Verdict.ONE_SEED]:
+        untold.append(say_one_seed(by_verdict[Verdict.ONE_SEED], ones))
+    if by_verdict[Verdict.NO_SEED]:
+        untold.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
+    alike = []
+    for verdict in NOT_FOUND:
+        alike += by_verdict[verdict]
+    if len(alike) > FEW:
+        return [*untold, say_alike_all(alike)]
+    return [*(say_difference(one, margin) for one in alike), *untold]
+
+
+def largest_first(ones: Sequence[ArmDifference]) -> list[ArmDifference]:
+    """Return differences by their size; those of one seed, of which nothing is known, last."""
+    return sorted(ones, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
+
+
+def say_difference(one: ArmDifference, margin: float | None) -> str:
+    """Say what one comparison shows, by its verdict; ONE_SEED and NO_SEED have a sentence for all of theirs."""
+    match one.verdict:
+        case Verdict.DIFFERENT:
+            return say_different(one, margin)
+        case Verdict.FLATTERED:
+            return say_flattered(one)
+        case Verdict.POSSIBLE:
+            return say_possible(one, margin)
+        case Verdict.CONSTANT:
+            return say_constant(one)
+        case Verdict.TORN:
+            return say_torn(one)
+        case Verdict.UNTRAINED:
+            return say_untrained(one)
+        case Verdict.SAME:
+            return f"{pair(one)} end with the same {one.metric.words} in {each_seed(one)}."
+        case Verdict.WITHIN:
+            within = the_margin(margin, one)
+            return f"{pair(one)} are the same within {within}: they do not differ by more than {reach_of(one)}."
+        case Verdict.UNKNOWN:
+            most = f"{reach_of(one)}{beyond(one, margin)}"
+            return f"{pair(one)}: too few seeds to tell; they may differ by up to {most}{decides(one)}."
+        case Verdict.ALIKE:
+            return say_alike(one, margin)
+    raise ValueError(f"{one.verdict} has no sentence for one comparison")
+
+
+# ---- a difference, or what may be one
+
+
+def say_different(one: ArmDifference, margin: float | None) -> str:
+    """Say what a difference is."""
+    return (
+        f"{one.arm} is {compared(one)} {one.baseline}: {measured(one)}, {corrected_p(one)}{ranks(one)})"
+        f"{survivors(one)}{against(one, margin)}{decides(one)}."
+    )
+
+
+def say_flattered(one: ArmDifference) -> str:
+    """Say that the arm which looks better has lost more runs."""
+    lost_by_arm, lost_by_baseline = one.lost
+    if one.better:
+        better, other = one.arm, one.baseline
+        lost_by_better, lost_by_other = lost_by_arm, lost_by_baseline
+    else:
+        better, other = one.baseline, one.arm
+        lost_by_better, lost_by_other = lost_by_baseline, lost_by_arm
+    ranked = "" if one.ranked_p is None else f"; with lost runs ranked last, p {equals(one.ranked_p)} (signed ranks)"
+    return (
+        f"{better} is not called better than {other}, as it lost {lost_by_better} of {count(one.tried, 'seed')} and "
+        f"{other} {lost_by_other or 'none'}: on the {count(one.n, 'seed')} that survived in both, the "
+        f"{one.metric.words} of {one.arm} is {amount(one)} {way(one)}{ranked}."
+    )
+
+
+def say_possible(one: ArmDifference, margin: float | None) -> str:
+    """Say what may be a difference."""
+    return (
+        f"{one.arm} may be {compared(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
+        f"{survivors(one)}{against(one, margin)}; not certain after correction for {corrections(one)} "
+        f"(p {equals(one.corrected)}): repeat it with new seeds{decides(one)}."
+    )
+
+
+def say_constant(one: ArmDifference) -> str:
+    """Say that a difference is the same in each seed."""
+    size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
+    return (
+        f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {way(one)} in {one.metric.words}), "
+        "so the spread is not known: add seeds."
+    )
+
+
+def say_torn(one: ArmDifference) -> str:
+    """Say that the runs of an arm end in two groups."""
+    first = one.torn[0]
+    arms = " and of ".join(group.arm for group in one.torn)
+    which = f" runs of {first.arm}" if len(one.torn) > 1 else ""
+    return (
+        f"{pair(one)}: no mean, interval or p is given, as the runs of {arms} end in two groups far apart: "
+        f"{first.trained} of {first.runs}{which} trained, and the others did not."
+    )
+
+
+def say_untrained(one: ArmDifference) -> str:
+    """Say that two arms are not compared, as one of them did not train."""
+    if len(one.untrained) > 1:
+        return f"{pair(one)} are not compared: neither of them trained."
+    (stuck,) = one.untrained
+    words = f"{pair(one)} are not compared: {stuck} did not train"
+    if one.n:
+        baseline_is_higher = one.mean < 0
+        is_higher = baseline_is_higher == (stuck == one.baseline)
+        is_clear = one.metric.judges and one.p is not None and one.p < ALPHA
+        because = ", which is why" if is_clear else ";"
+        words += f"{because} its {one.metric.words} is {amount(one)} {'higher' if is_higher else 'lower'}"
+    return f"{words}."
+
+
+def say_assumptions(ones: Sequence[ArmDifference]) -> list[str]:
+    """Say what is assumed of few seeds, where a difference was found or may have been."""
+    told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
+    of_few_seeds = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH]
+    if not of_few_seeds:
+        return []
+    limit = "; with five ranks or fewer its p cannot be below 0.05" if min(of_few_seeds) < FEWEST_RANKS else ""
+    return [
+        f"With fewer than {ENOUGH} seeds, p and the interval hold where differences by seed are Gaussian, which so few "
+        "cannot show; where they are skewed, false alarms are more frequent. The test of signed ranks, whose p is not "
+        f"corrected, assumes symmetry alone{limit}."
+    ]
+
+
+# ---- no difference
+
+
+def say_alike(one: ArmDifference, margin: float | None) -> str:
+    """Say that no difference was found, and how large one may be."""
+    if margin is None:
+        return f"{pair(one)} do not differ by more than {reach_of(one)}{decides(one)}."
+    most = f"{reach_of(one)}{beyond(one, margin)}"
+    return f"{pair(one)}: no difference was found, but they may differ by up to {most}{decides(one)}."
+
+
+def say_alike_all(ones: Sequence[ArmDifference]) -> str:
+    """Say in one sentence that no difference was found in many comparisons."""
+    arms = shortened([one.arm for one in ones], MOST_ALIKE)
+    reach = [one.interval.reach for one in ones if one.interval]
+    some = ""
+    if reach:
+        most = with_unit(bound(max(reach)), ones[0].metric.unit)
+        some = f"; there may be some of up to {most} (95 % in each)"
+    return f"No difference was found in {len(ones)} comparisons ({arms}){some}."
+
+
+# ---- nothing can be said
+
+
+def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
+    """Say that one seed shows nothing, and what more would show. every: all comparisons."""
+    if max(one.tried for one in every) == 1:
+        words = "With one seed for each arm nothing can be said about differences:"
+    else:
+        words = f"{arms_of(ones)}: one seed has finished both there and in the baseline, so nothing can be said:"
+    few, more, many = (fixed(detectable_difference(n, 1.0, family=len(every)), 1) for n in (3, 5, 10))
+    return (
+        f"{words} add at least 2 seeds. To be found four times in five, a difference must be {few} times the standard "
+        f"deviation of the differences by seed with 3 seeds, {more} times with 5, {many} times with 10 "
+        f"({count(len(every), 'comparison')})."
+    )
+
+
+def say_no_seed(ones: Sequence[ArmDifference]) -> str:
+    """Say that no seed has a result in both arms."""
+    return f"{arms_of(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
+
+
+def say_not_compared(arms: int) -> str:
+    """Say that nothing is compared. arms: how many there are."""
+    why = "there is one arm" if arms == 1 else "no arm has a baseline that differs in nothing else"
+    return f"Nothing is compared: {why}."
+
+
+# ---- parts of sentences
+
+
+def compared(one: ArmDifference) -> str:
+    """Say what an arm is, compared with its baseline."""
+    if not one.metric.judges:
+        return "different from"
+    return "better than" if one.better else "worse than"
+
+
+def arms_of(ones: Sequence[ArmDifference]) -> str:
+    """Name the arms of some comparisons."""
+    return shortened([one.arm for one in ones])
+
+
+def each_seed(one: ArmDifference) -> str:
+    """Name all seeds that are compared."""
+    survived = " that survived" if one.survived else ""
+    return f"each of {count(one.n, 'seed')}{survived}"
+
+
+def survivors(one: ArmDifference) -> str:
+    """Say that other seeds were lost."""
+    return ", among the seeds that survived" if one.survived else ""
+
+
+def measured(one: ArmDifference) -> str:
+    """Write a difference and its interval, up to where p stands."""
+    interval = span(one.interval, precision(one.mean, one.interval), sign=True)
+    return f"its {one.metric.words} is {amount(one)} {way(one)} (95 %: {interval}; {seeds_of(one)}"
+
+
+def ranks(one: ArmDifference) -> str:
+    """Write p of the test that needs no Gaussian, beside that of the one that does."""
+    if one.n >= ENOUGH or one.ranked_p is None:
+        return ""
+    return f"; signed ranks {chance(one.ranked_p)}"
+
+
+def decides(one: ArmDifference) -> str:
+    """Name the one seed that decides."""
+    if not one.deciding or not (one.real or one.skewed):
+        return ""
+    uncorrected = " before correction" if one.family > 1 else ""
+    without = f"without it, p {equals(one.deciding.p)}{uncorrected}"
+    if one.real:
+        return f"; seed {one.deciding.seed} decides: {without}"
+    return f"; seed {one.deciding.seed} is an outlier: {without}; look at its run"
+
+
+def reach_of(one: ArmDifference) -> str:
+    """Write how large a difference may be at most, and from how many seeds that is known."""
+    reach = one.interval.reach if one.interval else None
+    most = with_unit(bound(reach), one.metric.unit)
+    survived = " among the seeds that survived" if one.survived else ""
+    return f"{most}{survived} ({seeds_of(one)}, 95 %)"
+
+
+def the_margin(margin: float | None, one: ArmDifference) -> str:
+    """Name the margin."""
+    return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
+
+
+def against(one: ArmDifference, margin: float | None) -> str:
+    """Say how a difference compares with the margin."""
+    if margin is None or one.interval is None:
+        return ""
+    least = min(abs(one.interval.lower), abs(one.interval.upper))
+    if one.interval.reach <= margin:
+        return f"; it is within {the_margin(margin, one)}"
+    if least <= margin:
+        return f"; it may be within {the_margin(margin, one)}"
+    return ""
+
+
+def beyond(one: ArmDifference, margin: float | None) -> str:
+    """Say that a difference may be larger than the margin."""
+    return "" if margin is None else f", more than {the_margin(margin, one)}"

@@ -1,0 +1,218 @@
+"""The sentences of effects: what a factor does to an arm that it does not do to the baseline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from normbench.analysis.answers import Effect, EffectKind
+from normbench.analysis.phrases import amount, corrected_p, seeds_of
+from normbench.analysis.records import LEARNING_RATE, name_arm, shortened
+from normbench.analysis.statistics import ALPHA, Interval
+from normbench.analysis.wording import bound, count, equals, fixed, in_words, plain, precision, span, with_unit
+
+FEW_STEPS = 2  # effects in which nothing was found have a sentence each
+MOST_STEPS = 4  # that are named where many have no effect
+MOST_ARMS = 6  # that are named where a step has no effect on them
+NEXT_TO = 0.001  # levels closer than this share of them are the same
+
+
+def say_effects(found: Sequence[Effect]) -> list[list[str]]:
+    """Say which effects differ or may, kind by kind, the largest first; not of one seed."""
+    shown = [one for one in by_size(found) if not is_open(one)]
+    kinds = []
+    for kind in EffectKind:
+        kinds.append([say_effect(one) for one in shown if one.kind == kind])
+    return kinds
+
+
+def say_open_effects(found: Sequence[Effect]) -> list[str]:
+    """Say where no difference was found, once for each step."""
+    by_step = defaultdict[str, list[Effect]](list)
+    for one in by_size(found):
+        if is_open(one):
+            by_step[step_of(one)].append(one)
+    if len(by_step) <= FEW_STEPS:
+        return [say_open_effect(step, by_step[step]) for step in sorted(by_step, key=str.lower)]
+    steps = shortened([*by_step], MOST_STEPS).replace("The ", "the ").replace("Each ", "each ")
+    number = sum(len(own) for own in by_step.values())
+    return [f"No difference was found in {number} comparisons of effects: {steps}."]
+
+
+def by_size(found: Sequence[Effect]) -> list[Effect]:
+    """Return what several seeds tell of, what is real first, then the largest."""
+    several = [one for one in found if one.n > 1]
+    return sorted(several, key=lambda one: (not one.real, -abs(one.mean)))
+
+
+def is_open(one: Effect) -> bool:
+    """Say whether no difference was found."""
+    return one.p is not None and one.p >= ALPHA
+
+
+# ---- one effect
+
+
+def say_effect(one: Effect) -> str:
+    """Say what a factor does to one arm that it does not do to the other."""
+    if one.kind == EffectKind.LARGEST:
+        return say_largest(one)
+    if one.kind == EffectKind.AREA:
+        return say_area(one)
+    if one.kind == EffectKind.SENSITIVITY:
+        return say_sensitivity(one)
+    return say_change(one)
+
+
+def say_largest(one: Effect) -> str:
+    """Say up to which level both arms train."""
+    (winner, gains), (loser, losses) = sides(one)
+    word = word_of(one)
+    is_rate = word == "learning rate"
+    name, levels = ("lr", "rates") if is_rate else (word, "values")
+    words = f"{winner} trains up to {name} {levels_of(one, gains)}, {loser} up to {levels_of(one, losses)}"
+    gap = gap_of(one)
+    if gap is None:
+        return f"{words}, in each of {count(one.n, 'seed')}."
+    times = fixed(2 ** abs(one.mean), 1)
+    return f"{words}, at {levels} {times} times as large {evidence(one, span(gap.powers, 1))}."
+
+
+def say_area(one: Effect) -> str:
+    """Say in how much of a grid both arms train."""
+    (winner, gains), (loser, losses) = sides(one)
+    return (
+        f"{winner} trains in {mean_share(gains)} % of the grid of {word_of(one)}, {loser} in {mean_share(losses)} %: "
+        f"{amount(one)} more {evidence(one)}."
+    )
+
+
+def say_sensitivity(one: Effect) -> str:
+    """Say which arm is more sensitive to the learning rate."""
+    (winner, gains), (loser, losses) = sides(one)
+    return (
+        f"{loser} {'is' if one.real else 'may be'} {amount(one)} more sensitive to the learning rate than {winner} "
+        f"{evidence(one)}: on average over the rates its loss is {mean_size(one, losses)} above that at its best rate, "
+        f"against {mean_size(one, gains)}."
+    )
+
+
+def say_change(one: Effect) -> str:
+    """Say which arm takes to a change, or to each doubling, better."""
+    (winner, gains), (loser, losses) = sides(one)
+    helps = (sum(gains) < 0) == one.metric.lower_is_better
+    more, less = (winner, loser) if helps else (loser, winner)
+    if one.metric.judges:
+        verb = "help" if helps else "harm"
+    else:
+        verb = "lower" if helps else "raise"
+        more = f"the {one.metric.words} of {more}"
+        less = f"that of {less}"
+    verb = f"{verb}s" if one.real else f"may {verb}"
+    other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
+    return (
+        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {evidence(one)}: the "
+        f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
+        f"{mean_size(one, losses)}."
+    )
+
+
+def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
+    """Say that no difference was found in what a step does, and how large one may be."""
+    first = ones[0]
+    effect = "in its effect " if first.kind in (EffectKind.CHANGE, EffectKind.SLOPE) else ""
+    arms = shortened([one.arm for one in ones], MOST_ARMS)
+    reach = max((one.interval.reach for one in ones if one.interval), default=None)
+    if reach is None:
+        most, confidence = "", ""
+    elif first.kind == EffectKind.LARGEST:
+        most, confidence = f"; it may be up to {bound(2**reach)} times", ", 95 %"
+    else:
+        most, confidence = f"; it may be up to {with_unit(bound(reach), first.metric.unit)}", ", 95 %"
+    return (
+        f"{step}: no difference {effect}was found between {first.baseline} and {arms}{most} "
+        f"({seeds_of(first)}{confidence})."
+    )
+
+
+# ---- parts of sentences
+
+
+def sides(one: Effect) -> list[tuple[str, tuple[float, ...]]]:
+    """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
+    arm = (one.arm, one.own)
+    baseline = (one.baseline, one.other)
+    more_is_better = one.kind == EffectKind.LARGEST or not one.metric.lower_is_better
+    arm_gains_more = (one.mean > 0) == more_is_better
+    return [arm, baseline] if arm_gains_more else [baseline, arm]
+
+
+def word_of(one: Effect) -> str:
+    """Name the factor."""
+    return "learning rate" if one.factor == LEARNING_RATE else one.factor.rpartition(".")[2]
+
+
+def step_of(one: Effect) -> str:
+    """Name what has the effect, such as `warmup=0.1 instead of 0`."""
+    if one.kind == EffectKind.CHANGE:
+        usual, changed = one.levels[0], one.levels[-1]
+        return f"{name_arm({one.factor: changed})} instead of {in_words(usual)}"
+    if one.kind == EffectKind.SLOPE:
+        return f"Each doubling of {word_of(one)}"
+    if one.kind == EffectKind.LARGEST:
+        return f"The largest {word_of(one)} that trains"
+    if one.kind == EffectKind.AREA:
+        return f"The share of the grid of {word_of(one)} that trains"
+    return "The sensitivity to the learning rate"
+
+
+def gap_of(one: Effect) -> Interval | None:
+    """Return the interval of a difference as that of a size, from whichever side it is one."""
+    interval = one.interval
+    if interval and one.mean < 0:
+        return Interval(-interval.upper, -interval.lower)
+    return interval
+
+
+def evidence(one: Effect, ratios: str = "") -> str:
+    """Write interval, seeds and p, in brackets. ratios: the interval, where it is one of ratios."""
+    words = ""
+    if one.interval:
+        interval = ratios or span(gap_of(one), precision(one.mean, one.interval))
+        words += f"95 %: {interval}; "
+    words += seeds_of(one)
+    if one.real:
+        words += f", {corrected_p(one)}"
+    elif one.p is not None:
+        words += f", p {equals(one.p)}; not certain after correction for {one.family} tests"
+    return f"({words})"
+
+
+def mean_share(shares: Sequence[float]) -> str:
+    """Write the mean of percentages."""
+    return fixed(sum(shares) / len(shares), 0)
+
+
+def mean_size(one: Effect, effects: Sequence[float]) -> str:
+    """Write the size of the mean of effects."""
+    mean = sum(effects) / one.n
+    return fixed(abs(mean), precision(one.mean, one.interval))
+
+
+def direction(effects: Sequence[float]) -> str:
+    """Say where effects lead."""
+    return "falls" if sum(effects) < 0 else "rises"
+
+
+def levels_of(one: Effect, effects: Sequence[float]) -> str:
+    """Write the levels up to which seeds train. effects: their logarithms to base 2."""
+    low, high = 2 ** min(effects), 2 ** max(effects)
+    lowest_tried, largest_tried = one.levels[0], one.levels[-1]
+    if high < (1 - NEXT_TO) * lowest_tried:
+        return "none"
+    words = plain(float(f"{high:.3g}"))
+    if low < (1 - NEXT_TO) * high:
+        words = f"{plain(float(f'{low:.3g}'))} to {words}"
+    if low > (1 - NEXT_TO) * largest_tried:
+        words += " (the largest tried)"
+    return words

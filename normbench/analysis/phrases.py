@@ -1,0 +1,40 @@
+"""Parts that sentences of several kinds have in common: who is compared, by how much, and over how many seeds."""
+
+from __future__ import annotations
+
+from normbench.analysis.answers import Paired, StatedTest
+from normbench.analysis.wording import count, equals, fixed, precision, with_unit
+
+
+def pair(one: StatedTest) -> str:
+    """Name both arms."""
+    return f"{one.arm} and {one.baseline}"
+
+
+def amount(one: Paired) -> str:
+    """Write the size of a mean, with its unit."""
+    size = fixed(abs(one.mean), precision(one.mean, one.interval))
+    return with_unit(size, one.metric.unit)
+
+
+def way(one: Paired) -> str:
+    """Say on which side of the baseline an arm is."""
+    return "lower" if one.mean < 0 else "higher"
+
+
+def seeds_of(one: Paired) -> str:
+    """Say how many seeds are compared, and of how many."""
+    if one.n < one.tried:
+        return f"{one.n} of {one.tried} seeds"
+    return count(one.n, "seed")
+
+
+def corrected_p(one: StatedTest) -> str:
+    """Write p as it is after correction."""
+    holm = " after Holm" if one.family > 1 else ""
+    return f"p {equals(one.corrected)}{holm}"
+
+
+def corrections(one: StatedTest) -> str:
+    """Say what p is corrected for."""
+    return "more learning rates" if one.family == 1 else f"{one.family} tests"
