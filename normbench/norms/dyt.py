@@ -53,14 +53,18 @@ class DyT(AffineNorm):
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, -1)
-        kernel = self.kernel if weight is not None else None  # kernels need γ, which folding takes out
-        y = (kernel or dyt_formula)(x, self.alpha.to(x.dtype), weight, bias)
+        formula = self.kernel
+        if formula is None or weight is None:  # kernels need γ, which folding takes out
+            formula = dyt_formula
+        y = formula(x, self.alpha.to(x.dtype), weight, bias)
         return y.movedim(-1, self.channel_dim)
 
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
         """Return the share of the values of x with |tanh(αx)| > 0.99."""
-        return (x.float() * self.alpha).abs().gt(math.atanh(0.99)).float().mean()
+        scaled = x.float() * self.alpha
+        at_bound = scaled.abs().gt(math.atanh(0.99))
+        return at_bound.float().mean()
 
 
 def published_alpha0(num_features: int, site: Site | None) -> float:
@@ -68,5 +72,6 @@ def published_alpha0(num_features: int, site: Site | None) -> float:
     if site is None or not site.causal:
         return 0.5
     narrower = [width for width in LLAMA_ALPHA0 if width <= num_features]
-    attention, others = LLAMA_ALPHA0[max(narrower, default=min(LLAMA_ALPHA0))]
+    width = max(narrower, default=min(LLAMA_ALPHA0))
+    attention, others = LLAMA_ALPHA0[width]
     return attention if site.role == "attention" else others

@@ -55,11 +55,11 @@ class InstanceNorm(RunningNorm):
         if self.track_running_stats:
             var, mean = torch.var_mean(x.detach(), dims)
             self.update_running(mean.mean(0), var.mean(0))
-        if not self.fused:
-            y = standardize(x, dims, self.eps)
-            y = scale_and_shift(y, weight, bias, 1)
-        else:
+        if self.fused:
             y = F.group_norm(x.contiguous(), self.num_features, weight, bias, self.eps)  # fast if space is innermost
             if x.stride(1) == 1:  # channels_last in memory: what follows is faster if y is too
                 y = y.movedim(1, -1).contiguous().movedim(-1, 1)
+        else:
+            y = standardize(x, dims, self.eps)
+            y = scale_and_shift(y, weight, bias, 1)
         return y.movedim(1, self.channel_dim)

@@ -80,5 +80,7 @@ class PartialRMSNorm(RMSNorm):
         self.k = min(max(k, FEWEST), num_features)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)
-        return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)
+        first = x.narrow(self.channel_dim, 0, self.k)
+        mean_square = first.square().mean(self.channel_dim, keepdim=True)
+        y = x * torch.rsqrt(mean_square + self.eps)
+        return scale_and_shift(y, weight, bias, self.channel_dim)
