@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,15 +133,19 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
     for task, settings in ((TEXT, {"position": "rotary"}), (TEXT, {}), (TEXTS, {})):
         model, _ = build(task=task, **settings)
         attention = model.blocks[0].branches["attention"]
-        x, rotation = torch.randn(2, 16, 16), model.rotation
+        compared = []
+
+        def compare(inner: Any, inputs: tuple[Any, ...], output: torch.Tensor, compared: list[bool] = compared) -> None:
+            q, k, v, mask = inputs
+            logits = inner.logits(q, k, mask)
+            assert torch.allclose(logits.softmax(-1) @ v, output, atol=1e-5)
+            assert logits.isinf().any()
+            compared.append(True)
+
+        attention.inner.register_forward_hook(compare)
         mask = None if task is TEXT else (torch.arange(16) < torch.tensor([[16], [9]]))
-        calls: list[tuple[Any, torch.Tensor]] = []
-        attention.inner.register_forward_hook(partial(lambda found, _, given, y: found.append((given, y)), calls))
-        attention(x, rotation=rotation, mask=mask)
-        (((q, k, v, key_mask), y),) = calls
-        logits = attention.inner.logits(q, k, key_mask)
-        assert torch.allclose(logits.softmax(-1) @ v, y, atol=1e-5)
-        assert logits.isinf().any()
+        attention(torch.randn(2, 16, 16), rotation=model.rotation, mask=mask)
+        assert len(compared) == 1
 
 
 class Probed(NamedTuple):
@@ -185,13 +190,13 @@ def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
         assert reading.histograms[f"act/{name}/in"][0].sum() == x.numel()
     assert math.isclose(numbers["act/final/rms_out"], 1.0, rel_tol=0.02)
     mlp = list(model.blocks[1].branches["mlp"].parameters())
-    gradient = stats.total_norm([p.grad for p in mlp]).item()
+    gradient = stats.total_norm([parameter.grad for parameter in mlp]).item()
     assert numbers["grad/block01.mlp/norm"] == pytest.approx(gradient, rel=1e-6)
     ratio = 0.1 * gradient / stats.total_norm(mlp).item()
     assert numbers["update/block01.mlp/ratio"] == pytest.approx(ratio, rel=1e-4)
-    parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
-    everything = stats.total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
-    assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+    every_gradient = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    squares = [value**2 for tag, value in numbers.items() if tag.startswith("grad/")]
+    assert math.sqrt(sum(squares)) == pytest.approx(stats.total_norm(every_gradient).item(), rel=1e-5)
     assert 0 < numbers["attention/block01.attention/entropy"] < math.log(16)
     assert math.isfinite(numbers["attention/block01.attention/largest_logit"])
     assert 1 < numbers["act/stream01/effective_rank"] <= 16
@@ -215,12 +220,16 @@ def test_every_parameter_is_in_one_group(model: str, placement: str) -> None:
     made, norms = build("layernorm", placement, model, IMAGES)
     gain = nn.Parameter(torch.ones(()))
     made.blocks[1].register_parameter("gain", gain)
-    groups = {tag: set(parameters) for tag, parameters in Probes(made, FULL).groups.items()}
-    assert groups["block01.placement"] == {gain} and "block00.placement" not in groups
-    assert groups["block00.norms"] == {
-        p for name in norms if name.startswith("block00") for p in norms[name].parameters()
-    }
-    assert sum(map(len, groups.values())) == len(set().union(*groups.values())) == len(list(made.parameters()))
+    groups = Probes(made, FULL).groups
+    assert groups["block01.placement"] == [gain]
+    assert "block00.placement" not in groups
+    of_norms = set()
+    for name, norm in norms.items():
+        if name.startswith("block00"):
+            of_norms.update(norm.parameters())
+    assert set(groups["block00.norms"]) == of_norms
+    grouped = list(chain(*groups.values()))
+    assert len(grouped) == len(set(grouped)) == len(list(made.parameters()))
 
 
 def test_norm_parameters_and_no_similarity_of_one_position() -> None:
@@ -234,8 +243,10 @@ def test_norm_parameters_and_no_similarity_of_one_position() -> None:
 def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
     _, norms, reading, seen = probed_step("batchnorm", model="cnn", task=IMAGES)
     name, (x, _) = next(iter(seen.items()))
-    mean, std = x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)
-    numbers, running_std = reading.numbers(), math.sqrt(1 + norms[name].eps)
+    mean = x.mean((0, 2, 3))
+    std = x.std((0, 2, 3), correction=0)
+    running_std = math.sqrt(1 + norms[name].eps)
+    numbers = reading.numbers()
     gap = (mean / running_std).square().mean().sqrt().item()
     assert numbers[f"norm/{name}/mean_gap"] == pytest.approx(gap, rel=1e-4)
     assert numbers[f"norm/{name}/std_ratio"] == pytest.approx((std / running_std).mean().item(), rel=1e-4)
@@ -245,18 +256,22 @@ def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
 def test_padding_counts_in_no_statistic_of_a_text(masked: bool) -> None:
     """But for the gap from running statistics, which is that of what the norm counts."""
     model, norms = build("batchnorm", "pre", "nano", TEXTS, norm_settings={"masked": masked})
-    batch, seen = random_batch(TEXTS), list[torch.Tensor]()
+    batch = random_batch(TEXTS)
     assert batch.mask is not None and not batch.mask.all()
-    norms["final"].register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
+    seen: dict[str, torch.Tensor] = {}
+    norms["final"].register_forward_hook(
+        lambda module, inputs, output: seen.update({"in": inputs[0].detach(), "out": output.detach()})
+    )
     with Probes(model, FULL).watch() as reading:
         TEXTS.loss(model(*batch.arguments), batch.targets).backward()
     numbers = reading.numbers()
-    for side, x in zip(("in", "out"), seen, strict=True):
-        real = x[batch.mask].detach().double()
+    for side, x in seen.items():
+        real = x[batch.mask].double()
         assert numbers[f"act/final/rms_{side}"] == pytest.approx(real.square().mean().sqrt().item(), rel=1e-5)
         assert numbers[f"act/final/q50_{side}"] == pytest.approx(real.quantile(0.5).item(), abs=1e-2)
-    counted = (seen[0][batch.mask] if masked else seen[0].flatten(0, 1)).detach()
-    expected = counted.std(0, correction=0).mean().item() / math.sqrt(1 + norms["final"].eps)
+    counted = seen["in"][batch.mask] if masked else seen["in"].flatten(0, 1)
+    running_std = math.sqrt(1 + norms["final"].eps)
+    expected = counted.std(0, correction=0).mean().item() / running_std
     assert numbers["norm/final/std_ratio"] == pytest.approx(expected, rel=1e-4)
 
 
