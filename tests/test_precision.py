@@ -138,7 +138,7 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
 
 
 def test_a_precision_that_kills_its_trial_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores_are_on: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores_are_on: None, untried: None
 ) -> None:
     """The signal is named, whatever else the trial has written, and no core file is left."""
     monkeypatch.chdir(tmp_path)
@@ -159,7 +159,15 @@ def cores_are_on() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """Forget in which precisions the CPU was tried, before and after."""
+    precision.reason_against_on_cpu.cache_clear()
+    yield
+    precision.reason_against_on_cpu.cache_clear()
+
+
+def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch, untried: None) -> None:
     monkeypatch.setattr(precision, "TRIAL", "raise TypeError('no such kernel')")
     with pytest.raises(UsageError, match=r"cpu \(TypeError: no such kernel\): use fp32"):
         make_precision("bf16", CPU)

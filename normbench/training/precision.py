@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,17 +103,23 @@ def reason_against(device: torch.device, dtype: torch.dtype) -> str:
     On some CPUs it kills the process, whatever torch says about them: so it is tried in a process of its own there. A
     GPU raises, and a second process on it may not be allowed.
     """
-    if device.type != "cpu":
-        try:
-            try_precision(device, dtype)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            return explain(error)
-        return ""
+    if device.type == "cpu":
+        return reason_against_on_cpu(dtype)
+    try:
+        try_precision(device, dtype)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        return explain(error)
+    return ""
+
+
+@cache
+def reason_against_on_cpu(dtype: torch.dtype) -> str:
+    """Say why the CPU cannot compute in a number format; empty where it can. It is tried once a process."""
     # -P: no file in the current directory hides a module that torch imports
     code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()})\n{TRIAL}"
-    command = [sys.executable, "-P", "-c", code, str(device), str(dtype).removeprefix("torch.")]
+    command = [sys.executable, "-P", "-c", code, "cpu", str(dtype).removeprefix("torch.")]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode == 0:
         return ""
