@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,10 +171,9 @@ def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("how", ["cudagraphs", "graph"])
 def test_steps_of_many_lengths_are_not_replayed_whole(how: str) -> None:
     """A graph would be captured anew for each length of a padded batch."""
-    config = parse([f"trainer.compile={how}", "trainer.steps=1", "optim.lr=1e-3"])
-    padded: Any = SimpleNamespace(pads=True, steps_per_epoch=1, fingerprint="padded")
+    config = parse(["data=banking77", f"trainer.compile={how}", "trainer.steps=1", "optim.lr=1e-3"])
     with pytest.raises(UsageError, match=f"compile={how} .* batches of many lengths: use true or false"):
-        prepare(config, padded, torch.device("cuda"))
+        prepare(config, device=torch.device("cuda"))
 
 
 # With what one graph of a step does not go, and what is said of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
-from normbench.config.groups import Choices
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.config.sections import CLASS_SECTIONS
 from normbench.errors import RunFailure, UsageError
@@ -30,8 +29,12 @@ from normbench.types import Data, NormFacts
 class Run:
     """A run that is fully decided; nothing has been written yet. Another process that is sent it can make it.
 
-    config: with its length in steps. threads: of the CPU. parent: the finished run that this one extends. stack: how
-    many seeds at the most are trained as one model with it.
+    Args:
+        config: with its length in steps.
+        threads: of the CPU.
+        parent: the finished run that this one extends.
+        stack: how many seeds at the most are trained as one model with it.
+        loaded: the data, where this process has read them already.
     """
 
     config: Config
@@ -42,6 +45,7 @@ class Run:
     directory: RunDirectory
     parent: RunDirectory | None = None
     stack: int = 1
+    loaded: Data | None = field(default=None, repr=False, compare=False)
 
     @property
     def command(self) -> list[str]:
@@ -53,10 +57,15 @@ class Run:
     @cached_property
     def data(self) -> Data:
         """The data, which each process reads for itself."""
+        if self.loaded is not None:
+            return self.loaded
         return build.make_data(self.config.tree, self.config.closed.seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "data"}
+        """Leave out the data, which would have to be sent."""
+        state = {**vars(self), "loaded": None}
+        state.pop("data", None)
+        return state
 
 
 def prepare(
@@ -89,18 +98,16 @@ def prepare(
     check_compile(config, device)
     if data is None:
         data = build.make_data(config.tree, config.closed.seed)
-    check_lengths(config, data)
     steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
     if stack > 1:
         check_stackable(config, data, stack)
-    tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
+    trainer = {**config.tree["trainer"], "steps": steps, "epochs": None}
+    config = replace(config, tree={**config.tree, "trainer": trainer})
     threads = config.closed.threads or torch.get_num_threads()
-    directory = directory_of(tree, config.choices, data, device, threads, parent, stack)
-    run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent, stack)
-    vars(run)["data"] = data  # which is read already
-    return run
+    directory = directory_of(config, data, device, threads, parent, stack)
+    return Run(config, facts, device, threads, steps, directory, parent, stack, loaded=data)
 
 
 def length_in_steps(config: Config, data: Data) -> int:
@@ -127,23 +134,22 @@ def warn_once(sentence: str) -> None:
 # ---- what is refused
 
 
-def replays(config: Config) -> bool:
-    """Tell whether steps are replayed as CUDA graphs."""
-    return config.closed.trainer.compile in ("cudagraphs", "graph")
-
-
 def check_compile(config: Config, device: torch.device) -> None:
     """Refuse to replay CUDA graphs where that cannot be done.
 
     Raises:
         UsageError: with the reason.
     """
-    if not replays(config):
-        return
     trainer = config.closed.trainer
+    if trainer.compile not in ("cudagraphs", "graph"):
+        return
     how = f"trainer.compile={trainer.compile}"
     if device.type != "cuda":
         raise UsageError(f"{how} needs a CUDA GPU, and the run is on {device}: use true or false")
+    _, data = build.target(config.tree, "data")
+    if getattr(data, "pads", False):  # a graph would be captured for each length
+        why = "replays steps of one shape, and these data have batches of many lengths"
+        raise UsageError(f"{how} {why}: use true or false")
     refused = ""
     if trainer.accumulate > 1:  # a replay would overwrite the gradients before it
         refused = "trainer.accumulate above 1"
@@ -158,17 +164,6 @@ def check_compile(config: Config, device: torch.device) -> None:
             refused = f"optim._target_={optim['_target_']}, which is not fused"
     if refused:
         raise UsageError(f"{how} does not go with {refused}: use true or false")
-
-
-def check_lengths(config: Config, data: Data) -> None:
-    """Refuse to replay steps of one shape on data whose batches have many: a graph is captured for each length.
-
-    Raises:
-        UsageError: with the reason.
-    """
-    if replays(config) and data.pads:
-        why = "replays steps of one shape, and these data have batches of many lengths"
-        raise UsageError(f"trainer.compile={config.closed.trainer.compile} {why}: use true or false")
 
 
 def check_stackable(config: Config, data: Data, stack: int) -> None:
@@ -205,8 +200,7 @@ def check_unchanged(run: Run) -> None:
     Raises:
         RunFailure: its device, threads, data or own class differ.
     """
-    config = run.config
-    here = directory_of(config.tree, config.choices, run.data, run.device, run.threads, run.parent, run.stack)
+    here = directory_of(run.config, run.data, run.device, run.threads, run.parent, run.stack)
     if here.path != run.directory.path:
         what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
         raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")
@@ -216,15 +210,10 @@ def check_unchanged(run: Run) -> None:
 
 
 def directory_of(
-    tree: Tree,
-    choices: Choices,
-    data: Data,
-    device: torch.device,
-    threads: int,
-    parent: RunDirectory | None,
-    stack: int,
+    config: Config, data: Data, device: torch.device, threads: int, parent: RunDirectory | None, stack: int
 ) -> RunDirectory:
     """Return the directory of a run: its name ends in a hash of whatever changes its numbers."""
+    tree = config.tree
     content = {
         "config": without(tree, UNHASHED_KEYS),
         "data": data.fingerprint,
@@ -237,7 +226,7 @@ def directory_of(
         content["code"] = code
     if stack > 1:
         content["stack"] = stack
-    name = "-".join([*choices.words, f"s{tree['seed']}", fingerprint(content)])
+    name = "-".join([*config.choices.words, f"s{tree['seed']}", fingerprint(content)])
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 

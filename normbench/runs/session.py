@@ -49,11 +49,17 @@ HEARTBEAT_SECONDS = 5.0
 class Session:
     """One process's work on a run: build, `make_directory`, then `train`, which prepares, restores and ends it.
 
-    loop: the model with all that trains it. norms: of the model, by site. seeds: of all runs trained as one model.
+    loop: the model with all that trains it. norms: of the model, by site. memory: a line on that of a step, where it
+    is large.
     """
 
     def __init__(self, run: Run, group: Group | None = None, seeds: Sequence[int] = ()) -> None:
-        """Build the model and its loop; nothing is written. group: of processes that train it; seeds: of one model."""
+        """Build the model and its loop; nothing is written.
+
+        Args:
+            group: of processes that train it.
+            seeds: of all runs that are trained as one model.
+        """
         prepare_torch(run)
         self.run = run
         self.settings = run.config.closed
@@ -62,53 +68,43 @@ class Session:
         self.directory.writes = self.group.writes
         self.seeds = list(seeds) or [self.settings.seed]
         self.last_beat = 0.0
+        self.memory = ""
         self.precision = make_precision(self.settings.trainer.precision, run.device)
-        model, activations = self.build_model()
-        self.loop = self.build_loop(model)
-        self.memory = "" if self.group.shards else self.memory_of_step(activations)
+        model, self.norms = self.build_model()
+        tree = run.config.tree
+        stepper = build.make_stepper(tree, model, self.norms, run.data, self.precision, run.steps, self.group)
+        probed = {name for name, value in vars(self.settings.probes).items() if value is True}
+        self.loop = Loop(stepper, Probes(model, probed), Checkpoints(self.directory), self.settings)
 
     # ---- building it
 
-    def build_model(self) -> tuple[Model, float]:
-        """Return the model on its device, after one pass of a batch, and the bytes that a batch keeps for gradients.
+    def build_model(self) -> tuple[Model, dict[str, nn.Module]]:
+        """Return the model on its device, after one pass of a batch, and its norms by site.
 
         Raises:
-            UsageError: the parts do not fit each other, or the model does not fit into memory.
+            UsageError: the parts do not fit each other, or the model or a step of it does not fit into memory.
         """
         run = self.run
-        task = run.data.task
         recompute = self.settings.trainer.recompute
         with limit_weights(run.device):
-            model, self.norms = build.make_model(run.config.tree, task, self.settings.seed)
+            model, norms = build.make_model(run.config.tree, run.data.task, self.settings.seed)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)
         with self.precision.autocast():
-            activations = build.rehearse(model, self.norms, run.data, run.device, recompute, self.group)
+            activations = build.rehearse(model, norms, run.data, run.device, recompute, self.group)
         model.recompute = recompute
-        return model, activations
+        if not self.group.shards:
+            self.memory = self.memory_of_step(model, activations)
+        return model, norms
 
-    def build_loop(self, model: Model) -> Loop:
-        """Return the loop that trains the model."""
-        run = self.run
-        wanted = {name for name, value in vars(self.settings.probes).items() if value is True}
-        return Loop(
-            stepper=build.make_stepper(
-                run.config.tree, model, self.norms, run.data, self.precision, run.steps, self.group
-            ),
-            probes=Probes(model, wanted),
-            checkpoints=Checkpoints(self.directory),
-            settings=self.settings,
-        )
-
-    def memory_of_step(self, activations: float) -> str:
-        """Return a line on the memory of a step, where that is large.
+    def memory_of_step(self, model: Model, activations: float) -> str:
+        """Return a line on the memory of a step, where that is large. activations: the bytes that a batch keeps.
 
         Raises:
             UsageError: it is more than there is.
         """
         run = self.run
-        model = self.loop.model
         trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
         optimizer = make_optimizer(build.factory(run.config.tree, "optim"), [{"params": [trial]}], run.device)
         weights = sum(parameter.nbytes for parameter in model.parameters())

@@ -257,8 +257,7 @@ def make_subjects(
         status = sweep.run(lambda *_: None)
         if status >= KILLED:
             return None, sweep.plan.folder
-        *_, last = sweep.plans()
-        return trained_points(last, left_out), sweep.plan.folder
+        return trained_points(sweep.plan_reported(), left_out), sweep.plan.folder
 
 
 def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:

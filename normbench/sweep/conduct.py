@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -48,8 +48,11 @@ Report = Callable[[Path, bool], None]
 class Sweep:
     """A sweep whose words are understood; nothing has been run or written.
 
-    words: that it is made of, without those of one command. plan: where learning rates are to be chosen, with those
-    that are set in their place. choices: of learning rates, so far. failed: runs that have failed, by name.
+    Args:
+        words: that it is made of, without those of one command.
+        plan: where learning rates are to be chosen, with those that are set in their place.
+        choices: of learning rates, so far.
+        failed: runs that have failed, by name.
     """
 
     words: Sequence[str]
@@ -98,15 +101,17 @@ class Sweep:
 
     def show(self) -> int:
         """Say what would run; returns the exit status."""
-        for plan in self.plans():
-            if self.is_reported(plan):
-                self.show_plan(plan)
-                break
-            if self.to_do(plan):
-                say(self.console, "runs that choose learning rates, followed by those that are reported:")
-                self.show_plan(plan, tuning.follow_up(self.plan, plan, self.settings))
-                self.show_plan(self.plan)
-                break
+        choosing = self.plan_choosing()
+        while choosing is not None and not self.to_do(choosing):
+            self.choices = tuning.choose(choosing, self.settings.lr_grid)
+            choosing = self.plan_choosing()
+        if choosing is None:
+            self.say_choices()
+            self.show_plan(self.plan_reported())
+        else:
+            say(self.console, "runs that choose learning rates, followed by those that are reported:")
+            self.show_plan(choosing, tuning.follow_up(self.plan, choosing, self.settings))
+            self.show_plan(self.plan)
         self.say_left_out()
         return 0
 
@@ -183,28 +188,30 @@ class Sweep:
         if self.settings.lr:
             say(self.console, "learning rates are chosen on held-out data: a few first, then those near the best")
             self.folder.write_plan((), self.words, self.asked_runs)
-        standings: list[Standing] = []
-        for plan in self.plans():
-            if self.choices:
-                tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
-            standings = self.finish(plan)
-        return standings
+        choosing = self.plan_choosing()
+        while choosing is not None:
+            self.finish(choosing)
+            self.choices = tuning.choose(choosing, self.settings.lr_grid)
+            tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
+            choosing = self.plan_choosing()
+        self.say_choices()
+        return self.finish(self.plan_reported())
 
-    def plans(self) -> Iterator[SweepPlan]:
-        """Yield what is to run, each plan over before the next: runs that choose learning rates, if any, come first.
+    def plan_choosing(self) -> SweepPlan | None:
+        """Return the runs that choose learning rates, as far as the choices so far tell; None: they are all made."""
+        if not self.settings.lr:
+            return None
+        points = tuning.tuning_grid(self.plan, self.settings, self.choices)
+        return self.planner.plan(points) if points else None
+
+    def say_choices(self) -> None:
+        """Say which learning rates were chosen, if any were to be.
 
         Raises:
             UsageError, RunFailure: no rate is good.
         """
         if not self.settings.lr:
-            yield self.plan
             return
-        points = tuning.tuning_grid(self.plan, self.settings, self.choices)
-        while points:
-            choosing = self.planner.plan(points)
-            yield choosing
-            self.choices = tuning.choose(choosing, self.settings.lr_grid)
-            points = tuning.tuning_grid(self.plan, self.settings, self.choices)
         for choice in self.choices:
             say(self.console, tuning.describe_choice(choice))
         if all(choice["lr"] is None for choice in self.choices):
@@ -212,7 +219,12 @@ class Sweep:
             error = RunFailure if self.failed else UsageError
             cure = "give others with sweep.lr_grid"
             raise error(f"sweep.lr={self.settings.lr} has found no learning rate for any arm: {cure}")
-        yield self.planner.plan(tuning.tuned_grid(self.plan, self.choices))
+
+    def plan_reported(self) -> SweepPlan:
+        """Return the runs that are reported, each at the learning rate that was chosen for its arm, if one was."""
+        if not self.settings.lr:
+            return self.plan
+        return self.planner.plan(tuning.tuned_grid(self.plan, self.choices))
 
     def is_reported(self, plan: SweepPlan) -> bool:
         """Tell whether the runs of a plan are reported; others choose learning rates."""
@@ -261,7 +273,7 @@ class Sweep:
 def time_run(run: PlannedRun) -> float:
     """Return how many seconds a run takes, by its start and a few of its steps."""
     begun = time.perf_counter()
-    session = Session(replace(run.prepared))  # a copy without its data: it reads them again, as the run's process will
+    session = Session(replace(run.prepared, loaded=None))  # it reads the data again, as the run's process will
     start = time.perf_counter() - begun
     return start + measure(session).seconds(run.steps)
 

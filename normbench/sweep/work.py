@@ -62,7 +62,10 @@ class RunTask:
     def __call__(self) -> int:
         os.chdir(self.here)
         find_own_classes()
-        runs = [replace(self.stack[place].prepared, device=torch.device(self.device)) for place in self.todo]
+        runs: list[Run] = []
+        for place in self.todo:
+            run = self.stack[place].prepared
+            runs.append(replace(run, device=torch.device(self.device), loaded=None))
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output), limit_time(self.timeout):
