@@ -11,14 +11,14 @@ from functools import cache, partial, wraps
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
-from normbench.config.signatures import import_target
+from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
 from normbench.models import initialize
 from normbench.models.stacks import segment_length
@@ -115,6 +115,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
         base = BY_NAME[section].makes
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
+    check_signature(found, where)
     missing = [*sorted(getattr(found, "__abstractmethods__", ())), *lacking(made, kind, "ClassVar")]
     if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
@@ -123,6 +124,19 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
         raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
+
+
+@cache
+def check_signature(found: Callable[..., Any], where: str) -> None:
+    """Refuse a class or function of which Python cannot tell what it takes.
+
+    Raises:
+        ContractError: with what Python says.
+    """
+    try:
+        inspect.signature(found)
+    except Exception as error:  # what stands in place of `__init__` may raise anything
+        raise ContractError(f"{where} does not tell what it takes ({explain(error)}): give it an __init__") from error
 
 
 def kind_of(section: str) -> type:
@@ -145,12 +159,7 @@ def lacking(made: object, kind: type, said: str = "") -> list[str]:
 
 def product(found: Any) -> type | None:
     """Return the class that a `_target_` is, or that a function's annotation says it returns; None for neither."""
-    if isinstance(found, type):
-        return found
-    made = None
-    with suppress(Exception):  # it is not a function, or its annotation cannot be resolved, which may raise anything
-        made = get_type_hints(found).get("return")
-    return made if isinstance(made, type) else None
+    return found if isinstance(found, type) else class_made_by(found)
 
 
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
@@ -173,7 +182,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             inspect.signature(make).bind(*args, **kwargs)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
         made = make(*args, **kwargs)
         if not isinstance(made, kind):

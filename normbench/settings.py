@@ -54,6 +54,11 @@ class Setting:
     word_tasks: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unread: str = ""
 
+    def __post_init__(self) -> None:
+        for bound in (self.low, self.high, self.above, self.below):
+            if not isinstance(bound, int | float):
+                raise TypeError(f"{bound!r} is no bound of a Setting: give a number")
+
     @property
     def allowed(self) -> str:
         """What is allowed, in words: `an integer from 1 to 1,000 (steps), or null`; empty where anything is."""
@@ -157,7 +162,7 @@ def setting_from(annotation: Any) -> Setting:
         elif get_origin(kind) is Literal and all(isinstance(word, str) for word in arguments):
             choices += arguments
             types.append(str)
-        elif get_origin(kind) in (list, tuple, Sequence) and arguments[0] in PLURAL:
+        elif get_origin(kind) in (list, tuple, Sequence) and arguments and arguments[0] in PLURAL:
             items = arguments[:1]
             types.append(list)
         elif setting.is_bounded or get_origin(kind) is Literal:

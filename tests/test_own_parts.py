@@ -200,6 +200,97 @@ def test_an_annotation_that_cannot_be_read_is_said(here: Path, capsys: pytest.Ca
     assert "norm.whole may be anything" in warnings[1] and "complex" in warnings[1]
 
 
+BUILT_ODDLY = """
+import dataclasses
+from torch import nn
+from normbench.settings import Setting
+from typing import Annotated, NamedTuple
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Given(Plain):
+    def __post_init__(self, *given):
+        nn.Module.__init__(self)
+
+
+@dataclasses.dataclass(eq=False)
+class Passed(Given):
+    num_features: int
+    channel_dim: int = -1
+    site: object = None
+    scale: dataclasses.InitVar["int"] = 3
+
+
+@dataclasses.dataclass(eq=False)
+class Keyword(Given):
+    num_features: int
+    _: dataclasses.KW_ONLY
+    channel_dim: int = -1
+    site: object = None
+    scale: int = dataclasses.field(default_factory=int)
+    bound: Annotated[int, Setting("a bound", low="0")] = 1
+
+
+class Unannotated(Keyword):
+    __annotations__ = {}
+
+
+del Keyword.__annotations__["bound"]
+lost = [("num_features", int), ("channel_dim", int, -1), ("site", object, None), ("scale", int, 1)]
+Lost = dataclasses.make_dataclass("Lost", lost, bases=(Given,), eq=False)
+Lost.__module__ = "no.such.module"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Slots(Given):
+    num_features: int
+    channel_dim: int = -1
+    site: object = None
+    scale: int = 1
+
+
+class Raises:
+    def __get__(self, *owner):
+        raise RuntimeError("not here")
+
+
+class Broken(Plain):
+    __init__ = Raises()
+
+
+class Unsigned(Plain):
+    __signature__ = "none"
+
+    def __init__(self, num_features, channel_dim=-1, site=None, scale: int = 1):
+        super().__init__()
+
+
+def turns(num_features) -> Plain:
+    return Plain()
+
+
+turns.__wrapped__ = turns
+"""
+
+
+def test_a_class_may_be_built_as_it_likes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "built.py").write_text(BUILT_ODDLY)
+    for name in ("Passed", "Keyword", "Unannotated", "Lost", "Slots"):
+        words = [f"norm._target_=built.{name}", "norm.scale=2", *SMALL, *SHORT]
+        assert main(["train", *words]) == 0, name
+        if name != "Lost":
+            assert main(["train", *words, "norm.scale=a"]) == 2
+            assert "norm.scale=a is not allowed: use an integer" in capsys.readouterr().err
+    for name in ("Broken", "Unsigned", "turns"):
+        assert main(["train", f"norm._target_=built.{name}", *SMALL, *SHORT]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and said.startswith(f"normbench: norm._target_=built.{name} ")
+
+
 def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers would be another's: the same command must not say that it is done already.
 

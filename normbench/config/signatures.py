@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import InitVar, replace
 from functools import cache, partial
 from importlib.util import resolve_name
 from inspect import Parameter
@@ -43,7 +42,7 @@ def settings_of(target: str, imports: bool = False) -> dict[str, Setting] | None
     if target.startswith(OURS):
         return settings_in_source(target)
     if imports:
-        with suppress(UsageError):  # which is said where it is to be used
+        with suppress(Exception):  # it may hold anything; what is wrong is said where it is to be used
             return settings_of_class(import_target(target))
     return None
 
@@ -91,27 +90,35 @@ def settings_of_class(made: Callable[..., Any]) -> dict[str, Setting] | None:
 def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Give what takes the arguments, in turn: a function and what it returns, or what each base of a class begins with.
 
-    That is its `__init__` or `__new__`, or the class itself where it is a dataclass.
+    That is its `__init__` or `__new__`, or the class itself where it is a dataclass or a NamedTuple.
     """
     if isinstance(made, type):
         for base in made.__mro__[:-1]:  # the last is object
-            if "__dataclass_params__" in vars(base):
+            if "__dataclass_params__" in vars(base) or "_field_defaults" in vars(base):
                 yield base
             elif "__init__" in vars(base):
                 yield vars(base)["__init__"]
-            elif "__new__" in vars(base):  # as of a NamedTuple
+            elif "__new__" in vars(base):
                 yield base.__new__
         return
     yield made
-    function = inspect.unwrap(made)
-    with suppress(Exception):  # it is annotated to return nothing that can be read
-        returned = read_annotation(function.__annotations__["return"], function.__globals__)
+    returned = class_made_by(made)
+    if returned is not None:
+        yield from makers(returned)
+
+
+def class_made_by(function: Callable[..., Any]) -> type | None:
+    """Return the class that a function is annotated to return; None where it is not, or where that cannot be read."""
+    with suppress(Exception):  # an annotation may hold anything
+        plain = inspect.unwrap(function)
+        returned = read_annotation(plain.__annotations__["return"], plain.__globals__)
         if isinstance(returned, type):
-            yield from makers(returned)
+            return returned
+    return None
 
 
 def read_maker(maker: Callable[..., Any]) -> tuple[dict[str, Setting], bool]:
-    """Return the settings of a function or a dataclass, and whether it hands on others."""
+    """Return the settings of a function, a dataclass or a NamedTuple, and whether it hands on others."""
     if isinstance(maker, type):
         return fields_of(maker), False
     function = inspect.unwrap(maker)
@@ -130,7 +137,7 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
     for parameter in parameters:
         if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
             continue
-        if parameter.name in ("self", "cls", "_cls"):
+        if parameter.name in ("self", "cls"):
             continue
         setting = Setting()
         if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
@@ -147,15 +154,20 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
 
 
 def fields_of(made: type) -> dict[str, Setting]:
-    """Return the settings that the fields of a dataclass are."""
+    """Return the settings that the fields of a dataclass or a NamedTuple are, and what `__post_init__` is given.
+
+    Where names in an annotation are looked up: in the module of the base that has the field.
+    """
     found: dict[str, Setting] = {}
-    for field in dataclasses.fields(made):
-        if not field.init or field.name in GIVEN:
+    for name, parameter in inspect.signature(made).parameters.items():
+        if name in GIVEN or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
-        owner = next(base for base in made.__mro__ if field.name in vars(base).get("__annotations__", {}))
-        setting = read_setting(field.type, vars(sys.modules[owner.__module__]))
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        found[field.name] = replace(setting, required=required)
+        module = made.__module__
+        for base in reversed(made.__mro__):
+            if name in vars(base).get("__annotations__", {}):
+                module = base.__module__
+        setting = read_setting(parameter.annotation, vars(sys.modules[module]))
+        found[name] = replace(setting, required=parameter.default is Parameter.empty)
     return found
 
 
@@ -170,7 +182,10 @@ def read_setting(annotation: Any, namespace: dict[str, Any]) -> Setting:
 def read_annotation(annotation: Any, namespace: dict[str, Any]) -> Any:
     """Return what an annotation means, which may be text, where names mean what they do in a namespace."""
     holder = SimpleNamespace(__annotations__={"it": annotation})
-    return get_type_hints(holder, namespace, include_extras=True)["it"]
+    meaning = get_type_hints(holder, namespace, include_extras=True)["it"]
+    if isinstance(meaning, InitVar):  # of a dataclass
+        return read_annotation(meaning.type, namespace)
+    return meaning
 
 
 # ---- ours and torch's, read from the source
