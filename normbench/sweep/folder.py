@@ -39,7 +39,9 @@ PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 class Entry:
     """One run in the list of those that a sweep makes.
 
-    arm: what varies, without the seed. words: those of the `train` command that makes it; of `sweep` for a stack.
+    Args:
+        arm: what varies, without the seed.
+        words: those of the `train` command that makes it; of `sweep` for a stack.
     """
 
     run: str
@@ -51,7 +53,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands. loss: the final validation loss. cause: why it failed."""
+    """How a run stands.
+
+    Args:
+        loss: the final validation loss.
+        cause: why it failed.
+    """
 
     entry: Entry
     state: Literal["finished", "diverged", "failed", "running", "waiting"]
@@ -61,6 +68,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
+        """Tell whether nothing is left to do on it."""
         return self.state in ("finished", "diverged", "failed")
 
 
@@ -76,7 +84,8 @@ class SweepFolder:
     def command(self, words: Sequence[str] = ()) -> str:
         """Return the command that goes on with the sweeps of the folder.
 
-        words: those that the person has given or trusted. Words that are only noted in the folder trust nothing.
+        Args:
+            words: those that the person has given or trusted. Words that are only noted in the folder trust nothing.
         """
         command = ["normbench", "sweep", "--resume", str(self.path)]
         if any(needs_trust(word) for word in words):
@@ -88,7 +97,9 @@ class SweepFolder:
         """Return the words of its sweeps that may run somebody else's code, or reach another machine."""
         found: list[str] = []
         for note in self.read_notes():
-            found += filter(needs_trust, note["words"])
+            for word in note["words"]:
+                if needs_trust(word):
+                    found.append(word)
         return found
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
@@ -99,27 +110,34 @@ class SweepFolder:
             words: of the sweep.
             asked: names of the runs that the words ask for, where learning rates are still to be chosen.
         """
-        runs = [{name: getattr(entry, name) for name in ENTRY} for entry in entries]
-        names = sorted(asked or [run["run"] for run in runs])
-        path = self.plans / f"{fingerprint({'runs': names})}.json"
+        runs: list[dict[str, Any]] = []
+        for entry in entries:
+            runs.append({name: getattr(entry, name) for name in ENTRY})
+        names = sorted(asked) or sorted(run["run"] for run in runs)
+        of_plan = fingerprint({"runs": names})
+        path = self.plans / f"{of_plan}.json"
         if not runs:
             before = read_json(path, PLAN)
             runs = before["runs"] if before else []
         inside(self.path, ".sweep", "plans").mkdir(parents=True, exist_ok=True)
-        write_json(path, {"words": [*words], "asked": names, "runs": runs})
+        write_json(path, {"words": list(words), "asked": names, "runs": runs})
 
     def read_notes(self) -> list[dict[str, Any]]:
         """Return what is noted of each sweep that was started on this folder, the last one last."""
-        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        notes = [read_json(path, PLAN) for path in files]
-        return [note for note in notes if note]
+        notes: list[dict[str, Any]] = []
+        for path in sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime):
+            note = read_json(path, PLAN)
+            if note:
+                notes.append(note)
+        return notes
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
         entries: dict[str, Entry] = {}
         for note in self.read_notes():
             for run in note["runs"]:
-                entries[run["run"]] = Entry(**{name: run[name] for name in ENTRY})
+                entry = Entry(run["run"], run["arm"], run["seed"], run["steps"], run["words"])
+                entries[entry.run] = entry
         return list(entries.values())
 
     @contextmanager
@@ -137,11 +155,19 @@ class SweepFolder:
 
     def missing(self) -> dict[str, str]:
         """Return the planned runs that have no directory, and why each failed; empty: it has not begun."""
-        names = [entry.run for entry in self.read_plans()]
-        return {name: self.failure(name) for name in names if not (self.path / name).is_dir()}
+        missing: dict[str, str] = {}
+        for entry in self.read_plans():
+            if not (self.path / entry.run).is_dir():
+                missing[entry.run] = self.failure(entry.run)
+        return missing
 
     def note_failure(self, name: str, cause: str, details: str = "") -> None:
-        """Note why a run has failed, in one line. details: what it has printed, and a traceback."""
+        """Note why a run has failed.
+
+        Args:
+            cause: in one line.
+            details: what it has printed, and a traceback.
+        """
         inside(self.path, ".sweep", "failures").mkdir(parents=True, exist_ok=True)
         write_json(self.failures / f"{name}.json", {"cause": cause, "details": details})
 
@@ -159,13 +185,16 @@ class SweepFolder:
         directory = RunDirectory(self.path / entry.run)
         summary = directory.read_result()
         if summary:
-            return Standing(entry, summary["status"], summary["step"], summary["metrics"].get("loss/val"))
+            loss = summary["metrics"].get("loss/val")
+            return Standing(entry, summary["status"], summary["step"], loss)
         status = read_json(directory.status) or {}
         step = int(status.get("step", 0))
         if directory.is_held():
             return Standing(entry, "running", step)
         cause = self.failure(entry.run)
-        return Standing(entry, "failed" if cause else "waiting", step, cause=cause)
+        if cause:
+            return Standing(entry, "failed", step, cause=cause)
+        return Standing(entry, "waiting", step)
 
 
 def missing_below(folders: Sequence[Path]) -> dict[str, str]:
@@ -238,9 +267,11 @@ class View:
         standings = self.read()
         self.bars.update(self.whole, description=summarize(standings), completed=steps_done(standings))
         if self.bars.disable:
-            self.print_lines([one for one in standings if one.over and one.entry.run not in known])
+            ended = [one for one in standings if one.over and one.entry.run not in known]
+            self.print_lines(ended)
         else:
-            self.draw_bars([one for one in standings if one.state == "running"])
+            running = [one for one in standings if one.state == "running"]
+            self.draw_bars(running)
 
     def draw_bars(self, running: Sequence[Standing]) -> None:
         """Draw a bar for each running run, as many as there is room for, below that of all."""
@@ -256,12 +287,14 @@ class View:
         lines = [describe(one) for one in ended]
         if not lines and self.last_look - self.last_line > LINE_SECONDS:
             lines = [""]
-        left = self.bars.tasks[0].time_remaining
-        time_left = f"{timedelta(seconds=left)} left" if left else ""
-        whole = self.bars.tasks[0].description
+        whole = self.bars.tasks[0]
+        left = ""
+        if whole.time_remaining:
+            left = f"{timedelta(seconds=whole.time_remaining)} left"
         for line in lines:
             self.last_line = self.last_look
-            say(self.console, "  ".join(filter(None, (whole, line, time_left))))
+            parts = [part for part in (whole.description, line, left) if part]
+            say(self.console, "  ".join(parts))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
@@ -271,7 +304,10 @@ class View:
 
 def steps_done(standings: Sequence[Standing]) -> int:
     """Return how many steps are done; a run that is over counts in full."""
-    return sum(one.entry.steps if one.over else one.step for one in standings)
+    done = 0
+    for one in standings:
+        done += one.entry.steps if one.over else one.step
+    return done
 
 
 def summarize(standings: Sequence[Standing]) -> str:
@@ -294,10 +330,15 @@ def describe(standing: Standing) -> str:
 
 
 def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing], command: str) -> None:
-    """Say that a sweep is over, and what can be done next. command: goes on with it."""
+    """Say that a sweep is over, and what can be done next.
+
+    Args:
+        command: that goes on with it.
+    """
     say(console, f"{summarize(standings)} in {folder.path}")
     if any(folder.path.glob("*/events.out.tfevents.*")):
-        say(console, f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(folder.path)])}")
+        show_curves = shlex.join(["normbench", "tensorboard", str(folder.path)])
+        say(console, f"look at the curves: {show_curves}")
     if any(one.state != "failed" for one in standings):
         say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
 
@@ -337,7 +378,8 @@ def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
 def show_failures(failed: Sequence[Standing], command: str) -> int:
     """Print why runs have failed, if any, and for each cause a command that repeats one; returns the exit status.
 
-    command: goes on with all.
+    Args:
+        command: that goes on with all.
     """
     if not failed:
         return 0
@@ -354,8 +396,8 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
         table.add_row(Text(name), Text(cause))
     console.print(table)
 
-    for first, *_ in by_cause.values():
-        entry = first.entry
+    for ones in by_cause.values():
+        entry = ones[0].entry
         which = "it" if len(by_cause) == 1 else entry.run
         say(console, f"repeat {which}: {repeat_command(entry)}")
     say(console, f"try all of them again: {command} sweep.retry_failed=true")

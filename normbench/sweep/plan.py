@@ -43,7 +43,11 @@ NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 
 @dataclass(frozen=True)
 class Point:
-    """The words of one run, and which settings vary. follows: settings that differ because these do."""
+    """The words of one run, and which settings vary.
+
+    Args:
+        follows: settings that differ because these do.
+    """
 
     words: tuple[str, ...]
     varied: Mapping[str, str]
@@ -90,7 +94,8 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     ties = settings.tie or []
     check_ties(ties, others)
     with compose.start_hydra():
-        return combine(list(others.values()), [tie.split(";") for tie in ties]), own
+        points = combine(list(others.values()), ties)
+    return points, own
 
 
 def write_words(key: str, value: Any) -> list[str]:
@@ -98,10 +103,11 @@ def write_words(key: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     if key in REPEATED:
         return [f"{key}={item}" for item in values]
-    return [f"{key}={','.join(show(item) for item in values)}"]
+    several = ",".join(map(show, values))
+    return [f"{key}={several}"]
 
 
-def combine(words: Sequence[str], ties: Sequence[Sequence[str]]) -> list[Point]:
+def combine(words: Sequence[str], ties: Sequence[str]) -> list[Point]:
     """Return all combinations of what varies, in the order of the words, then of the ties, the last one changing first.
 
     A point does without a setting whose value is `default`.
@@ -109,20 +115,27 @@ def combine(words: Sequence[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     Raises:
         UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
-    varying = [word for word in words if compose.parse(word).is_sweep_override()]
-    axes = [read_axis([word]) for word in varying]
-    axes += [read_axis(tie) for tie in ties]
+    axes: list[list[dict[str, str]]] = []
+    fixed: list[str] = []
+    for word in words:
+        parsed = compose.parse(word)
+        if parsed.is_sweep_override():
+            axes.append(read_axis([word]))
+        else:
+            fixed.append(compose.text(parsed))
+    for tie in ties:
+        axes.append(read_axis(tie.split(";")))
     if math.prod(len(axis) for axis in axes) > MOST_RUNS:
         keys = " × ".join(" and ".join(axis[0]) for axis in axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
 
-    fixed = [compose.text(compose.parse(word)) for word in words if word not in varying]
-    points = []
-    for settings in itertools.product(*axes):
+    points: list[Point] = []
+    for combination in itertools.product(*axes):
         varied: dict[str, str] = {}
-        for part in settings:
-            varied |= part
-        varied = {key: value for key, value in varied.items() if value != AS_IT_IS}
+        for settings in combination:
+            for key, value in settings.items():
+                if value != AS_IT_IS:
+                    varied[key] = value
         chosen = [f"{key}={value}" for key, value in varied.items()]
         points.append(Point((*chosen, *fixed), varied))
     return points
@@ -139,7 +152,8 @@ def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:
     taken = set(others)
     for tie in ties:
         words = tie.split(";")
-        if len(words) < 2 or not all(compose.parse(word).is_sweep_override() for word in words):
+        all_vary = all(compose.parse(word).is_sweep_override() for word in words)
+        if len(words) < 2 or not all_vary:
             example = f"{TIE}='data.batch_size=2,8;optim.lr=0.025,0.1'"
             raise UsageError(f"{TIE}={tie} is not two settings or more with several values: write it as {example}")
         for key in map(key_of, words):
@@ -163,10 +177,14 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
         if parsed.is_interval_sweep():
             raise UsageError(f"{word} is not a list of values: give {key} some, as in {key}=1,2")
         found[key] = read_values(word, parsed)
-    if len({len(values) for values in found.values()}) > 1:
+    lengths = set(map(len, found.values()))
+    if len(lengths) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
         raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")
-    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    axis: list[dict[str, str]] = []
+    for values in zip(*found.values(), strict=True):
+        axis.append(dict(zip(found, values, strict=True)))
+    return axis
 
 
 def read_values(word: str, parsed: Override) -> list[str]:
@@ -202,7 +220,11 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
             if value == "" or several:
                 example = f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
                 raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
-        others = [point for point in kept if not settings.items() <= parse_settings(point.words).items()]
+        others: list[Point] = []
+        for point in kept:
+            has_all = settings.items() <= parse_settings(point.words).items()
+            if not has_all:
+                others.append(point)
         if len(others) == len(kept):
             raise UsageError(f"{reason} leaves out none of the runs that the words give: check its keys and values")
         left_out[reason] = len(kept) - len(others)
@@ -227,7 +249,12 @@ class PlannedRun(Entry):
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The runs of a sweep, each once. folder: of all of them. left_out: reason -> number of runs."""
+    """The runs of a sweep, each once.
+
+    Args:
+        folder: of all of them.
+        left_out: how many runs are left out, by the reason.
+    """
 
     folder: Path
     runs: Sequence[PlannedRun]
@@ -280,8 +307,10 @@ def make_stacks(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedR
 class Planner:
     """Plans grids; data that several runs share are loaded once.
 
-    jobs, threads, devices, quiet: what the words ask for, or the first run's configuration, or our own defaults. stack:
-    how many seeds of an arm are one model.
+    Args:
+        jobs, threads, devices, quiet: what the words ask for, or the first run's configuration, or our own defaults.
+        stack: how many seeds of an arm are one model.
+        loaded: the data, by their section of the configuration and their seed.
     """
 
     launcher: Launcher
@@ -293,12 +322,15 @@ class Planner:
     loaded: dict[tuple[str, int], Data] = field(default_factory=dict)
 
     def plan(self, points: Sequence[Point], excluded: Mapping[str, int] | None = None) -> SweepPlan:
-        """Decide every run of a grid. excluded: reasons for which points are left out already.
+        """Decide every run of a grid.
+
+        Args:
+            excluded: how many points are left out already, by the reason.
 
         Raises:
             UsageError: a mistake in the words, or no run is left.
         """
-        runs: dict[str, PlannedRun] = {}
+        runs: dict[Path, PlannedRun] = {}
         left_out = Counter(excluded)
         configs = compose.read_each([point.words for point in points])
         for point, config in zip(points, configs, strict=True):
@@ -309,14 +341,16 @@ class Planner:
             except CombinationRefused as refusal:
                 left_out[str(refusal)] += 1
                 continue
-            name = run.directory.path.name
-            arm = {key: value for key, value in point.varied.items() if key != "seed"}
-            runs.setdefault(name, PlannedRun(name, arm, config.tree["seed"], run.steps, run.command[1:], run))
+            path = run.directory.path
+            if path not in runs:
+                arm = {key: value for key, value in point.varied.items() if key != "seed"}
+                words = run.command[1:]
+                runs[path] = PlannedRun(path.name, arm, config.tree["seed"], run.steps, words, prepared=run)
         if not runs:
             reasons = "; ".join(left_out) or "what varies stands for no value"
             raise UsageError(f"the grid is empty: none of its {left_out.total()} runs is left ({reasons})")
-        first, *_ = runs.values()
-        return SweepPlan(first.prepared.directory.path.parent, list(runs.values()), left_out)
+        first = next(iter(runs))
+        return SweepPlan(first.parent, list(runs.values()), left_out)
 
     def allot_machine(self, tree: Tree) -> None:
         """Take from a run what all have in common, and decide what each gets of the machine.

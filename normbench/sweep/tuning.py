@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from normbench.errors import UsageError
-from normbench.record.directory import ENDED, RunDirectory
+from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json, write_json
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
@@ -59,12 +59,13 @@ def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[
     rates = extend_grid(grid)
     usable = {rate: mean for rate, mean in means.items() if mean is not None}
     if usable:
-        best = rates.index(min(usable, key=usable.__getitem__))
-        neighbours = rates[max(0, best - 1) : best + 2]
+        best = min(usable, key=usable.__getitem__)
+        place = rates.index(best)
+        candidates = rates[max(0, place - 1) : place + 2]
     else:
-        lowest = rates.index(min(means))
-        neighbours = rates[max(0, lowest - 1) : lowest]
-    return [rate for rate in neighbours if rate not in means]
+        place = rates.index(min(means))
+        candidates = rates[max(0, place - 1) : place]
+    return [rate for rate in candidates if rate not in means]
 
 
 def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> int:
@@ -79,40 +80,43 @@ def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> in
 def extend_grid(grid: Sequence[float]) -> list[float]:
     """Return a grid with BEYOND steps more at each end, as wide as the last one there; a single rate stays alone."""
     if len(grid) < 2:
-        return [*grid]
-    lower = grid[0] / grid[1]
-    higher = grid[-1] / grid[-2]
-    steps = range(1, BEYOND + 1)
-    rates = [float(f"{grid[0] * lower**step:.4g}") for step in reversed(steps)]
-    rates += grid
-    for step in steps:
-        rate = float(f"{grid[-1] * higher**step:.4g}")
-        if rate <= SETTINGS["lr_grid"].high:
-            rates.append(rate)
+        return list(grid)
+    down = grid[0] / grid[1]
+    up = grid[-1] / grid[-2]
+    rates = list(grid)
+    for step in range(1, BEYOND + 1):
+        lower = float(f"{grid[0] * down**step:.4g}")
+        rates.insert(0, lower)
+        higher = float(f"{grid[-1] * up**step:.4g}")
+        if higher <= SETTINGS["lr_grid"].high:
+            rates.append(higher)
     return rates
 
 
 def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:
     """Return the runs that choose: each arm at the rates tried so far and those to try next; empty: nothing is next.
 
-    choices: as `choose` makes them of the runs so far.
+    Args:
+        choices: as `choose` makes them of the runs so far.
     """
     tried: dict[str, dict[float, float | None]] = {name: {} for name in plan.arms}
     for choice in choices:
-        tried[choice["name"]] = {point["lr"]: point["mean"] for point in choice["curve"]}
+        for point in choice["curve"]:
+            tried[choice["name"]][point["lr"]] = point["mean"]
     grid = sorted({float(f"{lr:.12g}") for lr in settings.lr_grid})
-    following = {name: propose(grid, tried[name]) for name in plan.arms}
+    following = {name: propose(grid, means) for name, means in tried.items()}
     if not any(following.values()):
         return []
 
     common = {HOLDOUT: f"{HELD_OUT}", "name": plan.folder.name + SUFFIX}
-    points = []
-    for name, (first, *_) in plan.arms.items():
+    points: list[Point] = []
+    for name, runs in plan.arms.items():
+        arm = runs[0].arm
+        words = runs[0].prepared.config.words
         for lr in sorted({*tried[name], *following[name]}):
             for seed in settings.lr_seeds:
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                words = replace_settings(first.prepared.config.words, {**varied, **common})
-                points.append(Point(words, {**first.arm, **varied}))
+                points.append(Point(replace_settings(words, {**varied, **common}), {**arm, **varied}))
     return points
 
 
@@ -129,7 +133,11 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
 
 
 def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """Choose the rate of each arm that has the lowest mean of the final validation losses. grid: that was searched.
+    """Choose the rate of each arm that has the lowest mean of the final validation losses.
+
+    Args:
+        tuning: the runs that choose.
+        grid: the rates that were asked for.
 
     Raises:
         UsageError: the record of a run is not as the run has left it.
@@ -138,25 +146,28 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
     losses: dict[str, dict[float, list[float | None]]] = {}
     for run in tuning.runs:
         directory = run.prepared.directory
-        summary = directory.read_result() or {"status": "failed"}
-        check_unaltered(directory, summary)
-        finished = summary["status"] == "finished"
-        loss = summary["metrics"].get("loss/val") if finished else None
+        summary = directory.read_result()
+        loss = None
+        if summary is not None:
+            check_unaltered(directory)
+            if summary["status"] == "finished":
+                loss = summary["metrics"].get("loss/val")
         arm = {key: value for key, value in run.arm.items() if key != RATE}
         name = arm_name(arm)
         arms[name] = arm
         lr = run.prepared.config.tree["optim"]["lr"]
-        losses.setdefault(name, {}).setdefault(lr, []).append(loss)
+        by_rate = losses.setdefault(name, {})
+        by_rate.setdefault(lr, []).append(loss)
     return [choose_rate(arm, losses[name], grid) for name, arm in arms.items()]
 
 
-def check_unaltered(run: RunDirectory, summary: Mapping[str, Any]) -> None:
-    """Refuse to choose by a run whose record was changed after it had ended.
+def check_unaltered(run: RunDirectory) -> None:
+    """Refuse to choose by a run that has ended and whose record was changed after that.
 
     Raises:
         UsageError: it was.
     """
-    altered = run.find_altered() if summary["status"] in ENDED else []
+    altered = run.find_altered()
     if altered:
         what = f"{run.path} cannot choose a learning rate, as its {' and '.join(altered)} changed after it had ended"
         raise UsageError(f"{what}: remove that folder, and the same command makes the run again")
@@ -168,7 +179,7 @@ def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = (
     In the result, edge: which end of the rates that were tried the best one lies at; None at neither, and where the
     grid goes on beyond it, since there the choice may only follow from noise.
     """
-    curve = []
+    curve: list[dict[str, Any]] = []
     means: dict[float, float] = {}
     for lr, losses in sorted(rates.items()):
         known = [loss for loss in losses if loss is not None]
@@ -178,8 +189,8 @@ def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = (
     best = min(means, key=means.__getitem__, default=None)
 
     edge = None
-    inside = best is not None and grid and min(grid) < best < max(grid)
-    if len(rates) > 1 and not inside:
+    goes_on = best is not None and grid and min(grid) < best < max(grid)
+    if len(rates) > 1 and not goes_on:
         if best == max(rates):
             edge = "highest"
         elif best == min(rates):
@@ -204,7 +215,9 @@ def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: Sw
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
     """Say what was chosen for an arm; a rate at the edge of those tried may not be the best."""
-    name, lr, edge = choice["name"], choice["lr"], choice["edge"]
+    name = choice["name"]
+    lr = choice["lr"]
+    edge = choice["edge"]
     if lr is None:
         return f"{name}: every learning rate diverged or failed; the arm is left out"
     if edge:
