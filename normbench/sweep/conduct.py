@@ -40,8 +40,7 @@ from normbench.sweep.plan import (
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings, settings_in
 from normbench.sweep.work import Execution, Stopped
 
-# Reports on the runs of a folder; the second says whether the person asked for quiet.
-Report = Callable[[Path, bool], None]
+Report = Callable[[Path, bool], None]  # on the runs of a folder; the second: whether the person asked for quiet
 
 
 @dataclass
@@ -78,8 +77,8 @@ class Sweep:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         if not self.settings.lr:
             return [run.run for run in self.plan.runs]
-        rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        return [f"{run.run} lr {rates}" for run in self.plan.runs]
+        tried = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
+        return [f"{run.run} lr {tried}" for run in self.plan.runs]
 
     def check_folder(self) -> None:
         """Refuse to add runs to those of another sweep, unless that is meant.
@@ -102,7 +101,7 @@ class Sweep:
     def show(self) -> int:
         """Say what would run; returns the exit status."""
         choosing = self.plan_choosing()
-        while choosing is not None and not self.to_do(choosing):
+        while choosing is not None and self.count_to_do(choosing) == 0:
             self.choices = tuning.choose(choosing, self.settings.lr_grid)
             choosing = self.plan_choosing()
         if choosing is None:
@@ -116,38 +115,46 @@ class Sweep:
         return 0
 
     def show_plan(self, plan: SweepPlan, later: int = 0) -> None:
-        """Print a plan, and how long it may take. later: runs that will follow from the results of these."""
+        """Print a plan, and how long it may take.
+
+        Args:
+            later: how many runs will follow from the results of these.
+        """
         folder = SweepFolder(plan.folder)
-        arms = {name: [folder.look(run) for run in runs] for name, runs in plan.arms.items()}
-        show_arms(self.console, plan.folder, arms)
+        standings: dict[str, list[Standing]] = {}
+        for name, runs in plan.arms.items():
+            standings[name] = [folder.look(run) for run in runs]
+        show_arms(self.console, plan.folder, standings)
         self.say_elsewhere(plan)
-        number = self.to_do(plan)
+        number = self.count_to_do(plan)
         if not number:
             return
         first = plan.runs[0].prepared
-        whole = f"{number:,} runs"
-        if later:
-            whole += f" and {later:,} more that their results ask for"
         if not is_here(str(first.device)):  # the launcher takes the runs to other machines
-            say(self.console, f"the time of {whole} is not known here, as this machine has no device={first.device}")
+            why = f"is not known here, as this machine has no device={first.device}"
+            say(self.console, f"the time of {describe_number(number, later)} {why}")
             return
-        try:
-            seconds = time_run(plan.runs[0])
-        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
-            say(self.console, f"the time of {whole} is not known: {plan.runs[0].run} fails ({explain(error)})")
-        else:
-            together = min(number, self.planner.jobs)
-            total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
-            each = timedelta(seconds=math.ceil(seconds))
-            line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
-            if self.planner.stack > 1:
-                line += "; as stacks of seeds they take another time, which was not measured"
-            say(self.console, line)
+        say(self.console, self.estimate_time(plan.runs[0], number, later))
         others = busy(first.threads)
         if others:
             say(self.console, others)
 
-    def to_do(self, plan: SweepPlan) -> int:
+    def estimate_time(self, run: PlannedRun, number: int, later: int) -> str:
+        """Say how long so many runs will take by one of them, and as many more later."""
+        whole = describe_number(number, later)
+        try:
+            seconds = time_run(run)
+        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
+            return f"the time of {whole} is not known: {run.run} fails ({explain(error)})"
+        together = min(number, self.planner.jobs)
+        total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
+        each = timedelta(seconds=math.ceil(seconds))
+        line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
+        if self.planner.stack > 1:
+            line += "; as stacks of seeds they take another time, which was not measured"
+        return line
+
+    def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
         folder = SweepFolder(plan.folder)
         return sum(not folder.look(run).over for run in plan.runs)
@@ -160,7 +167,7 @@ class Sweep:
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
         """Say which runs of a plan are there with other threads, or on another device."""
-        same = same_elsewhere([run.prepared for run in plan.runs])
+        same = same_elsewhere(run.prepared for run in plan.runs)
         if same:
             say(self.console, f"note: {same}")
 
@@ -181,7 +188,7 @@ class Sweep:
             print(self.plan.folder)
         if self.settings.report and any(one.state != "failed" for one in standings):
             report(self.plan.folder, self.console.quiet)
-        return show_failures([*self.failed.values()], self.command)
+        return show_failures(list(self.failed.values()), self.command)
 
     def make_runs(self) -> list[Standing]:
         """Make the runs that choose, if any, and then those that are reported; returns how these stand in the end."""
@@ -215,7 +222,7 @@ class Sweep:
         for choice in self.choices:
             say(self.console, tuning.describe_choice(choice))
         if all(choice["lr"] is None for choice in self.choices):
-            show_failures([*self.failed.values()], self.command)
+            show_failures(list(self.failed.values()), self.command)
             error = RunFailure if self.failed else UsageError
             cure = "give others with sweep.lr_grid"
             raise error(f"sweep.lr={self.settings.lr} has found no learning rate for any arm: {cure}")
@@ -252,8 +259,9 @@ class Sweep:
             say(self.console, f"{left} of {len(plan.runs)} runs to do, {self.describe_jobs(left)}, in {plan.folder}")
             self.say_elsewhere(plan)
             stacks = make_stacks(balance(plan.runs), self.planner.stack)
+            execution = Execution(self.planner, folder, stacks, self.settings.timeout)
             with closing(view):
-                Execution(self.planner, folder, stacks, self.settings.timeout).finish(view)
+                execution.finish(view)
         standings = view.read()
         for one in standings:
             if one.state == "failed":
@@ -268,6 +276,13 @@ class Sweep:
         if planner.stack > 1:
             line = f"in stacks of up to {planner.stack} seeds, {line}"
         return line
+
+
+def describe_number(number: int, later: int) -> str:
+    """Return in words how many runs there are, and how many more later."""
+    if later:
+        return f"{number:,} runs and {later:,} more that their results ask for"
+    return f"{number:,} runs"
 
 
 def time_run(run: PlannedRun) -> float:
@@ -317,18 +332,25 @@ def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
     """Say in which of the words that decide about runs two sweeps differ."""
     there = settings_in(before)
     here = settings_in(now)
-    parts = []
-    for key in {**there, **here}:
+    parts: list[str] = []
+    for key in there | here:
+        own = there.get(key, "not given")
+        other = here.get(key, "not given")
         decides = key not in HOW and key.partition(".")[0] not in HOW
-        if decides and there.get(key) != here.get(key):
-            parts.append(f"{key}: {there.get(key, 'not given')} there, {here.get(key, 'not given')} here")
-    return "; ".join(parts) or "its words make other runs now: a default, the device, the data or a class has changed"
+        if decides and own != other:
+            parts.append(f"{key}: {own} there, {other} here")
+    if not parts:
+        return "its words make other runs now: a default, the device, the data or a class has changed"
+    return "; ".join(parts)
 
 
 def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, trust: bool = False) -> int:
     """Go on with the sweeps that were started on a folder; returns the exit status.
 
-    words: in place of some of theirs, or beside them. trust: whether theirs may run anybody's code.
+    Args:
+        words: in place of some of theirs, or beside them.
+        report: what reports on the runs in the end.
+        trust: whether theirs may run anybody's code.
 
     Raises:
         UsageError: there is none, one has such words and no trust, or what `sweep` raises.
@@ -344,21 +366,33 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
         raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")
 
     settings = settings_in(words)
-    for key, path in (("name", folder.absolute().name), ("outputs", str(folder.parent))):
-        settings[key] = path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'"
+    settings["name"] = quote(folder.absolute().name)
+    settings["outputs"] = quote(str(folder.parent))
     commands: list[tuple[str, ...]] = []
     for note in notes:
+        asked = set(note["asked"])
         command = replace_settings(note["words"], settings)
-        if command not in commands and not any(set(note["asked"]) < set(other["asked"]) for other in notes):
+        is_part = any(asked < set(other["asked"]) for other in notes)
+        if command not in commands and not is_part:
             commands.append(command)
 
     status = 0
     for command in commands:
         is_last = command == commands[-1]
-        status = max(status, sweep(command, dry_run, report if is_last else lambda *_: None))
+        status = max(status, sweep(command, dry_run, report if is_last else report_nothing))
         if status >= 128:  # stopped by a signal
             break
     return status
+
+
+def quote(path: str) -> str:
+    """Return a path as Hydra's grammar takes it for a value."""
+    is_plain = re.fullmatch(r"[a-z./][\w./-]*", path)
+    return path if is_plain else f"'{path}'"
+
+
+def report_nothing(folder: Path, quiet: bool) -> None:
+    """Report on no runs: more are to come."""
 
 
 def watch(folder: Path) -> int:
@@ -387,15 +421,20 @@ def watch(folder: Path) -> int:
                 while working and len(view.over) < len(entries):
                     view.look()
                     time.sleep(LOOK_SECONDS)
-                    working = reported.is_worked_on() or any(one.state == "running" for one in view.read())
+                    working = reported.is_worked_on()
+                    if not working:  # a run may still write its checkpoint
+                        working = any(one.state == "running" for one in view.read())
             over |= view.over
         if working:
             time.sleep(LOOK_SECONDS)
 
-    entries = [entry for runs in places for entry in runs.read_plans()]
+    entries = []
+    for runs in places:
+        entries += runs.read_plans()
     is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
     if is_planned and all(entry.run in over for entry in entries):
-        say_done(console, reported, [over[entry.run] for entry in reported.read_plans()], reported.command())
+        standings = [over[entry.run] for entry in reported.read_plans()]
+        say_done(console, reported, standings, reported.command())
     else:
         say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
     failed = [one for one in over.values() if one.state == "failed"]

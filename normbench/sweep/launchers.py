@@ -61,8 +61,11 @@ def start_server() -> None:
 class Launcher:
     """Starts tasks.
 
-    elsewhere: whether on machines or GPUs of which this process knows nothing; then it is given all tasks at once.
-    where: what a person may not expect of the place. jobs, threads: the defaults of runs at a time and threads of each.
+    Attributes:
+        elsewhere: whether on machines or GPUs of which this process knows nothing; then it is given all tasks at once.
+        where: what a person may not expect of the place.
+        jobs: how many runs there are at a time by default.
+        threads: how many each has by default.
     """
 
     elsewhere = False
@@ -326,7 +329,7 @@ class Ray(Launcher):
 
     address: Annotated[str | None, Setting("address of a cluster, such as auto; null: one is started on this machine")]
     cpus_per_run: Annotated[float, Setting("cores of a run, and its threads", above=0, high=1024)]
-    gpus_per_run: Annotated[float, Setting("GPUs of a run, or a share of one", low=0, high=1024)]
+    gpus_per_run: Annotated[float, Setting("GPUs of a run, or a fraction of one", low=0, high=1024)]
 
     def __post_init__(self) -> None:
         self.elsewhere = self.address is not None or self.gpus_per_run > 0

@@ -111,14 +111,19 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
         key = key_of(word)
         if key != "launcher":
             before = OmegaConf.select(config, key) if key in REPEATED else None
-            OmegaConf.update(config, key, read_value(word, before))
+            value = read_value(word, before)
+            OmegaConf.update(config, key, value)
     tree: Any = OmegaConf.to_container(config)
     own = check_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
     return SweepConfig(**own), check_launcher(launcher, tree["launcher"])
 
 
 def read_value(word: str, before: Any) -> Any:
-    """Return the value that a word gives its key. before: what earlier words gave it, to which some keys add."""
+    """Return the value that a word gives its key.
+
+    Args:
+        before: what earlier words gave it, to which some keys add.
+    """
     from normbench.config.compose import value_of
 
     key = key_of(word)

@@ -49,8 +49,12 @@ class Stopped(Exception):
 class RunTask:
     """Makes one run, or a stack of several as one model, wherever a launcher has brought it.
 
-    A failure is noted, whatever it is. here: where relative paths begin. timeout: minutes after which it has failed.
-    todo: those that are not over, by their places in the stack.
+    A failure is noted, whatever it is.
+
+    Args:
+        todo: the runs that are not over, by their places in the stack.
+        here: where relative paths begin.
+        timeout: minutes after which it has failed.
     """
 
     stack: Sequence[PlannedRun]
@@ -72,7 +76,8 @@ class RunTask:
                 for run in runs:
                     check_unchanged(run)
                 if runs[0].stack > 1:
-                    return train_stack(runs, [one.seed for one in self.stack])
+                    seeds = [one.seed for one in self.stack]
+                    return train_stack(runs, seeds)
                 return train(runs[0])
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
@@ -121,8 +126,11 @@ def limit_time(minutes: float | None) -> Iterator[None]:
 class Execution:
     """One sweep whose runs are being made.
 
-    waiting: stacks of runs that are not known to be over. timeout: minutes that each may take. at_work: the tasks that
-    were started, by the launcher's job for each. deaths: how often a run's process has died.
+    Args:
+        waiting: stacks of runs that are not known to be over.
+        timeout: minutes that each may take.
+        at_work: the tasks that were started, by the launcher's job for each.
+        deaths: how often a run's process has died.
     """
 
     planner: Planner
@@ -149,7 +157,8 @@ class Execution:
                     if not self.start():
                         is_near = self.at_work and not self.planner.launcher.elsewhere
                         time.sleep(TICK if is_near else LOOK_SECONDS)
-                    for job in [job for job in self.at_work if job.done()]:
+                    ended = [job for job in self.at_work if job.done()]
+                    for job in ended:
                         task = self.at_work.pop(job)
                         self.settle(job, task.stack)
             except BaseException:
@@ -161,12 +170,13 @@ class Execution:
         try:
             for job in self.at_work:
                 job.cancel()
-            number = sum(not job.done() for job in self.at_work)
-            if number:
+            left = [job for job in self.at_work if not job.done()]
+            number = len(left)
+            if left:
                 runs = "1 run" if number == 1 else f"{number} runs"
                 cure = "Ctrl-C again kills what is left"
                 say(view.console, f"stopping: waiting for {runs} to write a checkpoint; {cure}")
-            while not all(job.done() for job in self.at_work):
+            while not all(job.done() for job in left):
                 time.sleep(TICK)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -228,14 +238,12 @@ class Execution:
         if status == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        left = []
-        for run in stack:
-            standing = self.folder.look(run)
-            if not standing.over:
-                left.append((run, standing))
-        if left:
+        standings = [self.folder.look(run) for run in stack]
+        if not all(standing.over for standing in standings):
             self.waiting.append(stack)
-        for run, standing in left:
+        for run, standing in zip(stack, standings, strict=True):
+            if standing.over:
+                continue
             has_died = standing.state != "running" and status not in STOPPED
             if has_died:
                 self.deaths[run.run] += 1
@@ -243,7 +251,12 @@ class Execution:
                 self.mark_failed(run, standing.step, how or str(status))
 
     def mark_failed(self, run: PlannedRun, step: int, how: str) -> None:
-        """Note that the process of a run has died as often as it is tried, at a step. how: what is known of its end."""
+        """Note that the process of a run has died as often as it is tried.
+
+        Args:
+            step: at which it died last.
+            how: what is known of its end.
+        """
         cause = f"its process died twice without an error message ({how}); it may have run out of memory"
         self.folder.note_failure(run.run, cause)
         directory = run.prepared.directory
