@@ -73,7 +73,7 @@ def run_beside(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use: those it is bound to, or the part of them that its container has."""
+    """Return the number of cores that this process may use: those it is bound to, or what its container has of them."""
     if sys.platform == "linux":
         bound = len(os.sched_getaffinity(0))
     else:
