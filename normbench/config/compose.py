@@ -50,8 +50,11 @@ ELSEWHERE = {
 class Config:
     """A run's configuration, every value checked and in its own type.
 
-    tree: resolved, plain containers. closed: the part of it that is no class's. words: of the command line.
-    varied: the keys that the runs of its sweep differ in.
+    Args:
+        tree: resolved, plain containers.
+        closed: the part of it that is no class's.
+        words: of the command line.
+        varied: the keys that the runs of its sweep differ in.
     """
 
     tree: dict[str, Any]
@@ -88,8 +91,9 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
             with translate_errors():
                 chosen, settings = divide(words)
                 # points that set the same keys are written over each other, since copying takes longer than all else
-                alike = tuple(chosen), tuple(setting.key_or_group for setting in settings)
-                if alike not in composed or not all(can_be_overwritten(setting) for setting in settings):
+                keys = tuple(setting.key_or_group for setting in settings)
+                alike = tuple(chosen), keys
+                if alike not in composed or not all(map(can_be_overwritten, settings)):
                     composed[alike] = compose(chosen)
                 config, groups = composed[alike]
                 apply(config, groups, settings)
@@ -128,7 +132,8 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
     config = hydra.compose("train", words, return_hydra_config=True)
     with open_dict(config):
         runtime = config.pop("hydra").runtime
-    return config, {key: str(value) for key, value in runtime.choices.items() if key in GROUPS}
+    options = {group: str(option) for group, option in runtime.choices.items() if group in GROUPS}
+    return config, options
 
 
 def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
@@ -139,14 +144,14 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -
         if isinstance(tree.get(key), str):
             tree[key] = os.path.expanduser(tree[key])  # the shell leaves `~` alone after a `=`
     tree, closed = check_config(tree)
-    found = Config(tree, closed, choices(groups, tree, words), words)
+    found = Config(tree, closed, name_choices(groups, tree, words), words)
     steps = closed.trainer.steps
     if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
         raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
     return found
 
 
-def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
+def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
     named = dict(groups)
     for group in COMPARED:
@@ -244,7 +249,7 @@ def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Overrid
         elif known or takes(section, name, values):
             OmegaConf.update(config, key, override.value(), merge=True, force_add=not known)
         else:
-            raise UsageError(unknown(key, config, groups))
+            raise UsageError(explain_unknown(key, config, groups))
 
 
 def takes(section: str, name: str, values: Any) -> bool:
@@ -257,7 +262,7 @@ def takes(section: str, name: str, values: Any) -> bool:
     return known is None or name in known
 
 
-def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
+def explain_unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
     if section in CLASS_SECTIONS:
@@ -272,16 +277,16 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     if elsewhere:
         return f"{key} is not a key of a run: {elsewhere}"
     known = [*flat(resolve(config)), *GROUPS]
-    beside: set[str] = set()
+    beside: list[str] = []
     if section:
-        beside = {path.removeprefix(f"{section}.") for path in known if path.startswith(f"{section}.")}
+        beside = [path.removeprefix(f"{section}.") for path in known if path.startswith(f"{section}.")]
     if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name
-        there = ", ".join(sorted(each for each in beside if not each.startswith("_")))
-        return f"{key} is unknown: {section} has {there}; normbench show says what each is"
+        there = sorted(each for each in beside if not each.startswith("_"))
+        return f"{key} is unknown: {section} has {', '.join(there)}; normbench show says what each is"
     meant = nearest(key, known)
-    full = [path for path in known if path.endswith(f".{key}")]
-    if full:
-        meant = f"did you mean {either(full[:2])}? "
+    in_sections = [path for path in known if path.endswith(f".{key}")]
+    if in_sections:
+        meant = f"did you mean {either(in_sections[:2])}? "
     return f"{key} is unknown: {meant}normbench train --help lists the keys, and normbench show all of them"
 
 
@@ -297,10 +302,12 @@ def start_hydra() -> Iterator[None]:
 
 def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
+    chosen = [word.lstrip("+") for word in words]
     with start_hydra(), translate_errors():
-        config = hydra.compose("train", [word.lstrip("+") for word in words], return_hydra_config=True)
+        config = hydra.compose("train", chosen, return_hydra_config=True)
         params = config.hydra.sweeper.get("params")
-        return str(config.name), resolve(params) if params else {}
+        varied = resolve(params) if params else {}
+        return str(config.name), varied
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

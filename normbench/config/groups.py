@@ -29,7 +29,12 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Choices:
-    """What a person chose: the option of each group, and the words that name the run."""
+    """What a person chose.
+
+    Args:
+        groups: the option of each group.
+        words: those that name the run.
+    """
 
     groups: Mapping[str, str]
     words: tuple[str, ...]
@@ -137,14 +142,15 @@ def read_yaml(path: Path) -> Any:
 @cache
 def content(group: str, option: str, more: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what an option's YAML sets, with those it builds on; `defaults` are the options of other groups."""
-    files = [folder / group / f"{option}.yaml" for folder in (*more, config_directory())]
-    file = next(file for file in files if file.is_file())
+    places = [folder / group / f"{option}.yaml" for folder in (*more, config_directory())]
+    file = next(place for place in places if place.is_file())
     own = read_yaml(file) or {}
     found: dict[str, Any] = {"defaults": {}}
     for entry in own.pop("defaults", []):
         if isinstance(entry, Mapping):
             for key, value in entry.items():
-                found["defaults"][key.split("/")[-1]] = str(value)
+                other_group = key.split("/")[-1]
+                found["defaults"][other_group] = str(value)
         elif entry != "_self_":
             found = merge(found, content(group, entry, more))
     return merge(found, own)
@@ -186,18 +192,22 @@ def options_with(group: str, setting: str) -> list[str]:
 
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    defaults = content("", "train")["defaults"]
-    given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    defaults: dict[str, str] = content("", "train")["defaults"]
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals:
+            given[key] = value
     found: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
-        option = given.get(group, (defaults | found)[group])
+        by_default = found.get(group, defaults[group])
+        option = given.get(group, by_default)
         if option in options(group, *more):
             found = content(group, option, more)["defaults"] | found
     for group, option in given.items():
         if group in GROUPS and option in options(group, *more):
             found[group] = option
-    chosen = defaults | found
-    return {group: chosen[group] for group in GROUPS}
+    return {group: found.get(group, defaults[group]) for group in GROUPS}
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:

@@ -90,8 +90,10 @@ class TrainConfig:
 
 def closed_settings(section: type) -> dict[str, Setting]:
     """Return the settings of a closed section; only those with a default, which older runs have not, may be missing."""
-    hints = get_type_hints(section, include_extras=True)
-    return {name: replace(setting_from(hints[name]), required=name not in vars(section)) for name in hints}
+    found: dict[str, Setting] = {}
+    for name, annotation in get_type_hints(section, include_extras=True).items():
+        found[name] = replace(setting_from(annotation), required=name not in vars(section))
+    return found
 
 
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
@@ -99,12 +101,15 @@ TARGET = Setting("what makes it: package.module.Class", types=(str,), required=T
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
-KEYS = {
-    **{f"trainer.{name}": setting for name, setting in CLOSED["trainer"].items()},
-    **{f"probes.{name}": setting for name, setting in CLOSED["probes"].items()},
-    **{name: setting for name, setting in ROOT.items() if name not in CLOSED},
-    **{f"{section}._target_": TARGET for section in CLASS_SECTIONS},
-}
+KEYS: dict[str, Setting] = {}
+for section, settings in CLOSED.items():
+    for name, setting in settings.items():
+        KEYS[f"{section}.{name}"] = setting
+for name, setting in ROOT.items():
+    if name not in CLOSED:
+        KEYS[name] = setting
+for section in CLASS_SECTIONS:
+    KEYS[f"{section}._target_"] = TARGET
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
@@ -134,7 +139,8 @@ UNHASHED_KEYS = (
 def section_settings(section: str, values: Tree, imports: bool = False) -> dict[str, Setting] | None:
     """Return the settings of a section; of an open one, whose `_target_` takes whatever it is given, None.
 
-    imports: whether a class of somebody else's is imported to be read; one that is not is taken to be open.
+    Args:
+        imports: whether a class of somebody else's is imported to be read; one that is not is taken to be open.
     """
     if section in CLOSED:
         return CLOSED[section]
@@ -142,7 +148,10 @@ def section_settings(section: str, values: Tree, imports: bool = False) -> dict[
     known = settings_of(target, imports)
     if known is None or not target.startswith("torch.optim."):
         return known
-    return {name: replace(OPTIMIZER.get(name, setting), required=setting.required) for name, setting in known.items()}
+    described: dict[str, Setting] = {}
+    for name, setting in known.items():
+        described[name] = replace(OPTIMIZER.get(name, setting), required=setting.required)
+    return described
 
 
 def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
@@ -195,20 +204,28 @@ def blame_file(path: Path) -> Iterator[None]:
 
 def class_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths."""
-    loggers = {f"{LOGGER}.{name}": values for name, values in tree[LOGGER].items()}
-    return {section: tree[section] for section in CLASS_SECTIONS} | loggers
+    found = {section: tree[section] for section in CLASS_SECTIONS}
+    for name, values in tree[LOGGER].items():
+        found[f"{LOGGER}.{name}"] = values
+    return found
 
 
 def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return values, each checked and in its own type."""
+    """Return values, each checked and in its own type.
+
+    Args:
+        prefix: what stands before the keys, such as `norm.`.
+        known: the settings that there are.
+        where: whose settings they are.
+    """
     for name, setting in known.items():
         if setting.required and name not in values:
             raise UsageError(f"{prefix}{name} is missing: {where} needs it, set {prefix}{name}=VALUE")
     for name, value in values.items():
         if name not in known:
             allowed = [key for key in known if not key.startswith("_")]
-            such = f"allowed are {', '.join(allowed)}" if allowed else "it has none"
-            raise UsageError(f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}{such}")
+            cure = f"allowed are {', '.join(allowed)}" if allowed else "it has none"
+            raise UsageError(f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}{cure}")
         if prefix and names_class(value):
             cure = "settings are plain values, and a section alone has a class, as norm._target_=package.module.Class"
             raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
@@ -267,12 +284,15 @@ def check_whole_weights(config: TrainConfig) -> None:
 
 def check_sizes(tree: Tree) -> None:
     """Refuse sizes of our own classes that do not fit each other."""
-    model, norm, data = ({} if is_foreign(tree[section]) else tree[section] for section in ("model", "norm", "data"))
+    ours: dict[str, Tree] = {}
+    for section in ("model", "norm", "data"):
+        ours[section] = {} if is_foreign(tree[section]) else tree[section]
+    model = ours["model"]
     if "heads" in model:
         check_divides("model.heads", model["heads"], model["width"])
-        check_divides("norm.groups", norm.get("groups"), model["width"])
+        check_divides("norm.groups", ours["norm"].get("groups"), model["width"])
     context = model.get("context")
-    window = data.get("context")
+    window = ours["data"].get("context")
     if context and window and context != window:
         raise UsageError(f"data.context={window} is not model.context={context}: set model.context alone, data follows")
 
@@ -280,5 +300,7 @@ def check_sizes(tree: Tree) -> None:
 def check_divides(key: str, number: Any, width: int) -> None:
     """Refuse a number of heads or groups that does not divide the width."""
     if isinstance(number, int) and width % number:
-        fitting = ", ".join(str(divisor) for divisor in range(1, width + 1) if width % divisor == 0)
-        raise UsageError(f"{key}={number} does not divide model.width={width}: set {key} to one of {fitting}")
+        fitting = [str(divisor) for divisor in range(1, width + 1) if width % divisor == 0]
+        raise UsageError(
+            f"{key}={number} does not divide model.width={width}: set {key} to one of {', '.join(fitting)}"
+        )
