@@ -96,20 +96,26 @@ def closed_settings(section: type) -> dict[str, Setting]:
     return found
 
 
+def list_keys() -> dict[str, Setting]:
+    """Return the settings of all keys that are there whatever is chosen."""
+    found: dict[str, Setting] = {}
+    for section, settings in CLOSED.items():
+        for name, setting in settings.items():
+            found[f"{section}.{name}"] = setting
+    for name, setting in ROOT.items():
+        if name not in CLOSED:
+            found[name] = setting
+    for section in CLASS_SECTIONS:
+        found[f"{section}._target_"] = TARGET
+    return found
+
+
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
-KEYS: dict[str, Setting] = {}
-for section, settings in CLOSED.items():
-    for name, setting in settings.items():
-        KEYS[f"{section}.{name}"] = setting
-for name, setting in ROOT.items():
-    if name not in CLOSED:
-        KEYS[name] = setting
-for section in CLASS_SECTIONS:
-    KEYS[f"{section}._target_"] = TARGET
+KEYS = list_keys()
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
@@ -301,6 +307,5 @@ def check_divides(key: str, number: Any, width: int) -> None:
     """Refuse a number of heads or groups that does not divide the width."""
     if isinstance(number, int) and width % number:
         fitting = [str(divisor) for divisor in range(1, width + 1) if width % divisor == 0]
-        raise UsageError(
-            f"{key}={number} does not divide model.width={width}: set {key} to one of {', '.join(fitting)}"
-        )
+        cure = f"set {key} to one of {', '.join(fitting)}"
+        raise UsageError(f"{key}={number} does not divide model.width={width}: {cure}")
