@@ -57,7 +57,7 @@ class Setting:
     def __post_init__(self) -> None:
         for bound in (self.low, self.high, self.above, self.below):
             if not isinstance(bound, int | float):
-                raise TypeError(f"{bound!r} is no bound of a Setting: give a number")
+                raise TypeError(f"{bound!r} is not a bound of a Setting: give a number")
 
     @property
     def allowed(self) -> str:

@@ -232,7 +232,7 @@ class Keyword(Given):
     channel_dim: int = -1
     site: object = None
     scale: int = dataclasses.field(default_factory=int)
-    bound: Annotated[int, Setting("a bound", low="0")] = 1
+    bound: Annotated[int, Setting("a bound", low=0)] = 1
 
 
 class Unannotated(Keyword):
@@ -289,6 +289,9 @@ def test_a_class_may_be_built_as_it_likes(here: Path, capsys: pytest.CaptureFixt
         assert main(["train", f"norm._target_=built.{name}", *SMALL, *SHORT]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and said.startswith(f"normbench: norm._target_=built.{name} ")
+    (here / "misbuilt.py").write_text(BUILT_ODDLY.replace("low=0", "low='0'"))
+    assert main(["train", "norm._target_=misbuilt.Slots", *SMALL, *SHORT]) == 2
+    assert "fix TypeError: '0' is not a bound of a Setting: give a number (misbuilt.py" in capsys.readouterr().err
 
 
 def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,11 @@ class Word(click.Choice[str]):
 
 
 class Command(click.Command):
-    """A command whose help page may go on after its text. page: writes that, from the words and folders given."""
+    """A command whose help page may go on after its text.
+
+    Args:
+        page: what writes that, from the words and folders given.
+    """
 
     def __init__(self, *args: Any, page: Callable[..., None] | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -195,7 +199,8 @@ def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """Declare a flag; it takes a value if more is said of it, such as its type or default."""
     if not more:
         return click.option(f"--{name}", help=help, is_flag=True)
-    return click.option(f"--{name}", help=help, **{"callback": refuse_nan, **more})
+    more.setdefault("callback", refuse_nan)
+    return click.option(f"--{name}", help=help, **more)
 
 
 FOLDER = Folder(file_okay=False)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from normbench.config.compose import read
+from normbench.config.compose import SEARCH_PATH, read
 from normbench.config.groups import find_own_classes
 from normbench.config.sections import COMPARED
 from normbench.config.signatures import import_target
@@ -48,7 +48,8 @@ def run(words: Sequence[str]) -> int:
 
     counts = Counter(row.result for row in rows)
     counts["measured"] = counts["yes"] + counts["no"]
-    summary = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
+    parts = [f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured")]
+    summary = ", ".join(parts)
     seconds = time.monotonic() - begun
     screen.print(Text(f"{name}: {summary}, in {seconds:.0f} s"), soft_wrap=True)
     return 1 if counts["failed"] else 0
@@ -67,11 +68,20 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
         section = section_of(path)
         words = [f"{section}._target_={path}"]
         words += [f"{section}.{word.removeprefix(f'{section}.')}" for word in settings]
-    keys = [word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("hydra.searchpath")]
-    given = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    if len(given) != 1 or given[0] not in COMPARED:
-        raise UsageError(f"check is given {' and '.join(given) or 'no part'}, and takes one with its settings: {ASKED}")
-    section = given[0]
+    keys: list[str] = []
+    sections: list[str] = []
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if key == SEARCH_PATH:
+            continue
+        keys.append(key)
+        section = key.partition(".")[0]
+        if section not in sections:
+            sections.append(section)
+    if len(sections) != 1 or sections[0] not in COMPARED:
+        given = " and ".join(sections) or "no part"
+        raise UsageError(f"check is given {given}, and takes one with its settings: {ASKED}")
+    section = sections[0]
     others: list[str] = []  # parts whose sizes need not fit: neither the number of groups nor the length of a window
     if section == "norm":
         others = ["model=mlp", "data=digits"]

@@ -41,10 +41,13 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     section, dot, _ = name.partition(".")
     if dot and section in CLASS_SECTIONS:
         option = chosen_options(words, *folders)[section]
-        keys = {f"{section}.{key}": known for key, known in option_settings(section, option, *folders).items()}
-    if equals:
-        known = options(name, *folders) if name in groups else dict.fromkeys(list_words(keys.get(name, Setting())), "")
-        found = complete_value(name, value, known, is_sweep)
+        settings = option_settings(section, option, *folders)
+        keys = {f"{section}.{key}": setting for key, setting in settings.items()}
+    if equals and name in groups:
+        found = complete_value(name, value, options(name, *folders), is_sweep)
+    elif equals:
+        allowed = list_words(keys.get(name, Setting()))
+        found = complete_value(name, value, dict.fromkeys(allowed, ""), is_sweep)
     elif dot:
         found = {f"{path}=": setting.doc for path, setting in keys.items()}
     else:
@@ -54,7 +57,10 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
 
 def complete_value(name: str, value: str, known: Mapping[str, str], several: bool) -> dict[str, str]:
     """Return the words that a value may become, with their lines; of several values the last one is completed."""
-    before = value[: value.rfind(",") + 1] if several else ""
+    before = ""
+    if several:
+        last = value.rfind(",") + 1
+        before = value[:last]
     given = before.split(",")
     return {f"{name}={before}{word}": line for word, line in known.items() if word not in given}
 

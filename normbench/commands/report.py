@@ -71,7 +71,8 @@ def report(
             from normbench.analysis.arms import write_arms
 
             write_arms(folders[0], [one.study for one in made])
-        status.update(f"drawing {sum(len(one.runs) for one in made):,} runs", refresh=True)
+        number = sum(len(one.runs) for one in made)
+        status.update(f"drawing {number:,} runs", refresh=True)
         try:
             page = save_all(made, folders, out, inches)
         except OSError as error:

@@ -24,7 +24,12 @@ from normbench.sweep.folder import SweepFolder, say, summarize
 
 @dataclass(frozen=True)
 class Line:
-    """A sweep or run in the list. changed: when it was last written to. command: goes on with it; empty: none does."""
+    """A sweep or run in the list.
+
+    Args:
+        changed: when it was last written to.
+        command: that goes on with it; empty: none does.
+    """
 
     name: str
     changed: float
@@ -64,7 +69,10 @@ def show_runs(folder: Path) -> int:
 
 
 def find_runs(folder: Path, may_be_empty: bool) -> dict[str, RunDirectory]:
-    """Return the runs below a folder by name. may_be_empty: it holds a sweep, of which nothing may have begun.
+    """Return the runs below a folder by name.
+
+    Args:
+        may_be_empty: it holds a sweep, of which nothing may have begun.
 
     Raises:
         UsageError: there is none.
@@ -82,8 +90,10 @@ def caution(command: str) -> str:
     _, _, *words = shlex.split(command)
     if "--resume" in words:
         return ""
-    foreign = [word for word in words if needs_trust(word)]
-    return f" (if you trust whoever made it: {foreign[0]} may run code of theirs)" if foreign else ""
+    for word in words:
+        if needs_trust(word):
+            return f" (if you trust whoever made it: {word} may run code of theirs)"
+    return ""
 
 
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
@@ -114,11 +124,15 @@ def line_of_run(name: str, run: RunDirectory) -> Line:
         if run.is_held():
             state = "running"
         else:
-            state = "interrupted" if state == "running" else state
-            command = "".join(session["command"] for session in run.sessions()[-1:])
-    loss = status.get("metrics", {}).get("loss/val")
+            if state == "running":
+                state = "interrupted"
+            sessions = run.sessions()
+            if sessions:
+                command = sessions[-1]["command"]
     progress = f"{status['step']:,}/{status['steps']:,}"
-    return Line(name, last_change(run.path), state, progress, "" if loss is None else f"{loss:.4f}", command)
+    loss = status.get("metrics", {}).get("loss/val")
+    shown_loss = "" if loss is None else f"{loss:.4f}"
+    return Line(name, last_change(run.path), state, progress, shown_loss, command)
 
 
 def last_change(*folders: Path) -> float:

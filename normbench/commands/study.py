@@ -31,7 +31,11 @@ def study() -> None:
 
 
 def study_command(name: str, line: str) -> click.Command:
-    """Return the command of one study; line: what it does."""
+    """Return the command of one study.
+
+    Args:
+        line: what it does.
+    """
 
     def page(formatter: click.HelpFormatter, words: tuple[str, ...], folders: list[Path]) -> None:
         write_page(formatter, name)
@@ -62,16 +66,17 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
         print("stopped; the same command goes on after what has been measured")
         return 130
     if "quiet=true" not in words:
-        found = read_study(folder, folder)
+        result = read_study(folder, folder)
         screen = console()
-        for sentence in found.about["finding"]:
+        for sentence in result.about["finding"]:
             screen.print(f"• {sentence}", markup=False, highlight=False)
-        long_tables = []
-        for table in found.tables:
-            if len(table.rows) <= LONG:
+        long_tables: list[str] = []
+        for table in result.tables:
+            number = len(table.rows)
+            if number <= LONG:
                 print_table(table)
             else:
-                long_tables.append(f"{table.title} ({len(table.rows)} rows)")
+                long_tables.append(f"{table.title} ({number} rows)")
         if long_tables:
             screen.print(f"on the page: {'; '.join(long_tables)}", markup=False, highlight=False)
         screen.print(f"figures: {folder / 'figures'}, page:")

@@ -19,7 +19,8 @@ ARMS = "(^|/)arms/"  # the names of arms that are shown as runs of their own
 def start_page(address: str, arms: bool = False) -> str:
     """Return the page of a TensorBoard at this address that shows the losses on top, unsmoothed, an arm in one color.
 
-    arms: show only those that are runs of their own, in all tabs, until the person empties the filter of runs.
+    Args:
+        arms: show only those that are runs of their own, in all tabs, until the person empties the filter of runs.
     """
     cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
     query = {"pinnedCards": cards, "smoothing": "0", "runColorGroup": f"regex:{ARM}"}

@@ -20,8 +20,12 @@ LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no term
 class Display(Progress, Logger):
     """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
-    Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
-    `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
+    Lines come at each evaluation, and each 10 seconds.
+
+    Args:
+        unit: what throughput counts, `tokens` or `images`.
+        start_step: the steps that are done already when a run goes on.
+        console: by default standard output.
     """
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:

@@ -33,7 +33,8 @@ def fingerprint(content: Mapping[str, Any]) -> str:
 class RunDirectory:
     """One run's directory, which need not be there.
 
-    writes: False in a process that only helps the one that holds the run.
+    Attributes:
+        writes: False in a process that only helps the one that holds the run.
     """
 
     writes = True
@@ -152,8 +153,8 @@ class RunDirectory:
             OSError: the file cannot be read.
         """
         if name == self.summary.name:
-            rest = {key: value for key, value in summary.items() if key != DIGESTS}
-            content = json.dumps(rest, sort_keys=True).encode()
+            others = {key: value for key, value in summary.items() if key != DIGESTS}
+            content = json.dumps(others, sort_keys=True).encode()
         else:
             content = read_bytes(self.path / name)
         return hashlib.sha256(content).hexdigest()
@@ -194,8 +195,11 @@ class RunDirectory:
 def extended_runs(sessions: Sequence[Mapping[str, Any]], eval_batches: int | None) -> list[dict[str, Any]]:
     """Return where each run ended that a run goes on with, and on how many batches it was evaluated, the first first.
 
-    sessions, eval_batches: of the run. A record of an older version tells of the last such run alone, and not on how
-    many batches: it is taken for one like the run itself.
+    A record of an older version tells of the last such run alone, and not on how many batches: it is taken for one like
+    the run itself.
+
+    Args:
+        sessions, eval_batches: of the run.
     """
     if not sessions:
         return []

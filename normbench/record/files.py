@@ -127,7 +127,8 @@ def sanitize(content: Any, depth: int = 0) -> Any:
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
     """Write a file through a temporary one beside it: a crash at any moment leaves the old content or the new.
 
-    keep: where the old content goes. A crash at that very moment leaves it there, and nothing at `path`.
+    Args:
+        keep: where the old content goes. A crash at that very moment leaves it there, and nothing at `path`.
 
     Raises:
         OSError: the disk is full or not writable; nothing of the attempt stays behind.
@@ -168,7 +169,11 @@ def find_unused(path: Path) -> Path:
 
 
 def keep_damaged(path: Path, name: str = "") -> str:
-    """Keep a damaged file beside the one that replaces it; return a sentence that says so. name: to keep it under."""
+    """Keep a damaged file beside the one that replaces it; return a sentence that says so.
+
+    Args:
+        name: to keep it under, by default its own.
+    """
     kept = find_unused(path.with_name(f"{name or path.name}.damaged"))
     write_bytes(kept, read_bytes(path))
     return f"{path.name} is damaged: what can be read of it stays, and the file as it was is {kept}"

@@ -18,7 +18,8 @@ Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the
 class Logger:
     """A place for a run's numbers; a run may have several. What a logger has no use for it leaves out.
 
-    package: what it imports that is not installed with normbench, if anything.
+    Attributes:
+        package: what it imports that is not installed with normbench, if anything.
     """
 
     package = ""
@@ -48,7 +49,11 @@ class Logger:
         """Return when everything so far is where it is kept."""
 
     def close(self, ended: str) -> None:
-        """Let go of all resources. ended: `finished` or `diverged` where the run will not go on, else empty."""
+        """Let go of all resources.
+
+        Args:
+            ended: `finished` or `diverged` where the run will not go on, else empty.
+        """
 
 
 def quiet_loggers() -> None:

@@ -50,7 +50,7 @@ def understand(numbers: Any) -> tuple[float, dict[str, float]]:
 
 
 def truncate_metrics(path: Path, last_step: int) -> str:
-    """Drop what was logged after `last_step` (atomically), and a last line torn by a kill.
+    """Drop what was logged after `last_step` (atomically), and a last line that a kill has left half written.
 
     Other lines that cannot be read are dropped too: then the file is kept beside it, and the sentence returned says so.
     """

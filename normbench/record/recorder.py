@@ -74,7 +74,7 @@ class Recorder:
         self.each("flush")
 
     def close(self, ended: str = "") -> None:
-        """Flush and let go of all resources; a second call does nothing. ended: see `Logger.close`."""
+        """Flush and let go of all resources, as `Logger.close` has it; a second call does nothing."""
         with ExitStack() as stack:
             stack.callback(self.loggers.clear)
             self.each("close", ended)

@@ -35,7 +35,10 @@ class Wandb(Logger):
 
     A run has the id FOLDER-RUN. One that goes on is resumed, and W&B ignores the steps that it has already, which are
     the same; one that begins again replaces it. Offline, each session is a folder of its own under `wandb` in the run's
-    directory, which `wandb sync` puts together. mode: by default WANDB_MODE, or online.
+    directory, which `wandb sync` puts together.
+
+    Args:
+        mode: by default WANDB_MODE, or online.
     """
 
     package = "wandb"
@@ -84,8 +87,10 @@ class MLflow(Logger):
     """Sends to MLflow, every few seconds and at checkpoints; no histograms. MLFLOW_* variables say the rest.
 
     A run has the tag `normbench`, FOLDER/RUN. One that goes on is the same run there, where steps that are made again
-    come again, with the same numbers; one that begins again replaces it. tracking_uri: by default MLFLOW_TRACKING_URI,
-    or mlflow.db in the current folder.
+    come again, with the same numbers; one that begins again replaces it.
+
+    Args:
+        tracking_uri: by default MLFLOW_TRACKING_URI, or mlflow.db in the current folder.
     """
 
     package = "mlflow"

@@ -61,8 +61,8 @@ class TensorBoard(Lines):
     def expect(self, metrics: Collection[str]) -> None:
         self.metrics = metrics
 
-    def comes(self, tag: str) -> bool:
-        """Say whether numbers will come under a tag, or a pattern of tags: all but metrics that the task lacks."""
+    def will_come(self, tag: str) -> bool:
+        """Tell whether numbers will come under a tag, or a pattern of tags: all but metrics that the task lacks."""
         kind = tag.lstrip("^").partition("/")[0]
         return kind not in RESULTS or kind in self.metrics
 
@@ -73,16 +73,20 @@ class TensorBoard(Lines):
         self.write(0, [*text_pb(PAGE, page).value, *row.value])
         overlaid: dict[str, dict[str, Any]] = {}
         for title, charts in CHARTS.items():
-            overlaid[title] = {}
+            drawn: dict[str, Any] = {}
             for name, tags in charts.items():
-                if self.comes(tags):
-                    overlaid[title][name] = {"multiline": {"tag": [tags]}}
+                if self.will_come(tags):
+                    drawn[name] = {"multiline": {"tag": [tags]}}
+            overlaid[title] = drawn
         self.draw(overlaid)
 
     def write_columns(self, names: Sequence[str], varied: Collection[str]) -> None:
         """Write which columns the HParams tab has: the choices by name, and the metrics that will come."""
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in names]
-        metrics = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS if self.comes(tag)]
+        metrics: list[Any] = []
+        for tag in METRICS:
+            if self.will_come(tag):
+                metrics.append(api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)))
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics)
         self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
 
@@ -98,10 +102,11 @@ class TensorBoard(Lines):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, in the form of torch's SummaryWriter, which every reader of event files knows."""
-        self.write(step, [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        numbers = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self.write(step, numbers)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
+        """Take histograms of this step, but for those with edges that are not finite, which TensorBoard cannot draw."""
         buckets: dict[str, TensorProto] = {}
         for tag, (counts, edges) in values.items():
             if np.isfinite(edges).all():
@@ -119,7 +124,8 @@ class TensorBoard(Lines):
         """Take pictures, by tag, as PNG."""
         values: list[Summary.Value] = []
         for tag, png in images.items():
-            values.append(Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=png)))
+            image = Summary.Image(encoded_image_string=png)
+            values.append(Summary.Value(tag=tag, image=image))
         self.write(0, values)
 
     def add_hparams(self, tag: str, **content: Any) -> None:
@@ -215,13 +221,15 @@ def last_logged_step(metrics: Path, last_step: int) -> float:
     """Return the last step up to `last_step` in a metrics.jsonl; 0 where there is none."""
     if not metrics.exists():
         return 0
-    return max((step for _, step, _ in logged_lines(metrics) if step <= last_step), default=0)
+    steps = [step for _, step, _ in logged_lines(metrics) if step <= last_step]
+    return max(steps, default=0)
 
 
 def simplify_scalars(event: Event, as_tensors: set[str]) -> None:
     """Make the scalars of an event simple values, where an earlier version has written them as tensors.
 
-    as_tensors: the tags of such scalars so far, which the first value of each says of itself; it is added to.
+    Args:
+        as_tensors: the tags of such scalars so far, which the first value of each says of itself; it is added to.
     """
     for value in event.summary.value:
         if value.metadata.plugin_data.plugin_name == SCALARS:

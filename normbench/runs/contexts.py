@@ -1,4 +1,4 @@
-"""What a run is made within: signals are noted, the machine's limits become a sentence, notes reach the person."""
+"""What a run is made within: note signals, say of the machine's limits in a sentence, show notes to the person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 
 @contextmanager
 def note_signals() -> Iterator[list[int]]:
-    """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
+    """Note the first SIGINT, SIGTERM or SIGHUP while this lasts, and give it; a second SIGINT stops at once."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -33,7 +33,7 @@ def note_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[list[int]]:
-    """Give the signals that have come, as `note_signals` notes them.
+    """Note signals as `note_signals` does, and let nothing else stop a run as they do.
 
     Raises:
         RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.

@@ -79,7 +79,7 @@ def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
 
 
 def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
-    """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
+    """Begin a run with another's record; the checkpoint comes last, so that a copy that is cut short is begun again."""
     for source in (parent.metrics, *event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())

@@ -16,11 +16,12 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
     """Return the ledger of a run; a fact in which norms or placements differ has all values that occur."""
     trainer = tree["trainer"]
     init = tree["init"]
+    init_class = str(init["_target_"]).rpartition(".")[2]
     return {
         **norm_rows(list(norms.values())),
         "norm_parameters_decayed": trainer["decay_norms"],
         "parameters": parameter_counts(model, norms.values()),
-        "init": str(init["_target_"]).rpartition(".")[2].lower(),
+        "init": init_class.lower(),
         **gain_rows(model),
         "residual_scale": init.get("residual_scale"),
         "precision": trainer["precision"],
@@ -55,16 +56,21 @@ def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
         found["implementation"].append(norm.implementation)
         for key, value in norm.settings().items():  # as they were decided at construction
             found.setdefault(key, []).append(value)
-    return {"norms": len(norms), **{key: distinct(values) for key, values in found.items()}}
+    rows: dict[str, Any] = {"norms": len(norms)}
+    for key, values in found.items():
+        rows[key] = find_distinct(values)
+    return rows
 
 
 def gain_rows(model: Model) -> dict[str, Any]:
     """Return by how much the placements scale the branches' weights and the residual stream."""
-    placements = [module for module in model.modules() if isinstance(module, Placement)]
-    return {
-        "branch_gain": distinct(round(placement.branch_gain, 6) for placement in placements),
-        "residual_gain": distinct(round(placement.residual_gain, 6) for placement in placements),
-    }
+    branch_gains: list[float] = []
+    residual_gains: list[float] = []
+    for module in model.modules():
+        if isinstance(module, Placement):
+            branch_gains.append(round(module.branch_gain, 6))
+            residual_gains.append(round(module.residual_gain, 6))
+    return {"branch_gain": find_distinct(branch_gains), "residual_gain": find_distinct(residual_gains)}
 
 
 def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
@@ -78,7 +84,7 @@ def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, 
     return {"in_norms": inside, "outside_norms": total - inside, "total": total}
 
 
-def distinct(values: Iterable[Any]) -> Any:
+def find_distinct(values: Iterable[Any]) -> Any:
     """Return the one value, all that occur as a list, or None where there are none."""
     found = list(dict.fromkeys(values))
     if len(found) == 1:

@@ -47,7 +47,8 @@ PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data", DIGES
 class TrainedRun(RunDirectory):
     """A run directory with the configuration that made it, every value checked.
 
-    trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
+    Args:
+        trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
     Raises:
         UsageError: the directory is not there, holds no run, or one with such classes.
@@ -87,7 +88,8 @@ class TrainedRun(RunDirectory):
         """Tell whether predictions stand for the same classes or tokens as when the model was trained."""
         before = self.sessions()[-1]["data"]
         now = data.describe()
-        return all(before.get(key, now.get(key)) == now.get(key) for key in MEANINGS)
+        changed = [key for key in MEANINGS if key in before and before[key] != now.get(key)]
+        return not changed
 
     def task(self) -> Task:
         """Return what the data ask of the model: as the run noted it."""
@@ -143,7 +145,8 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     for name, run in run_directories(folder).items():
         summary = read_json(run.summary) or {}
         if summary:
-            altered += altered_files(name, run, [file for file in RECORD if file != LOGGED])
+            files = [file for file in RECORD if file != LOGGED]
+            altered += altered_files(name, run, files)
         rows.append(row_of(name, run, summary))
     warn_of(altered)
     frame = pd.DataFrame(rows)
@@ -171,14 +174,15 @@ def row_of(name: str, run: RunDirectory, summary: dict[str, Any]) -> dict[str, A
         if not key.endswith("_partial_"):  # which is Hydra's
             row[key] = value
     row |= summary.get("metrics", {})
-    row |= flat({key: value for key, value in summary.items() if key not in PLACED})
+    others = {key: value for key, value in summary.items() if key not in PLACED}
+    row |= flat(others)
     return row
 
 
 def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """Return what the runs below a folder have logged, in long form: `run`, `step`, `tag`, `value`.
 
-    What was not finite is null in metrics.jsonl; its last line may be torn.
+    What was not finite is null in metrics.jsonl; its last line may be half written.
 
     Raises:
         UsageError: the folder is not there, or holds no runs.
@@ -196,7 +200,8 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
         for _, step, numbers in lines:
             if step == UNREADABLE:
                 break
-            found += [(name, step, tag, value) for tag, value in numbers.items()]
+            for tag, value in numbers.items():
+                found.append((name, step, tag, value))
     warn_of(altered)
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
@@ -231,7 +236,8 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     if not base.is_dir():
         raise UsageError(f"{folder} is not a folder: train something first, or give the folder of your runs")
     found: dict[str, RunDirectory] = {}
-    for path in sorted(config.parent.relative_to(base) for config in base.rglob("config.yaml")):
+    paths = [config.parent.relative_to(base) for config in base.rglob("config.yaml")]
+    for path in sorted(paths):
         if LEFT_OUT.search(str(path)):
             continue
         run = RunDirectory(base / path)

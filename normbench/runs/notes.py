@@ -16,16 +16,16 @@ from normbench.training.loop import Loop
 def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: str, start_step: int) -> list[str]:
     """Return the lines that say what runs and where, and the notes and warnings on it.
 
-    memory: a line on the memory of a step, or nothing. start_step: the steps that are done already.
+    Args:
+        memory: a line on the memory of a step, or nothing.
+        start_step: the steps that are done already.
     """
     names = run.config.choices.groups
     parameters = parameter_counts(loop.model, norms.values())["total"]
     model = f"{names['model']} ({parameters:,} parameters)"
     length = f"{run.steps:,} steps on {run.device}"
-    lines = [
-        " · ".join([names["norm"], names["placement"], model, names["data"], length]),
-        f"run directory: {run.directory.path}",
-    ]
+    what = " · ".join([names["norm"], names["placement"], model, names["data"], length])
+    lines = [what, f"run directory: {run.directory.path}"]
     experiment = names["experiment"]
     if experiment in options("experiment") and "hydra" in content("experiment", experiment):
         lines.append(f"note: this is one run; normbench sweep experiment={experiment} makes all runs of the study")

@@ -139,7 +139,8 @@ class Session:
     def train(self, stop: Sequence[int]) -> int:
         """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
 
-        stop: signals that have come, as `note_signals` notes them.
+        Args:
+            stop: signals that have come, as `note_signals` gives them.
         """
         with self.note_failures(stop), self.group.watch(), closing(self.prepare()):
             try:
@@ -233,13 +234,19 @@ class Session:
         return Recorder(path, loggers)
 
     def begin_logs(self, page: str) -> None:
-        """Tell the loggers what the run will log, and which choices made it. page: its configuration."""
+        """Tell the loggers what the run will log, and which choices made it.
+
+        Args:
+            page: its configuration, as YAML.
+        """
         config = self.run.config
         task = self.run.data.task
         metrics = RESULTS if task.judges else list(task.metrics(loss=1.0, accuracy=0.5))
-        chosen = {group: config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        choices = {**chosen, "seed": self.settings.seed, **flat(config.tree)}
-        varied = config.varied or (*chosen, "seed")
+        groups = ("norm", "placement", "model", "data")
+        choices: dict[str, Any] = {group: config.choices.groups[group] for group in groups}
+        choices["seed"] = self.settings.seed
+        choices |= flat(config.tree)
+        varied = config.varied or (*groups, "seed")
         self.loop.recorder.expect(metrics)
         self.loop.recorder.begin(choices, varied, f"```yaml\n{page}```")
 

@@ -19,7 +19,8 @@ from normbench.training.optimizer import make_optimizer
 def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
     """Make runs as one model that differ in their seed alone, or go on with them; return the exit status.
 
-    seeds: of all runs of the stack, also of those that have ended and are not among `runs`.
+    Args:
+        seeds: of all runs of the stack, also of those that have ended and are not among `runs`.
 
     Raises:
         UsageError: something of the runs needs each by itself.
@@ -48,7 +49,8 @@ def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     the seeds that they began with, of which their dropout masks are a function.
     """
     steps = [session.loop.checkpoints.steps() for session in sessions]
-    common = min(map(max, steps), default=0)
+    newest = [max(known) for known in steps]
+    common = min(newest, default=0)
     found = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
     for session, known in zip(sessions, steps, strict=True):
         step = max(known)
@@ -56,7 +58,8 @@ def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
             session.loop.checkpoints.go_back(common)
             step = common
         if step:
-            session.seeds = session.directory.sessions()[-1]["seeds"]
+            last = session.directory.sessions()[-1]
+            session.seeds = last["seeds"]
         found[step, tuple(session.seeds)].append(session)
     return [found[key] for key in sorted(found)]
 
@@ -78,7 +81,8 @@ def train_together(sessions: Sequence[Session], stop: Sequence[int]) -> int:
     with ExitStack() as contexts:
         for session in sessions:
             contexts.enter_context(session.note_failures(stop))
-            contexts.enter_context(closing(session.prepare()))
+            recorder = session.prepare()
+            contexts.enter_context(closing(recorder))
         loops = {seed: session.loop for seed, session in by_seed.items()}
         stack = Stack(loops, sessions[0].seeds, make)
         number = stack.run(stop, beat, diverge)

@@ -28,7 +28,11 @@ def make_summary(
     run: Run, loop: Loop, norms: Mapping[str, nn.Module], status: Status, step: int, message: str
 ) -> dict[str, Any]:
     """Return what summary.json holds of a run that has ended as a result, which analysis reads."""
-    results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
+    results: dict[str, float] = {}
+    for tag, value in loop.latest.items():
+        kind = tag.partition("/")[0]
+        if kind in RESULTS:
+            results[tag] = value
     ledger = make_ledger(loop.model, norms, run.config.tree, run.device)
     return {
         "steps": run.steps,

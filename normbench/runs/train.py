@@ -16,7 +16,11 @@ from normbench.training.parallel import Group, from_environment
 
 
 def start(config: Config, dry: bool = False, trust: bool = False) -> int:
-    """Train what a configuration asks for, or say what that would take; return the exit status. trust: see `prepare`.
+    """Train what a configuration asks for, or say what that would take; return the exit status.
+
+    Args:
+        dry: say what it would take.
+        trust: as `prepare` has it.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
@@ -35,7 +39,9 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
 def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
     """Make a run, go on with it, or say that it is done; return the exit status.
 
-    dry: say what it would take. group: of processes that make it together.
+    Args:
+        dry: say what it would take.
+        group: of processes that make it together.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
