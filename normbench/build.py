@@ -116,7 +116,8 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
     check_signature(found, where)
-    missing = [*sorted(getattr(found, "__abstractmethods__", ())), *lacking(made, kind, "ClassVar")]
+    abstract = sorted(getattr(found, "__abstractmethods__", ()))
+    missing = [*abstract, *find_missing(made, kind, "ClassVar")]
     if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
     if missing:
@@ -151,10 +152,17 @@ def pages(kind: type) -> str:
     return f"python -m pydoc {kind.__module__}.{kind.__qualname__}"
 
 
-def lacking(made: object, kind: type, said: str = "") -> list[str]:
-    """Return the attributes that a kind announces and something of it has not; said: what is in their annotation."""
-    noted = kind.__annotations__
-    return [name for name in noted if said in str(noted[name]) and not hasattr(made, name)]
+def find_missing(made: object, kind: type, said: str = "") -> list[str]:
+    """Return the attributes that a kind announces and something of it has not.
+
+    Args:
+        said: what must be in the annotation of an attribute.
+    """
+    missing: list[str] = []
+    for name, annotation in kind.__annotations__.items():
+        if said in str(annotation) and not hasattr(made, name):
+            missing.append(name)
+    return missing
 
 
 def product(found: Any) -> type | None:
@@ -187,7 +195,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         made = make(*args, **kwargs)
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
-        missing = lacking(made, kind)
+        missing = find_missing(made, kind)
         if missing:
             raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
         return made
@@ -225,8 +233,7 @@ def own_code(tree: Tree) -> dict[str, str]:
 
 def norm_facts(tree: Tree) -> NormFacts:
     """Return what holds of the norms of a run, at whatever site they stand: the worst case of all of them."""
-    sections = ["norm"]  # all sites have the same one
-    return worst_of([facts_of(tree, section) for section in sections])
+    return worst_of([facts_of(tree, "norm")])  # all sites have the same one
 
 
 def facts_of(tree: Tree, section: str) -> NormFacts:
@@ -368,7 +375,11 @@ def make_stepper(
     steps: int,
     group: Group | None = None,
 ) -> Stepper:
-    """Return what trains a model for so many steps as the configuration says. group: of processes that do it together.
+    """Return what trains a model for so many steps as the configuration says.
+
+    Args:
+        norms: of the model, by site.
+        group: of processes that do it together.
 
     Raises:
         UsageError: a setting that does not fit.
@@ -428,7 +439,11 @@ def rehearse(
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
 
     Return the bytes that a batch will keep for the backward pass, 0 of a model that is cut between processes (FSDP).
-    recompute: as `trainer.recompute`. group: of processes that share the batch.
+
+    Args:
+        norms: of the model, by site.
+        recompute: as `trainer.recompute`.
+        group: of processes that share the batch.
 
     Raises:
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or

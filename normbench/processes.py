@@ -25,7 +25,8 @@ PATIENCE = 60.0  # seconds for which the other process may still be at work when
 def end_with_parent(parent: int) -> None:
     """Let this process be killed when the one that started it ends, in whatever way; on Linux only.
 
-    parent: that process, which may have ended already. Its thread that started this one must not end before.
+    Args:
+        parent: that process, which may have ended already. Its thread that started this one must not end before.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

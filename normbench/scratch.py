@@ -62,7 +62,8 @@ def clear_all() -> None:
 def clear(left: Path) -> None:
     """Remove the folder of a process that is gone, if this user has marked it.
 
-    left: its mark, or what somebody else has put there: a pipe, which nobody may wait for, or a link.
+    Args:
+        left: its mark, or what somebody else has put there: a pipe, which nobody may wait for, or a link.
 
     Raises:
         OSError: the process is not gone, or the folder may not be removed.

@@ -31,12 +31,17 @@ TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # which
 class Setting:
     """What one key may hold.
 
-    doc: one line. unit: of the number. low, high: bounds, inclusive. above, below: bounds, exclusive; of the elements,
-    where it is a list. length: of a list.
-    types, items, choices: allowed types, types of a list's elements, and words; they come from the annotation.
-    required: whether it has no default. unread: why its annotation cannot be read, so that any value is allowed.
-    tasks: the kinds of task in which it plays a part; none: in all. word_tasks: those of single words, where they are
-    fewer.
+    Attributes:
+        doc: what it is, in one line.
+        unit: of the number.
+        low, high: bounds, inclusive; of the elements, where it is a list.
+        above, below: bounds, exclusive.
+        length: of a list.
+        types, items, choices: allowed types, types of a list's elements, and words; they come from the annotation.
+        required: whether it has no default.
+        tasks: the kinds of task in which it plays a part; none: in all.
+        word_tasks: those of single words, where they are fewer.
+        unread: why its annotation cannot be read, so that any value is allowed.
     """
 
     doc: str = ""
@@ -103,13 +108,15 @@ class Setting:
         """
         if not self.types:
             return value
-        typed = [self.convert(item) for item in value] if isinstance(value, list) else self.convert(value)
-        if not self.holds(typed, self.types):
+        converted = self.convert(value)
+        if not self.holds(converted, self.types):
             raise UsageError(f"{path}={show(value):.{LINE}} is not allowed: use {self.allowed}")
-        return typed
+        return converted
 
     def convert(self, value: Any) -> Any:
-        """Return a value, or an element of a list, as one of the allowed types if it loses nothing by that."""
+        """Return a value, or a list of values, as one of the allowed types if it loses nothing by that."""
+        if isinstance(value, list):
+            return [self.convert(item) for item in value]
         types = (*self.types, *self.items)
         if type(value) in types or isinstance(value, bool):
             return value
@@ -177,16 +184,17 @@ def take_apart(annotation: Any) -> tuple[list[Setting], list[Any]]:
     annotation = getattr(annotation, "__value__", annotation)  # of what a `type` statement has named
     if get_origin(annotation) is Annotated:
         kind, *extras = get_args(annotation)
+        own = [extra for extra in extras if isinstance(extra, Setting)]
         noted, kinds = take_apart(kind)
-        return [extra for extra in extras if isinstance(extra, Setting)] + noted, kinds
+        return [*own, *noted], kinds
     if get_origin(annotation) not in (Union, UnionType):
         return [], [annotation]
     settings: list[Setting] = []
     kinds = []
     for part in get_args(annotation):
-        noted, own = take_apart(part)
+        noted, allowed = take_apart(part)
         settings += noted
-        kinds += own
+        kinds += allowed
     return settings, kinds
 
 

@@ -30,15 +30,16 @@ def stable_seed(*words: object) -> int:
 class Site:
     """Where a norm or a placement stands, so that nothing needs to match names.
 
-    role: what the place serves: `attention`, `mlp`, `conv`, `linear`, `final`, or `block` for a whole block.
-    layer: index of the block, from 0; None outside the blocks.
-    depth: number of blocks in the stack.
-    branches: number of residual branches in the whole stack (DeepNorm's constants follow from it).
-    slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`; see `optional_norm`).
-    causal: whether the model predicts each position from those before it, as a language model does.
-    side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
-    `depth` and `branches` count the blocks of both, the encoder's first.
-    length: the most positions that x can have; None where that has no bound.
+    Attributes:
+        role: what the place serves: `attention`, `mlp`, `conv`, `linear`, `final`, or `block` for a whole block.
+        layer: index of the block, from 0; None outside the blocks.
+        depth: number of blocks in the stack.
+        branches: number of residual branches in the whole stack (DeepNorm's constants follow from it).
+        slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`; see `optional_norm`).
+        causal: whether the model predicts each position from those before it, as a language model does.
+        side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
+            `depth` and `branches` count the blocks of both, the encoder's first.
+        length: the most positions that x can have; None where that has no bound.
     """
 
     role: str
@@ -52,7 +53,7 @@ class Site:
     length: int | None = None
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
-        """Return a place in the same block, with this slot. role: by default its own."""
+        """Return a place in the same block, with this slot, and by default with its own role."""
         if role is None:
             role = self.role
         return replace(self, role=role, slot=slot)
@@ -69,12 +70,13 @@ class Site:
 class NormFacts:
     """What a norm declares about itself, for checks and reports.
 
-    statistics_over: the axes that share one statistic, in words.
-    centers: whether the mean is subtracted.
-    crosses_samples: whether, in training, a sample's output depends on other samples of the batch.
-    sees_future: when the output at a time step can depend on later steps: `never`, `training` or `always`.
-    needs_positions: whether statistics are taken over time or space alone, so that input without such axes has none.
-    counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
+    Attributes:
+        statistics_over: the axes that share one statistic, in words.
+        centers: whether the mean is subtracted.
+        crosses_samples: whether, in training, a sample's output depends on other samples of the batch.
+        sees_future: when the output at a time step can depend on later steps: `never`, `training` or `always`.
+        needs_positions: whether statistics are taken over time or space alone: input without such axes has none.
+        counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
     """
 
     statistics_over: str
@@ -101,12 +103,14 @@ def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
 class Norm(nn.Module):
     """A normalization: `forward(x, mask=None)` keeps the shape and dtype of x, whose features are along `channel_dim`.
 
-    mask: bool, the shape of x without its features; False where x is padding, which no statistic counts.
-
+    The mask is bool and has the shape of x without its features; False where x is padding, which no statistic counts.
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
-    recorded: attributes that `settings` returns. used_in: networks that are known for it.
-    stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
+
+    Attributes:
+        recorded: attributes that `settings` returns.
+        used_in: networks that are known for it.
+        stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
     facts: ClassVar[NormFacts]
@@ -153,7 +157,9 @@ class Branch(nn.Module):
     """What a residual block computes beside its skip: attention, an MLP, convolutions.
 
     A branch knows which of its weights scale with the placement; the placement knows by how much.
-    scaled, output: names of the modules with the weights that `scaled_weights` and `output_weights` yield.
+
+    Attributes:
+        scaled, output: names of the modules with the weights that `scaled_weights` and `output_weights` return.
     """
 
     in_features: int
@@ -179,9 +185,11 @@ class Placement(nn.Module):
     """The residual arithmetic of one block: where its norms stand around its branches.
 
     `forward(x, **context)` returns the residual stream after the block, and hands `context` to the branches.
-    slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
-    branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
-    residual_gain: factor on the skip (DeepNorm's α).
+
+    Attributes:
+        slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
+        branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
+        residual_gain: factor on the skip (DeepNorm's α).
     """
 
     slots: ClassVar[tuple[str, ...]]
@@ -201,8 +209,8 @@ PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement
 class InnerAttention(nn.Module):
     """What attention makes of queries, keys and values, split by heads: `forward(q, k, v, mask)`.
 
-    It is a module so that probes and studies can look at what it is called with. mask: None, or bool (batch, keys),
-    False at keys that no query may look at.
+    It is a module so that probes and studies can look at what it is called with. The mask is None, or bool
+    (batch, keys), False at keys that no query may look at.
     """
 
     def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Float[Tensor, "batch heads queries keys"]:
@@ -214,9 +222,13 @@ class InnerAttention(nn.Module):
 class Block:
     """One block of a model: what probes, studies and checks know of it.
 
-    module: is called with the residual stream, and returns it. layer: its place in the running order, from 0.
-    side: of an encoder–decoder, `encoder` or `decoder`. branches: by role. norms: by the name of their site, those
-    inside branches too. channel_dim: the axis of features of the stream.
+    Attributes:
+        module: what is called with the residual stream, and returns it.
+        layer: its place in the running order, from 0.
+        side: of an encoder–decoder, `encoder` or `decoder`.
+        branches: by role.
+        norms: by the name of their site, those inside branches too.
+        channel_dim: the axis of features of the stream.
     """
 
     module: nn.Module
@@ -245,7 +257,9 @@ class Block:
 class Anatomy:
     """What a model is made of, in the order in which it runs: all that probes, studies and checks know of its inside.
 
-    stem: makes the stream from the inputs; None where nothing does. norms: all of the model, by the name of their site.
+    Attributes:
+        stem: what makes the stream from the inputs; None where nothing does.
+        norms: all of the model, by the name of their site.
     """
 
     stem: nn.Module | None
@@ -275,10 +289,14 @@ class Model(nn.Module):
     `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
     A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded. A translator takes
     `forward(source, mask, previous, previous_mask)`: see `Batch`.
-    kinds: the tasks it can do. roles: the branches that its blocks have. residual: whether its blocks have a skip.
-    has_positions: whether what its norms see has time or space beside batch and features.
-    recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
-    blocks: a ModuleList of placements, unless `anatomy` says otherwise.
+
+    Attributes:
+        kinds: the tasks it can do.
+        roles: the branches that its blocks have.
+        residual: whether its blocks have a skip.
+        has_positions: whether what its norms see has time or space beside batch and features.
+        recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
+        blocks: a ModuleList of placements, unless `anatomy` says otherwise.
     """
 
     kinds: ClassVar[frozenset[str]]
@@ -307,9 +325,12 @@ class Model(nn.Module):
 class Task(ABC):
     """What a data set asks of a model: a class for each kind, which the data and the models name by its word `kind`.
 
-    unit: what throughput counts. examples: what one sees when a person is shown some.
-    causal: whether each position is predicted from those before it. may_pad: whether inputs may come with a mask.
-    judges: whether it judges a model by more than its logits.
+    Attributes:
+        unit: what throughput counts.
+        examples: what one sees when a person is shown some.
+        causal: whether each position is predicted from those before it.
+        may_pad: whether inputs may come with a mask.
+        judges: whether it judges a model by more than its logits.
     """
 
     kind: ClassVar[str]
@@ -330,10 +351,12 @@ class Task(ABC):
     def from_record(record: Mapping[str, Any]) -> Task:
         """Make the task that a run has noted."""
         task_class: Any = Task.by_kind[record["kind"]]  # a dataclass
-        values = {}
+        values: dict[str, Any] = {}
         for field in fields(task_class):
             value = record[field.name]
-            values[field.name] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple(value)
+            values[field.name] = value
         return task_class(**values)
 
     def record(self) -> dict[str, Any]:
@@ -351,7 +374,8 @@ class Task(ABC):
 
     def totals(self, logits: Float[Tensor, "..."], targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the number of right predictions."""
-        return self.loss(logits, targets, "sum"), (logits.argmax(dim=-1) == targets).sum()
+        is_right = logits.argmax(dim=-1) == targets
+        return self.loss(logits, targets, "sum"), is_right.sum()
 
     def judge(
         self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
@@ -360,7 +384,7 @@ class Task(ABC):
         return {}, ""
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        """Return what is reported of the mean loss and the share of right predictions."""
+        """Return what is reported of the mean loss and the fraction of right predictions."""
         return {"loss": loss, "accuracy": accuracy}
 
     def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -375,7 +399,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class LanguageModeling(Task):
-    """The next token at each position. context: the longest sequence, in tokens."""
+    """The next token at each position of a sequence, of at most `context` tokens."""
 
     kind = "language_model"
     unit = "tokens"
@@ -402,7 +426,7 @@ class LanguageModeling(Task):
 
 @dataclass(frozen=True)
 class TextClassification(Task):
-    """The class of a text, which may be padded. context: the longest text, in tokens."""
+    """The class of a text, of at most `context` tokens, which may be padded."""
 
     kind = "text_classification"
     unit = "texts"
@@ -423,7 +447,7 @@ class TextClassification(Task):
 
 @dataclass(frozen=True)
 class ImageClassification(Task):
-    """The class of an image. image_shape: channels, height, width."""
+    """The class of an image, whose shape is that of its channels, height and width."""
 
     kind = "image_classification"
     unit = "images"
@@ -447,10 +471,11 @@ TextTask = LanguageModeling | TextClassification
 class Batch(NamedTuple):
     """One batch: token ids or images, and what is to be predicted.
 
-    inputs: int64 (batch, time) or float32 (batch, channels, height, width).
-    targets: int64 (batch, time) or (batch,); `PADDING` where a translation has ended.
-    mask: bool (batch, time), False where a text is padded; None where nothing is.
-    previous: int64 (batch, time), of translations the token before each target, 0 where they have ended.
+    Attributes:
+        inputs: int64 (batch, time) or float32 (batch, channels, height, width).
+        targets: int64 (batch, time) or (batch,); `PADDING` where a translation has ended.
+        mask: bool (batch, time), False where a text is padded; None where nothing is.
+        previous: int64 (batch, time), of translations the token before each target, 0 where they have ended.
     """
 
     inputs: Tensor
@@ -502,5 +527,6 @@ class Data(ABC):
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint.
 
-        constant: the `loss/val` (nats) and `accuracy/val` of the best predictor that always says the same, where known.
+        Under `constant` are the `loss/val` (nats) and `accuracy/val` of the best predictor that always says the same,
+        where they are known.
         """

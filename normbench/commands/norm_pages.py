@@ -66,7 +66,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class Page:
-    """The page of an option. line: says in the list of options what it is. text: the docstring of its class."""
+    """The page of an option.
+
+    Attributes:
+        line: what says in the list of options what it is.
+        text: the docstring of its class.
+    """
 
     name: str
     line: str
@@ -78,20 +83,21 @@ class Page:
 def pages(group: str, name: str | None = None) -> str:
     """Return the page of an option, or the pages of all, in Markdown."""
     names = [name] if name else list(options(group))
+    found = [page_of(group, one) for one in names]
     template = environment().get_template("norm_pages.jinja")
-    return template.render(group=group, has_heading=not name, pages=[page_of(group, one) for one in names])
+    return template.render(group=group, has_heading=not name, pages=found)
 
 
 def page_of(group: str, name: str) -> Page:
     """Return the page of an option."""
     tree = {group: section_of(group, name)}
-    made = build.target(tree, group)[1]
+    _, made = build.target(tree, group)
     text = inspect.getdoc(made) or ""
     line = options(group)[name]
     if group == "norm":
         norm = norm_page(NormPart(tree))
-        return Page(name, line, text, norm, [*find_refusals(group, norm.facts)])
-    return Page(name, line, text, placement_page(tree), [*find_refusals(group, made)])
+        return Page(name, line, text, norm, list(find_refusals(group, norm.facts)))
+    return Page(name, line, text, placement_page(tree), list(find_refusals(group, made)))
 
 
 def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
@@ -99,17 +105,18 @@ def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Ref
     for rule in REFUSALS:
         if group not in rule.between:
             continue
-        (other,) = {*rule.between} - {group}
-        hit = []
+        (other,) = set(rule.between) - {group}
+        refused: list[str] = []
         for option in options(other):
-            part = build.target({other: section_of(other, option)}, other)[1]
-            task = Task.by_kind.get(getattr(part, "kind", ""))
+            _, part = build.target({other: section_of(other, option)}, other)
             parts: dict[str, Any] = dict.fromkeys(("norm", "placement", "model", "data"))  # of which two are asked
-            parts |= {group: mine, other: part, "task": task}
-            if rule.applies(Combination(**parts)):
-                hit.append(option)
-        if hit:
-            yield Refused(rule, other, hit)
+            parts[group] = mine
+            parts[other] = part
+            task = Task.by_kind.get(getattr(part, "kind", ""))
+            if rule.applies(Combination(**parts, task=task)):
+                refused.append(option)
+        if refused:
+            yield Refused(rule, other, refused)
 
 
 # ---- norms
@@ -117,7 +124,11 @@ def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Ref
 
 @dataclass(frozen=True)
 class Picture:
-    """What one value is computed from. layouts, modes: in which it is the same, such as `sequences` and `training`."""
+    """What one value is computed from.
+
+    Attributes:
+        layouts, modes: in which it is the same, such as `sequences` and `training`.
+    """
 
     drawing: str
     layouts: str
@@ -136,9 +147,12 @@ class Cost:
 class NormPage:
     """What is told of a norm below its docstring.
 
-    learned, kept: its parameters and buffers, in words. crosses_samples, sees_future: when a value depends on other
-    samples and on later positions: `never`, `in training` or `always`. pointwise: whether each value comes from one.
-    invariances: changes of W or x -> whether norm(Wx) stays the same.
+    Attributes:
+        learned, kept: its parameters and buffers, in words.
+        crosses_samples, sees_future: when a value depends on other samples and on later positions: `never`,
+            `in training` or `always`.
+        pointwise: whether each value comes from one.
+        invariances: whether norm(Wx) stays the same, by the change of W or x.
     """
 
     norm: Norm
@@ -206,7 +220,8 @@ def norm_page(part: NormPart) -> NormPage:
     cells = {}
     for layout, training in product(LAYOUTS, (True, False)):
         cells[layout, training] = trace(part, layout, training)
-    trained, evaluated = cells["sequence", True], cells["sequence", False]
+    trained = cells["sequence", True]
+    evaluated = cells["sequence", False]
     later = slice(SHOWN[2] + 1, None)
     forward, backward = count_costs(part)
     return NormPage(
@@ -260,14 +275,21 @@ def trace(part: NormPart, layout: str, training: bool) -> Cells:
 
 
 def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
-    """Return a picture for all layouts and modes in which it is the same; cells: by layout, and whether in training."""
+    """Return a picture for all layouts and modes in which it is the same.
+
+    Args:
+        cells: by layout, and whether in training.
+    """
     places: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for place, own in cells.items():
         places[draw(own)].append(place)
     pictures = []
-    for drawing, shared in places.items():
-        layouts = dict.fromkeys(LAYOUTS[layout] for layout, _ in shared)
-        modes = dict.fromkeys("training" if training else "evaluation" for _, training in shared)
+    for drawing, own_places in places.items():
+        layouts: dict[str, None] = {}  # in their order
+        modes: dict[str, None] = {}
+        for layout, training in own_places:
+            layouts[LAYOUTS[layout]] = None
+            modes["training" if training else "evaluation"] = None
         pictures.append(Picture(drawing, " and ".join(layouts), " and ".join(modes)))
     return pictures
 
@@ -334,7 +356,8 @@ def measure_time(part: NormPart) -> Timing:
     norm = part.factory()(CLOCKED[-1])
     layernorm = NormPart({"norm": section_of("norm", "layernorm")}).factory()(CLOCKED[-1])
     calls = [forward_and_backward(one, x, dy) for one in (norm, layernorm)]
-    own, ratios = [], []
+    own: list[float] = []
+    ratios: list[float] = []
     for mine, other in in_turn(calls, ROUNDS):
         own.append(mine)
         ratios.append(mine / other)
@@ -355,7 +378,12 @@ def write_time(time: Timing) -> str:
 
 @dataclass(frozen=True)
 class PlacementPage:
-    """What is told of a placement below its docstring. flow: the stream's way, drawn. norms: of a block or a branch."""
+    """What is told of a placement below its docstring.
+
+    Attributes:
+        flow: the stream's way, drawn.
+        norms: how many a block has, or a branch.
+    """
 
     block: Placement
     flow: str
@@ -374,7 +402,12 @@ class PlacementPage:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a placement does to x, drawn while it does it. sides: the ways that it adds up. after: what follows them."""
+    """What a placement does to x, drawn while it does it.
+
+    Attributes:
+        sides: the ways that it adds up.
+        after: what follows them.
+    """
 
     sides: tuple[str, ...] = ("",)
     after: str = ""
@@ -428,7 +461,8 @@ class Step(Branch):
 
 def placement_page(tree: Any) -> PlacementPage:
     """Draw what a placement does to the stream."""
-    made: Any = build.target(tree, "placement")[1]
+    made: Any
+    _, made = build.target(tree, "placement")
     names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
     branches = {name: Step(name) for name in names}
     site = Site("block", 0, LAYERS, branches=2 * LAYERS)

@@ -26,7 +26,7 @@ from normbench.sweep.folder import SweepFolder, say, summarize
 class Line:
     """A sweep or run in the list.
 
-    Args:
+    Attributes:
         changed: when it was last written to.
         command: that goes on with it; empty: none does.
     """

@@ -50,7 +50,7 @@ ELSEWHERE = {
 class Config:
     """A run's configuration, every value checked and in its own type.
 
-    Args:
+    Attributes:
         tree: resolved, plain containers.
         closed: the part of it that is no class's.
         words: of the command line.

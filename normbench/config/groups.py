@@ -31,7 +31,7 @@ NOTES = {
 class Choices:
     """What a person chose.
 
-    Args:
+    Attributes:
         groups: the option of each group.
         words: those that name the run.
     """

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that
 class Combination:
     """What the parts of a run declare; a refusal looks only at the two that it is between.
 
-    task: of the data; None: their kind is not known.
+    Attributes:
+        task: of the data; None: their kind is not known.
     """
 
     norm: NormFacts
@@ -28,7 +29,10 @@ class Combination:
 class Refusal:
     """One reason to refuse.
 
-    between: the sections whose choices clash. what: options that clash. applies: whether a combination is refused.
+    Attributes:
+        between: the sections whose choices clash.
+        what: options that clash.
+        applies: whether a combination is refused.
     """
 
     between: tuple[str, str]

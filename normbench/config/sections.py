@@ -9,13 +9,14 @@ from dataclasses import dataclass
 class Section:
     """One section of a configuration, or a group that only chooses options of others.
 
-    name: its key, and its folder in `conf/` where it is a group.
-    meaning: one line for help pages and lists; empty: it is not a group, and has no options to choose from.
-    makes: the base of what its `_target_` makes, as package.module.Class; empty: it has no `_target_`.
-    given: what that is called with besides its settings.
-    trusted: where the classes are whose code may run though somebody else made the run.
-    compared: whether a comparison is mostly about it: a class of the user's own names the run, and is checked alone.
-    several: whether it holds any number of such sections, under names of their own.
+    Attributes:
+        name: its key, and its folder in `conf/` where it is a group.
+        meaning: one line for help pages and lists; empty: it is not a group, and has no options to choose from.
+        makes: the base of what its `_target_` makes, as package.module.Class; empty: it has no `_target_`.
+        given: what that is called with besides its settings.
+        trusted: where the classes are whose code may run though somebody else made the run.
+        compared: whether a comparison is mostly about it: a class of a user's own names the run, and is checked alone.
+        several: whether it holds any number of such sections, under names of their own.
     """
 
     name: str

@@ -37,7 +37,8 @@ MOST_BARE = 2
 def settings_of(target: str, imports: bool = False) -> dict[str, Setting] | None:
     """Return the settings that a class or function takes by keyword; None where it takes any, or cannot be read.
 
-    imports: whether one of somebody else's is imported to be read.
+    Args:
+        imports: whether one of somebody else's is imported to be read.
     """
     if target.startswith(OURS):
         return settings_in_source(target)
@@ -48,7 +49,10 @@ def settings_of(target: str, imports: bool = False) -> dict[str, Setting] | None
 
 
 def import_target(path: str, where: str = "") -> Callable[..., Any]:
-    """Return what a dotted path names; `where` begins the complaint.
+    """Return what a dotted path names.
+
+    Args:
+        where: what a complaint begins with, by default the path.
 
     Raises:
         UsageError: it cannot be imported, or is neither a class nor a function.
@@ -270,7 +274,11 @@ class Source(dict[str, Any]):
         return None if more is None else {**more, **own}
 
     def parameters(self, arguments: ast.arguments, positional: list[ast.arg]) -> dict[str, Setting]:
-        """Return the settings among the parameters of a function; positional: without `self`."""
+        """Return the settings among the parameters of a function.
+
+        Args:
+            positional: those that may be given by position, without `self`.
+        """
         found: dict[str, Setting] = {}
         without_default = len(positional) - len(arguments.defaults)
         for argument in positional[without_default:]:

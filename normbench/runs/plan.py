@@ -29,7 +29,7 @@ from normbench.types import Data, NormFacts
 class Run:
     """A run that is fully decided; nothing has been written yet. Another process that is sent it can make it.
 
-    Args:
+    Attributes:
         config: with its length in steps.
         threads: of the CPU.
         parent: the finished run that this one extends.

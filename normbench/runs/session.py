@@ -49,8 +49,11 @@ HEARTBEAT_SECONDS = 5.0
 class Session:
     """One process's work on a run: build, `make_directory`, then `train`, which prepares, restores and ends it.
 
-    loop: the model with all that trains it. norms: of the model, by site. memory: a line on that of a step, where it
-    is large.
+    Attributes:
+        loop: the model with all that trains it.
+        norms: of the model, by site.
+        memory: a line on that of a step, where it is large.
+        seeds: of all runs that are trained as one model.
     """
 
     def __init__(self, run: Run, group: Group | None = None, seeds: Sequence[int] = ()) -> None:
@@ -99,7 +102,10 @@ class Session:
         return model, norms
 
     def memory_of_step(self, model: Model, activations: float) -> str:
-        """Return a line on the memory of a step, where that is large. activations: the bytes that a batch keeps.
+        """Return a line on the memory of a step, where that is large.
+
+        Args:
+            activations: the bytes that a batch keeps for the backward pass.
 
         Raises:
             UsageError: it is more than there is.

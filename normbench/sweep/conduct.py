@@ -47,7 +47,7 @@ Report = Callable[[Path, bool], None]  # on the runs of a folder; the second: wh
 class Sweep:
     """A sweep whose words are understood; nothing has been run or written.
 
-    Args:
+    Attributes:
         words: that it is made of, without those of one command.
         plan: where learning rates are to be chosen, with those that are set in their place.
         choices: of learning rates, so far.

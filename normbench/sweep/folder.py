@@ -39,7 +39,7 @@ PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 class Entry:
     """One run in the list of those that a sweep makes.
 
-    Args:
+    Attributes:
         arm: what varies, without the seed.
         words: those of the `train` command that makes it; of `sweep` for a stack.
     """
@@ -55,7 +55,7 @@ class Entry:
 class Standing:
     """How a run stands.
 
-    Args:
+    Attributes:
         loss: the final validation loss.
         cause: why it failed.
     """

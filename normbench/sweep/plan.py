@@ -45,7 +45,7 @@ NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 class Point:
     """The words of one run, and which settings vary.
 
-    Args:
+    Attributes:
         follows: settings that differ because these do.
     """
 
@@ -144,7 +144,8 @@ def combine(words: Sequence[str], ties: Sequence[str]) -> list[Point]:
 def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:
     """Refuse a tie of fewer than two settings, with a single value, or with a key that is given elsewhere too.
 
-    others: the keys of the words that are not ties.
+    Args:
+        others: the keys of the words that are not ties.
 
     Raises:
         UsageError: with the reason.
@@ -251,7 +252,7 @@ class PlannedRun(Entry):
 class SweepPlan:
     """The runs of a sweep, each once.
 
-    Args:
+    Attributes:
         folder: of all of them.
         left_out: how many runs are left out, by the reason.
     """
@@ -307,7 +308,7 @@ def make_stacks(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedR
 class Planner:
     """Plans grids; data that several runs share are loaded once.
 
-    Args:
+    Attributes:
         jobs, threads, devices, quiet: what the words ask for, or the first run's configuration, or our own defaults.
         stack: how many seeds of an arm are one model.
         loaded: the data, by their section of the configuration and their seed.

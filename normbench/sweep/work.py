@@ -51,7 +51,7 @@ class RunTask:
 
     A failure is noted, whatever it is.
 
-    Args:
+    Attributes:
         todo: the runs that are not over, by their places in the stack.
         here: where relative paths begin.
         timeout: minutes after which it has failed.
@@ -126,7 +126,7 @@ def limit_time(minutes: float | None) -> Iterator[None]:
 class Execution:
     """One sweep whose runs are being made.
 
-    Args:
+    Attributes:
         waiting: stacks of runs that are not known to be over.
         timeout: minutes that each may take.
         at_work: the tasks that were started, by the launcher's job for each.
