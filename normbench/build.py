@@ -252,21 +252,27 @@ def facts_of(tree: Tree, section: str) -> NormFacts:
     return NormFacts(statistics_over="unknown", centers=False)
 
 
-def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
-    """Refuse what does not go together; return the norm's facts.
+def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
+    """Refuse parts that cannot be used, and what does not go together; return the norm's facts.
+
+    Args:
+        names: what was chosen, by section.
 
     Raises:
-        UsageError: the combination is refused.
+        UsageError: a part cannot be imported, or is not for its section.
+        CombinationRefused: they do not go together.
     """
+    made: dict[str, Any] = {}
+    for section in CLASS_SECTIONS:
+        _, made[section] = target(tree, section)
+    loggers(tree)
     facts = norm_facts(tree)
-    _, placement = target(tree, "placement")
-    _, model = target(tree, "model")
-    _, data = target(tree, "data")
-    rule = refusal(facts, placement, model, data)
+    model = made["model"]
+    rule = refusal(facts, made["placement"], model, made["data"])
     if rule:
         given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
-    trainer = tree.get("trainer", {})
+    trainer = tree["trainer"]
     if trainer.get("recompute"):
         what = ""
         if trainer["compile"]:

@@ -15,7 +15,6 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
-from normbench.config.sections import CLASS_SECTIONS
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
@@ -87,12 +86,9 @@ def prepare(
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
         config = extend(config, parent, trust)
-    for section in CLASS_SECTIONS:
-        build.target(config.tree, section)  # whether it can be imported, and is for its section
-    build.loggers(config.tree)
+    facts = build.check_parts(config.tree, config.choices.groups)
     for sentence in describe_unchecked(config.tree):
         warn_once(sentence)
-    facts = build.check_combination(config.tree, config.choices.groups)
     if device is None:
         device = from_environment().place(build.resolve_device(config.closed.device))
     check_compile(config, device)
