@@ -233,25 +233,32 @@ def state_result(arm: Arm, metric: Metric) -> Result:
 # ---- what is tested
 
 
+def state_pairs(one: Comparison | Contrast) -> dict[str, Any]:
+    """Return the fields of `Paired`: what is found of pairs of seeds, whether of ends or of effects."""
+    return {
+        "arm": one.arm.name,
+        "baseline": one.baseline.name,
+        "metric": one.metric,
+        "seeds": one.seeds,
+        "values": one.values,
+        "tried": len(one.tried),
+        "mean": or_nan(one.mean),
+        "sd": one.sd,
+        "interval": one.interval,
+        "p": one.p,
+        "corrected": one.corrected,
+        "family": one.family,
+        "real": one.real,
+    }
+
+
 def state_difference(one: Comparison, margin: float | None = None) -> ArmDifference:
     """Return what is found of an arm and its baseline."""
     ours, theirs = one.lost
     decided_by = one.decided_by
     return ArmDifference(
-        arm=one.arm.name,
-        baseline=one.baseline.name,
-        metric=one.metric,
+        **state_pairs(one),
         verdict=one.verdict(margin),
-        seeds=one.seeds,
-        values=one.values,
-        tried=len(one.tried),
-        mean=or_nan(one.mean),
-        sd=one.sd,
-        interval=one.interval,
-        p=one.p,
-        corrected=one.corrected,
-        family=one.family,
-        real=one.real,
         better=one.better,
         effect_size=one.effect_size,
         detectable=one.detectable,
@@ -276,24 +283,12 @@ def state_groups(arm: Arm) -> TwoGroups:
 def state_effect(one: Contrast) -> Effect:
     """Return what is found of a factor's effects on an arm and on its baseline."""
     return Effect(
-        arm=one.arm.name,
-        baseline=one.baseline.name,
-        metric=one.metric,
+        **state_pairs(one),
         kind=one.kind,
         factor=one.factor,
         levels=tuple(one.levels),
-        seeds=one.seeds,
-        values=one.values,
         own=one.own,
         other=one.other,
-        tried=len(one.tried),
-        mean=or_nan(one.mean),
-        sd=one.sd,
-        interval=one.interval,
-        p=one.p,
-        corrected=one.corrected,
-        family=one.family,
-        real=one.real,
     )
 
 
