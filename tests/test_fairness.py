@@ -11,6 +11,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
+from normbench.analysis.answers import Caveat, CaveatKind
 from normbench.analysis.facts import given
 from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
@@ -20,43 +21,67 @@ from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
 
 
-def texts(folder: Path) -> list[str]:
-    """What is found beside one learning rate for all arms."""
-    return [one.text for one in find_caveats(read_study([folder])) if "chosen for none" not in one.text]
+def beside_rates(folder: Path) -> list[Caveat]:
+    """Return what is found beside one learning rate for all arms."""
+    return [one for one in find_caveats(read_study([folder])) if one.kind != CaveatKind.LEARNING_RATE]
 
 
-def topics(folder: Path) -> dict[str, str]:
-    return {caveat.kind: caveat.text for caveat in make_report([folder]).answer.caveats}
+def caveats(folder: Path) -> dict[CaveatKind, Caveat]:
+    """Return what a report finds, the last of each kind."""
+    return {caveat.kind: caveat for caveat in make_report([folder]).answer.caveats}
+
+
+def values(caveat: Caveat) -> dict[str, tuple[str, ...]]:
+    """Return the arms that have each value."""
+    return {one.value: one.arms for one in caveat.found}
+
+
+LAYERNORM, RMSNORM = ("layernorm",), ("rmsnorm",)
 
 
 @pytest.mark.parametrize(
-    ("other", "topic", "words"),
+    ("other", "kind", "found"),
     [
-        ({"steps": 200}, "unequal steps", "100 (layernorm); 200 (rmsnorm)"),
-        ({"data": {"fingerprint": "a" * 64}}, "different data", "ffffffff (layernorm); aaaaaaaa (rmsnorm)"),
+        ({"steps": 200}, CaveatKind.UNEQUAL_STEPS, {"100": LAYERNORM, "200": RMSNORM}),
+        ({"data": {"fingerprint": "a" * 64}}, CaveatKind.DATA, {"f" * 8: LAYERNORM, "a" * 8: RMSNORM}),
         (
             {"session": {"packages": {"torch": "2.6.0", "numpy": "2.4.6"}}},
-            "different versions",
-            "not all runs used the same version of torch",
+            CaveatKind.VERSIONS,
+            {"2.13.0": LAYERNORM, "2.6.0": RMSNORM},
         ),
-        ({"session": {"commit": "1" * 40 + "+changes"}}, "different versions", "11111111+changes (rmsnorm)"),
-        ({"ledger": {"implementation": "torch.nn.functional.rms_norm"}}, "ledger", "torch's operator (rmsnorm)"),
-        ({"ledger": {"parameters": {"total": 7}}}, "ledger", "number of parameters: 802,304 (layernorm); 7 (rmsnorm)"),
-        ({"lr": 3e-3}, "settings", "optim.lr too, which is fair only if each was chosen for its arm: 0.001"),
-        ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
+        ({"session": {"commit": "1" * 40 + "+changes"}}, CaveatKind.VERSIONS, {"11111111+changes": RMSNORM}),
+        (
+            {"ledger": {"implementation": "torch.nn.functional.rms_norm"}},
+            CaveatKind.LEDGER,
+            {"torch's operator": RMSNORM},
+        ),
+        ({"ledger": {"parameters": {"total": 7}}}, CaveatKind.LEDGER, {"802,304": LAYERNORM, "7": RMSNORM}),
+        ({"lr": 3e-3}, CaveatKind.SETTINGS, {"0.001": LAYERNORM, "0.003": RMSNORM}),
+        ({"summary": {"leak": "it does"}}, CaveatKind.LEAK, {"": RMSNORM}),
         (
             {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.batch_size": 1}},
-            "batch of one",
-            "and is trained at a batch size of 1",
+            CaveatKind.BATCH_OF_ONE,
+            {"": RMSNORM},
         ),
-        ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
-        ({"status": "running"}, "unfinished runs", "rmsnorm: a run is still going, or was killed"),
+        ({"status": "running"}, CaveatKind.UNFINISHED, {"": RMSNORM}),
     ],
 )
-def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], topic: str, words: str) -> None:
+def test_what_makes_it_unfair_is_found_and_said(
+    tmp_path: Path, other: dict[str, Any], kind: CaveatKind, found: dict[str, tuple[str, ...]]
+) -> None:
     make_run(tmp_path, norm="layernorm")
     make_run(tmp_path, norm="rmsnorm", **other)
-    assert words in topics(tmp_path)[topic]
+    caveat = caveats(tmp_path)[kind]
+    assert found.items() <= values(caveat).items()
+    for value, arms in found.items():
+        assert value in caveat.text and all(arm in caveat.text for arm in arms)
+
+
+def test_seeds_that_an_arm_lacks_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path, norm="layernorm")
+    make_run(tmp_path, norm="rmsnorm", seed=1)
+    lacking = [one for one in make_report([tmp_path]).answer.caveats if one.kind == CaveatKind.MISSING_SEEDS]
+    assert [(one.found[0].arms, one.found[0].seeds) for one in lacking] == [(LAYERNORM, (1,)), (RMSNORM, (0,))]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +96,13 @@ def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], top
 def test_a_fair_comparison_has_no_caveats(tmp_path: Path, other: dict[str, Any]) -> None:
     make_run(tmp_path)
     make_run(tmp_path, **other)
-    assert texts(tmp_path) == []
+    assert beside_rates(tmp_path) == []
 
 
 def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
-    assert topics(tmp_path)["doubles"] == "rmsnorm: several runs have the same seed, and their mean counts"
+    assert caveats(tmp_path)[CaveatKind.DOUBLES].found[0].arms == RMSNORM
     (one,) = make_report([tmp_path]).comparisons
     assert one.values == pytest.approx((0.0, 0.1))
 
@@ -94,12 +119,10 @@ def test_what_an_earlier_session_had_counts_too(tmp_path: Path) -> None:
     (latest,) = json.loads(file.read_text())["sessions"]
     before = {**latest, "threads": 8, "packages": {"torch": "2.6.0"}}
     file.write_text(json.dumps({"sessions": [before, latest]}))
-    found = topics(tmp_path)
-    assert found["different threads"].endswith(": 8 (all runs); 1 (all runs)")
-    assert (
-        found["different versions"]
-        == "not all runs used the same version of torch: 2.6.0 (all runs); 2.13.0 (all runs)"
-    )
+    found = caveats(tmp_path)
+    every = ("all runs",)
+    assert values(found[CaveatKind.THREADS]) == {"8": every, "1": every}
+    assert values(found[CaveatKind.VERSIONS]) == {"2.6.0": every, "2.13.0": every}
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -109,8 +132,9 @@ def test_what_an_option_sets_is_no_difference_and_what_a_person_sets_is(tmp_path
         path = make_run(tmp_path, settings={"model.width": width}, session={"command": command})
         file = path / "environment.json"
         file.write_text(file.read_text().replace('"model": "nano"', f'"model": "{model}"'))
-    wanted = ["the arms differ in model.width too: 128 (nano); 64 (small)"] if given else []
-    assert texts(tmp_path) == wanted
+    found = beside_rates(tmp_path)
+    assert [one.kind for one in found] == ([CaveatKind.SETTINGS] if given else [])
+    assert [values(one) for one in found] == ([{"128": ("nano",), "64": ("small",)}] if given else [])
 
 
 def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) -> None:
@@ -118,8 +142,9 @@ def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) 
         make_run(tmp_path, norm=norm, seed=seed, step_ms=ms, ledger={"eps": len(norm)})
     _, eps, times = find_caveats(read_study([tmp_path]))
     assert (eps.serious, times.serious) == (True, False)  # what may decide it first
+    (unsteady,) = times.found
+    assert unsteady.arms == RMSNORM and unsteady.numbers == {"ratio": pytest.approx(2.1)}
     assert times.text.startswith("step times differ up to 2.1-fold between seeds of one arm")
-    assert times.text.endswith(": rmsnorm")
 
 
 def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path) -> None:
@@ -149,7 +174,7 @@ def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) 
     pairs = [(one.arm.name, one.baseline.name) for one in report.comparisons]
     assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
     assert report.comparisons[0].real and report.comparisons[0].mean > 0.2
-    assert "chosen on data held out" in "".join(texts(tmp_path))
+    assert report.study.fairly_chosen
 
 
 @pytest.mark.parametrize("equal", [False, True])
@@ -160,11 +185,12 @@ def test_what_goes_with_a_factor_is_fair_to_arms_that_share_its_value(tmp_path: 
     ):
         data = {"steps_per_epoch": 320 // size}
         make_run(tmp_path, norm=norm, lr=lr, steps=steps, settings={"data.batch_size": size}, data=data)
-    found = topics(tmp_path)
-    assert not {"settings", "unequal steps"} & {*found}
-    assert ("unequal samples" in found) is not equal
+    found = caveats(tmp_path)
+    assert not {CaveatKind.SETTINGS, CaveatKind.UNEQUAL_STEPS} & {*found}
+    assert (CaveatKind.UNEQUAL_SAMPLES in found) is not equal
     if not equal:
-        assert "in epochs: 2 (batchnorm · batch_size=4, " in found["unequal samples"]
+        epochs = values(found[CaveatKind.UNEQUAL_SAMPLES])
+        assert epochs["2"] == ("batchnorm · batch_size=4", "groupnorm · batch_size=4")
 
 
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
@@ -175,13 +201,11 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     noted.append({"arm": {"norm": "rmsnorm"}, "lr": 3e-3, "edge": "highest"})
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     edge, fair = find_caveats(read_study([tmp_path]))
-    assert (edge.serious, fair.serious) == (True, False)
-    assert edge.text.startswith("rmsnorm: the chosen learning rate is at the end of those tried")
-    assert "chosen on data held out of the training data: 0.001 (layernorm); 0.003 (rmsnorm)" in fair.text
-    assert all("chosen for none" not in text and "runs that are reported" not in text for text in texts(tmp_path))
+    assert {edge.kind, fair.kind} == {CaveatKind.LEARNING_RATE} and (edge.serious, fair.serious) == (True, False)
+    assert values(edge) == {"highest": RMSNORM} and values(fair) == {"0.001": LAYERNORM, "0.003": RMSNORM}
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = find_caveats(read_study([tmp_path]))
-    assert one.serious and "fair only if each was chosen for its arm" in one.text
+    assert one.serious and one.kind == CaveatKind.SETTINGS and values(one)["0.5"] == ("dyt",)
 
 
 @pytest.mark.parametrize("value, word", [(None, "null"), (False, "false"), ([0.9, 0.99], "[0.9,0.99]"), (1e-3, "1e-3")])
@@ -210,7 +234,7 @@ def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> 
     noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     (one,) = find_caveats(read_study([tmp_path]))
-    assert not one.serious and one.text.endswith("held out of the training data: 0.001 (layernorm, rmsnorm)")
+    assert not one.serious and values(one) == {"0.001": ("layernorm", "rmsnorm")}
 
 
 def test_a_rate_that_a_sweep_chose_was_not_set_by_hand(tmp_path: Path) -> None:
@@ -237,8 +261,9 @@ def test_the_choice_of_rates_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
-    assert "damaged record" not in topics(tmp_path)
+    assert CaveatKind.DAMAGED_RECORD not in caveats(tmp_path)
     changed = next(tmp_path.glob("rmsnorm-pre-s1-*"))
     file = changed / "summary.json"
     file.write_text(file.read_text().replace('"loss/val": 2.1', '"loss/val": 1.5'))
-    assert topics(tmp_path)["damaged record"].startswith(f"{changed.name}: summary.json has other final metrics")
+    (evidence,) = caveats(tmp_path)[CaveatKind.DAMAGED_RECORD].found
+    assert evidence.runs == (changed.name,) and evidence.arms == RMSNORM

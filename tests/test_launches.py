@@ -12,6 +12,7 @@ from made_runs import make_report, make_run, read_study
 from support import IMAGES, TEXT, TEXTS
 from test_report import table
 
+from normbench.analysis.answers import Caveat, CaveatKind
 from normbench.analysis.fairness import find_caveats
 from normbench.training.launches import COUNTED, EarlySteps, Launches
 from normbench.types import Norm, Task
@@ -126,9 +127,13 @@ def test_without_a_count_no_host_is_timed() -> None:
     assert early.found() == {"operators_a_step": 0}
 
 
-def said(folder: Path) -> list[str]:
-    """What a report says of step times and hosts."""
-    return [one.text for one in find_caveats(read_study([folder])) if "the host was at work" in one.text]
+def waiting(folder: Path) -> list[Caveat]:
+    """Return what a report finds of hosts that keep their GPUs waiting."""
+    found = []
+    for one in find_caveats(read_study([folder])):
+        if one.kind == CaveatKind.STEP_TIMES and any("operators" in evidence.numbers for evidence in one.found):
+            found.append(one)
+    return found
 
 
 def two_arms(folder: Path, *ledgers: dict[str, Any]) -> Path:
@@ -141,19 +146,21 @@ def two_arms(folder: Path, *ledgers: dict[str, Any]) -> Path:
 def test_a_report_says_where_step_times_compare_launches(tmp_path: Path) -> None:
     """On a GPU that probably waits for its host in most runs of each arm, and nowhere else."""
     bound = [{"operators_a_step": count, "host_share_of_step": 0.98} for count in (363, 170)]
-    (found,) = said(two_arms(tmp_path / "bound", *bound))
-    assert "at work for at least 98 % of a step, so the NVIDIA H100 probably waited for it" in found
-    assert "363 (batchnorm); 170 (layernorm)" in found and ".item() in a norm" in found
+    (found,) = waiting(two_arms(tmp_path / "bound", *bound))
+    gpu, *arms = found.found
+    assert gpu.value == "NVIDIA H100" and gpu.arms == ("batchnorm", "layernorm")
+    assert [(one.arms[0], one.numbers["operators"]) for one in arms] == [("batchnorm", 363), ("layernorm", 170)]
+    assert "at work for at least 98 % of a step, so the NVIDIA H100 probably waited for it" in found.text
     make_run(tmp_path / "bound", seed=2, ledger=bound[1], session={"accelerator": "NVIDIA A100"})
-    (found,) = said(tmp_path / "bound")
-    assert "so the GPU (one of NVIDIA H100, NVIDIA A100) probably waited for it" in found
+    (found,) = waiting(tmp_path / "bound")
+    assert [one.value for one in found.found if one.value] == ["NVIDIA H100", "NVIDIA A100"]
     half = make_run(tmp_path / "bound", seed=3, ledger={**bound[1], "host_share_of_step": 0.4}).parent
-    assert len(said(half)) == 1  # three of four
+    assert len(waiting(half)) == 1  # three of four
     make_run(half, seed=4, ledger={}), make_run(half, seed=5, ledger={"operators_a_step": 170})
-    assert said(half) == []  # three of six
+    assert waiting(half) == []  # three of six
     busy = ({"operators_a_step": 363, "host_share_of_step": share} for share in (0.98, 0.4))
-    assert said(two_arms(tmp_path / "busy", *busy)) == []
-    assert said(two_arms(tmp_path / "cpu", {"operators_a_step": 363}, {"operators_a_step": 170})) == []
+    assert waiting(two_arms(tmp_path / "busy", *busy)) == []
+    assert waiting(two_arms(tmp_path / "cpu", {"operators_a_step": 363}, {"operators_a_step": 170})) == []
 
 
 def test_operators_stand_in_the_table_of_costs_where_they_were_counted(tmp_path: Path) -> None:
