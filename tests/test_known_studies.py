@@ -1,131 +1,155 @@
-"""What the first screen of a report says of studies whose answer is known."""
+"""What a report finds of studies whose answer is known."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from known_studies import STUDIES
 from made_runs import make_report
 
-from normbench.analysis.answers import Answer
+from normbench.analysis.answers import (
+    Answer,
+    ArmDifference,
+    CaveatKind,
+    EffectKind,
+    Evidence,
+    ReasonKind,
+    StepKind,
+    Verdict,
+)
 from normbench.analysis.report import Report, save
-from normbench.analysis.sentences import say_question
 
-BETTER = r"is (better|worse) than"
+CALLED = (Verdict.DIFFERENT, Verdict.POSSIBLE)
 
 
 @pytest.fixture
-def answer(tmp_path: Path, request: pytest.FixtureRequest) -> Report:
+def report(tmp_path: Path, request: pytest.FixtureRequest) -> Report:
     """A report whose answer comes back from JSON as it is."""
     STUDIES[request.param](tmp_path)
-    report = make_report([tmp_path])
-    assert Answer.from_json(report.answer.to_json()) == report.answer
-    return report
+    made = make_report([tmp_path])
+    assert Answer.from_json(made.answer.to_json()) == made.answer
+    return made
 
 
-def said(report: Report) -> str:
-    return "\n".join(sentence for sentence, _ in report.verdict)
-
-
-def caveats(report: Report) -> str:
-    return "\n".join(caveat.text for caveat in report.answer.caveats)
+@pytest.fixture
+def answer(report: Report) -> Answer:
+    return report.answer
 
 
 def study(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("answer", [name], indirect=True)
+    return pytest.mark.parametrize("report", [name], indirect=True)
+
+
+def only_difference(answer: Answer) -> ArmDifference:
+    (one,) = answer.differences
+    return one
+
+
+def evidence_of(answer: Answer, kind: CaveatKind) -> tuple[Evidence, ...]:
+    (caveat,) = [one for one in answer.caveats if one.kind == kind]
+    return caveat.found
+
+
+def is_any_called(answer: Answer) -> bool:
+    """Say whether any arm is called better or worse than its baseline, or may be."""
+    return any(one.verdict in CALLED for one in answer.differences)
 
 
 @study("true_difference")
-def test_a_true_difference_is_called_one_and_its_interval_holds_it(answer: Report) -> None:
-    words = said(answer)
-    assert "rmsnorm is better than layernorm" in words
-    low, high = map(number, re.findall(r"95 %: (\S+) to (\S+);", words)[0])
-    assert low <= -0.08 <= high < 0
+def test_a_true_difference_is_called_one_and_its_interval_holds_it(answer: Answer) -> None:
+    one = only_difference(answer)
+    assert one.verdict == Verdict.DIFFERENT and one.better
+    assert (one.arm, one.baseline) == ("rmsnorm", "layernorm")
+    assert one.interval and one.interval.lower <= -0.08 <= one.interval.upper < 0
 
 
 @study("no_difference")
-def test_no_difference_is_no_difference_and_has_a_bound(answer: Report) -> None:
-    words = said(answer)
-    assert not re.search(BETTER, words)
-    assert all(0 < float(bound) < 0.05 for bound in re.findall(r"by more than (\S+) nats", words))
-    assert words.count("by more than") == 2
+def test_no_difference_is_no_difference_and_has_a_bound(answer: Answer) -> None:
+    assert [one.verdict for one in answer.differences] == [Verdict.ALIKE] * 2
+    assert all(one.interval and 0 < one.interval.reach < 0.05 for one in answer.differences)
 
 
 @study("never_trains")
-def test_an_arm_that_never_trains_is_said_to(answer: Report) -> None:
-    words = said(answer)
-    assert words.startswith("dyt did not train") and "3.309" in words
-    assert not re.search(BETTER, words)
-    assert "RMS 0.03" in "\n".join(answer.why) and "gradients vanish" in "\n".join(answer.why)
-    assert "train" in answer.next[0]
+def test_an_arm_that_never_trains_is_said_to(report: Report, answer: Answer) -> None:
+    assert report.verdict[0].text.startswith("dyt did not train") and "3.309" in report.verdict[0].text
+    assert [arm.name for arm in answer.arms if not arm.trained] == ["dyt"]
+    assert only_difference(answer).verdict == Verdict.UNTRAINED
+    (cause,) = answer.causes
+    reasons = {reason.kind: reason.evidence for reason in cause.reasons}
+    assert reasons[ReasonKind.SMALL_STREAM]["entering"] == pytest.approx(0.03)
+    assert ReasonKind.VANISHING in reasons
+    assert answer.next[0].kind == StepKind.MAKE_TRAIN
 
 
 @study("survivors")
-def test_an_arm_that_lost_its_worst_seeds_is_not_better(answer: Report) -> None:
-    words = said(answer)
-    assert not re.search(BETTER, words)
-    assert "rmsnorm diverged in 2 of 5 runs" in words and "2 of 5" in caveats(answer)
+def test_an_arm_that_lost_its_worst_seeds_is_not_better(answer: Answer) -> None:
+    one = only_difference(answer)
+    assert one.verdict == Verdict.FLATTERED and one.lost == (2, 0)
+    (evidence,) = evidence_of(answer, CaveatKind.LOST_RUNS)
+    assert (evidence.value, evidence.arms, evidence.numbers) == ("diverged", ("rmsnorm",), {"lost": 2, "runs": 5})
 
 
 @study("batch_sizes")
-def test_batch_size_is_a_factor_though_the_rate_follows_it(answer: Report) -> None:
-    words = said(answer)
-    assert answer.study.varied == ("norm", "data.batch_size")
-    (effect,) = re.findall(r"batch_size=\S+ instead of \S+ .* (\d+\.\d+) percentage points", words.split("\n")[0])[:1]
-    assert float(effect) == pytest.approx(16.7, abs=1.0)
-    assert "groupnorm · batch_size=2 is better than batchnorm · batch_size=2" in words
-    assert not re.search(r"batch_size=32 is", words)
-    _, held = say_question(answer.answer.question)
-    assert "learning rate" not in held.partition(".")[0]
-    assert "Goes with data.batch_size: a learning rate of 0.0000625, 0.001." in held
+def test_batch_size_is_a_factor_though_the_rate_follows_it(answer: Answer) -> None:
+    assert [factor.key for factor in answer.question.varied] == ["norm", "data.batch_size"]
+    (effect,) = [one for one in answer.effects if one.factor == "data.batch_size"]
+    assert effect.kind == EffectKind.CHANGE and effect.real
+    assert abs(effect.mean) == pytest.approx(16.7, abs=1.0)
+    called = [(one.arm, one.baseline, one.better) for one in answer.differences if one.verdict == Verdict.DIFFERENT]
+    assert called == [("groupnorm · batch_size=2", "batchnorm · batch_size=2", True)]
+    (rate,) = [one for one in answer.question.held if one.what == "rate"]
+    assert (rate.values, rate.goes_with) == (("0.0000625", "0.001"), "data.batch_size")
 
 
 @study("interaction")
-def test_a_difference_of_differences_is_the_answer(answer: Report) -> None:
-    first = said(answer).split("\n")[0]
-    effect = re.match(r"warmup=50 instead of 0 helps post by (\S+) nats more than pre \(95 %: (\S+) to (\S+);", first)
-    assert effect
-    found, low, high = map(float, effect.groups())
-    assert found == pytest.approx(0.9, abs=0.03) and low <= 0.9 <= high
+def test_a_difference_of_differences_is_the_answer(report: Report, answer: Answer) -> None:
+    (effect,) = answer.effects
+    assert (effect.arm, effect.baseline, effect.factor) == ("post", "pre", "schedule.warmup")
+    assert effect.real and effect.mean == pytest.approx(-0.9, abs=0.03)
+    assert effect.interval and effect.interval.lower <= -0.9 <= effect.interval.upper
+    assert report.verdict[0].table == "designs"
 
 
 @study("no_interaction")
-def test_no_difference_of_differences_is_found_where_there_is_none(answer: Report) -> None:
-    words = said(answer)
-    assert words.startswith("warmup=50 instead of 0: no difference in its effect was found between pre and post")
-    assert not re.search(BETTER, words)
+def test_no_difference_of_differences_is_found_where_there_is_none(report: Report, answer: Answer) -> None:
+    (effect,) = answer.effects
+    assert effect.p is not None and effect.p > 0.05 and not effect.real
+    assert report.verdict[0].table == "designs" and not is_any_called(answer)
 
 
 @study("skewed")
-def test_an_outlier_is_said_beside_a_test_of_signed_ranks(answer: Report) -> None:
-    words = caveats(answer)
-    assert "outlier" in words and "signed ranks" in words
+def test_an_outlier_is_said_beside_a_test_of_signed_ranks(answer: Answer) -> None:
+    (evidence,) = evidence_of(answer, CaveatKind.SKEWED)
+    assert evidence.arms == ("rmsnorm", "layernorm") and evidence.numbers["ranked_p"] > 0.01
 
 
 @study("unequal_rates")
-def test_more_rates_to_choose_from_are_no_advantage(answer: Report) -> None:
-    assert not re.search(BETTER, said(answer))
-    assert "7 learning rates to choose from and layernorm 2" in caveats(answer)
+def test_more_rates_to_choose_from_are_no_advantage(answer: Answer) -> None:
+    assert not is_any_called(answer)
+    choices = [one.found for one in answer.caveats if one.kind == CaveatKind.LEARNING_RATE]
+    numbers = {evidence.arms[0]: evidence.numbers.get("rates") for found in choices for evidence in found}
+    assert numbers == {"rmsnorm": 7, "layernorm": 2}
 
 
 @study("identical_step_times")
-def test_identical_work_has_one_step_time(answer: Report) -> None:
-    (table,) = [table for table in answer.tables if table.key == "step-times"]
+def test_identical_work_has_one_step_time(report: Report) -> None:
+    (table,) = [table for table in report.tables if table.key == "step-times"]
     low, high = map(number, table.frame["95 % interval"][0].split(" to "))
     assert low <= 1 <= high
 
 
 @pytest.mark.slow
 @study("cut_short")
-def test_a_sweep_that_was_cut_short_says_how_much_it_has(answer: Report) -> None:
-    assert "rmsnorm is better than layernorm" in said(answer) and "3 of 5 seeds" in said(answer)
-    assert "interrupted" in caveats(answer)
-    folder = answer.study.folders[0]
-    assert answer.next[0] == f"Finish the runs that have not ended: normbench sweep --resume {folder}."
-    page = save(answer, folder / "report").read_text()
-    assert f"<code>normbench sweep --resume {folder}</code>." in page
+def test_a_sweep_that_was_cut_short_says_how_much_it_has(report: Report, answer: Answer) -> None:
+    one = only_difference(answer)
+    assert one.verdict == Verdict.DIFFERENT and one.better and (one.n, one.tried) == (3, 5)
+    assert evidence_of(answer, CaveatKind.UNFINISHED)[0].arms == ("rmsnorm",)
+    folder = report.study.folders[0]
+    command = f"normbench sweep --resume {folder}"
+    assert (answer.next[0].kind, answer.next[0].command) == (StepKind.FINISH, command)
+    page = save(report, folder / "report").read_text()
+    assert f"<code>{command}</code>." in page
 
 
 def number(text: str) -> float:

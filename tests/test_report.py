@@ -13,7 +13,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 from scipy import stats
 
-from normbench.analysis.answers import CaveatKind
+from normbench.analysis.answers import CaveatKind, StepKind, Verdict
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.differences import draw_forest
@@ -31,8 +31,8 @@ WORSE = [2.11, 2.20, 2.16, 2.07, 2.15]
 ALL_DATA = {"trainer.eval_batches": None}  # in every evaluation, as in the last one
 
 
-def text_of(report: Report) -> str:
-    return "\n".join(sentence for sentence, _ in report.verdict)
+def verdicts(report: Report) -> dict[str, Verdict]:
+    return {one.arm: one.verdict for one in report.answer.differences}
 
 
 def table(report: Report, key: str) -> list[dict[str, str]]:
@@ -68,12 +68,10 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         assert [cell.partition(" (")[0] for cell in shown] == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
-    text = text_of(report)
-    assert "dyt is worse than layernorm: its validation loss is 0.104 nats higher (95 %: +0.092 to +0.116; " in text
-    assert "rmsnorm is" not in text
-    bound = float(text.partition("rmsnorm and layernorm do not differ by more than ")[2].split()[0])
+    assert verdicts(report) == {"dyt": Verdict.DIFFERENT, "rmsnorm": Verdict.ALIKE}
+    assert not dyt.better
     reach = max(abs(interval.low), abs(interval.high))  # of the whole interval
-    assert reach <= bound <= reach * 1.1
+    assert rmsnorm.interval and rmsnorm.interval.reach == pytest.approx(reach)
 
 
 def test_an_arm_whose_runs_end_in_two_groups_has_no_mean(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_all_arms_that_did_not_train_are_named(tmp_path: Path) -> None:
 def test_one_seed_or_one_arm_says_nothing_about_differences(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1]})
     report = make_report([tmp_path])
-    assert text_of(report) == "Nothing is compared: there is one arm."
+    assert report.answer.differences == () and len(report.verdict) == 1
     assert [table.key for table in report.tables] == ["arms", "costs"]
     make_run(tmp_path, norm="rmsnorm", final=1.5)
     (row,) = table(make_report([tmp_path]), "differences")
@@ -131,8 +129,9 @@ def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> 
             how = {"step_ms": 12 + seed + noise if shift else 10 + seed, "accuracy": accuracy - shift - noise}
             make_run(tmp_path, norm=norm, seed=seed, **how)
     report = make_report([tmp_path])
-    wanted = "rmsnorm is worse than layernorm: its validation accuracy is 5.10 percentage points lower"
-    assert wanted in text_of(report)
+    (one,) = report.answer.differences
+    assert (one.metric.tag, one.metric.unit) == ("accuracy/val", "percentage points")
+    assert one.mean == pytest.approx(-5.1) and one.verdict == Verdict.DIFFERENT and not one.better
     assert [table.key for table in report.tables] == ["arms", "differences", "differences-loss", "costs", "step-times"]
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "98.00", "95.51 to 100.00")  # and no further
 
@@ -204,7 +203,8 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
     assert CaveatKind.LEARNING_RATE in [caveat.kind for caveat in report.answer.caveats]
     rows = [(row["arm"], row["best rate"], row["lost or did not train"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]
-    assert "dyt · lr=0.01 diverged in 2 of 3 runs." in text_of(report)
+    statuses = {arm.name: arm.statuses for arm in report.answer.arms}
+    assert statuses["dyt · lr=0.01"] == {"diverged": 2, "finished": 1}
 
 
 # ---- measures
@@ -268,10 +268,7 @@ def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit:
     report = make_report([tmp_path], metric=metric)
     primary = report.comparisons[0].metric
     assert (primary.words, primary.unit) == (words, unit) and report.tables[0].frame.columns[2].startswith(words)
-    wanted = (
-        "end with the same act/stream03/rms in each" if unit == "" else f"dyt is worse than layernorm: its {words} is"
-    )
-    assert wanted in text_of(report)
+    assert verdicts(report) == {"dyt": Verdict.DIFFERENT if primary.judges else Verdict.SAME}
     with pytest.raises(UsageError, match=r"metric=act/stream03/rsm is .*: give one such as act/stream03/rms"):
         make_report([tmp_path], metric="act/stream03/rsm")
     with pytest.raises(UsageError, match=r"such as loss/val or best"):
@@ -282,17 +279,16 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME})
     plan(tmp_path, "norm=layernorm,rmsnorm", "seed=range(0,5)")
     report = make_report([tmp_path], margin=0.001)
-    (said,) = report.next
+    (step,) = report.answer.next
     one = report.comparisons[0]
     more = seeds_needed(0.001, one.sd) - 5
-    assert said.startswith(
-        f"{more} more seeds would show a difference of 0.001 nats four times in five: normbench sweep "
-    )
-    assert f"--resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true. Looking again after each" in said
-    (decided,) = make_report([tmp_path], margin=0.1).next
-    assert decided.endswith(
-        "of its own: normbench sweep norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-auto sweep.lr=auto."
-    )
+    assert (step.kind, step.seeds, step.size) == (StepKind.ADD_SEEDS, more, 0.001)
+    assert step.command == f"normbench sweep --resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true"
+    assert f"{step.command}. Looking again after each" in report.next[0]
+    (decided,) = make_report([tmp_path], margin=0.1).answer.next
+    assert decided.kind == StepKind.OWN_RATES
+    words = "norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-auto sweep.lr=auto"
+    assert decided.command == f"normbench sweep {words}"
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from data_helpers import write_parquet
 from made_runs import make_report, make_run
 from sketches import chosen, sketched
-from test_report import text_of
 from torch import Tensor, nn
 
+from normbench.analysis.answers import Verdict
 from normbench.analysis.facts import facts
 from normbench.analysis.setups import options_of
 from normbench.contract.data import DataPart
@@ -341,7 +341,8 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
         bleu = 38 + 0.1 * seed - (1.2 + 0.01 * seed) * (norm == "rmsnorm")
         make_run(tmp_path, norm=norm, seed=seed, bleu=bleu, data=told, settings=settings)
     report = make_report([tmp_path])
-    assert "rmsnorm is worse than layernorm: its validation BLEU is 1.210 points lower" in text_of(report)
+    (one,) = report.answer.differences
+    assert (one.verdict, one.metric.tag) == (Verdict.DIFFERENT, "bleu/val") and one.mean == pytest.approx(-1.21)
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
     known = facts(report.study, options_of(report.study), report.by.primary.words, "")
     assert known["judged by"] == "validation BLEU after the last step (beam 5, nrefs:1|case:lc)"
