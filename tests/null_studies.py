@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.comparisons import contenders, usual_baseline
+from normbench.analysis.baselines import usual_baseline
+from normbench.analysis.contenders import contenders
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from made_runs import read_study
 
-from normbench.analysis.comparisons import Baseline, usual_baseline
+from normbench.analysis.baselines import usual_baseline
+from normbench.analysis.comparisons import Baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.figure import Figure
 

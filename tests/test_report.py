@@ -14,7 +14,7 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 from scipy import stats
 
 from normbench.analysis.answers import CaveatKind, StepKind, Verdict
-from normbench.analysis.comparisons import given_baseline
+from normbench.analysis.baselines import given_baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.finals import draw_step_times

@@ -11,7 +11,9 @@ import pytest
 from scipy import stats
 
 from normbench.analysis.answers import Answer, Question
-from normbench.analysis.comparisons import Comparison, Survival, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.baselines import usual_baseline
+from normbench.analysis.comparisons import Comparison, Survival, compare_all
+from normbench.analysis.contenders import best_rate, contenders
 from normbench.analysis.difference_sentences import say_found, say_not_found
 from normbench.analysis.examine import state_arms, state_difference, state_losses
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices

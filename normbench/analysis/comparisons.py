@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import (
-    LEARNING_RATE,
-    Arm,
-    RecordedRun,
-    RecordedStudy,
-    canonical,
-    read_studies,
-    shortened,
-)
+from normbench.analysis.measures import Metric, final, known
+from normbench.analysis.records import Arm, RecordedRun
 from normbench.analysis.statistics import (
     ALPHA,
     Interval,
@@ -36,18 +25,8 @@ from normbench.analysis.statistics import (
     least_fisher_p,
     paired_difference,
 )
-from normbench.config.sections import GROUPS
-from normbench.errors import ArgumentError, UsageError
-from normbench.settings import nearest
-
-# One of the words that name an arm, as they stand in its name: a list in brackets is one, with its commas.
-WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")
-
-# Against what arms are compared where a person says nothing and the study has it.
-USUAL = {"norm": "layernorm", "placement": "pre"}
 
 LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
-SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
 ENDS = ("finished", *LOST)
 ENOUGH = 10  # seeds from which on a t test is fairly safe from skewed differences
 FEWEST = 3  # seeds from which on it may be said that arms do not differ by more than so much
@@ -164,8 +143,8 @@ class Comparison(Compared):
     @property
     def survived(self) -> bool:
         """Say whether the pairs are what is left where other seeds were lost."""
-        lost = [run for run in (*self.arm.runs, *self.baseline.runs) if run.status in LOST]
-        return any(run.seed not in self.seeds for run in lost)
+        runs = (*self.arm.runs, *self.baseline.runs)
+        return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
     @cached_property
     def lost(self) -> tuple[set[int], set[int]]:
@@ -252,12 +231,12 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     baseline: in these settings the partner differs from the arm; in all others it is its like.
     """
 
-    def ends(arm: Arm) -> dict[int, float]:
-        return by_seed(arm.runs, lambda run: final(run, metric))
+    def end(run: RecordedRun) -> float:
+        return final(run, metric)
 
     found = []
     for arm, other in pairs_of(arms, baseline):
-        one = paired_difference(ends(arm), ends(other))
+        one = paired_difference(by_seed(arm.runs, end), by_seed(other.runs, end))
         found.append(Comparison(one.values, one.resolution, one.seeds, arm=arm, baseline=other, metric=metric))
     return corrected_alone(found)
 
@@ -319,8 +298,11 @@ def survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
 
 def outcomes(arm: Arm) -> list[bool]:
     """Return of each run that finished or diverged whether it diverged or did not train."""
-    runs = [run for run in arm.runs if run.status in ("finished", "diverged")]
-    return [run.status == "diverged" or run.trained is False for run in runs]
+    found = []
+    for run in arm.runs:
+        if run.status in ("finished", "diverged"):
+            found.append(run.status == "diverged" or run.trained is False)
+    return found
 
 
 # ---- pairs and families
@@ -328,8 +310,11 @@ def outcomes(arm: Arm) -> list[bool]:
 
 def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
     """Return which of some arms another one is compared with: the baseline's settings, and else its own."""
-    wanted = {**arm.settings, **baseline}.items()
-    return next((other for other in arms if other.settings.items() <= wanted), None)
+    wanted = {**arm.settings, **baseline}
+    for other in arms:
+        if other.settings.items() <= wanted.items():
+            return other
+    return None
 
 
 def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
@@ -351,7 +336,8 @@ def corrected_with(
     found: Sequence[One], corrected: Sequence[float | None], family: int | None = None
 ) -> tuple[One, ...]:
     """Return tests with p as it is after Holm. family: how many count; by default those among them."""
-    size = family or max(sum(p is not None for p in corrected), 1)
+    counted = [p for p in corrected if p is not None]
+    size = family or max(len(counted), 1)
     told = []
     for one, p in zip(found, corrected, strict=True):
         told.append(replace(one, corrected=None if one.p is None else p, family=size))
@@ -364,196 +350,3 @@ def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]
     seeds = [run.seed for run in runs]
     found = pd.Series(values, seeds, dtype=float)
     return found.groupby(level=0).mean().dropna().to_dict()
-
-
-# ---- the baseline
-
-
-def usual_baseline(study: RecordedStudy) -> Baseline:
-    """Return layernorm and pre, or what is there of it; else what the first arm has."""
-    first = study.arms[0].settings
-    choices: list[Baseline] = [dict(USUAL)]
-    choices += [{key: value} for key, value in USUAL.items()]
-    choices.append({key: value for key, value in first.items() if key in GROUPS})
-    choices += [{key: value} for key, value in first.items()][:1]
-    for one in choices:
-        if one and any(arm.has(one) for arm in study.arms):
-            return one
-    return {}
-
-
-def given_baseline(study: RecordedStudy, words: str) -> Baseline:
-    """Return the settings of the baseline that words name.
-
-    Raises:
-        ArgumentError: no arm has them.
-    """
-    try:
-        return settings_named(study, words)
-    except UnknownArm as error:
-        raise ArgumentError("baseline", error.word, error.why) from error
-
-
-class UnknownArm(UsageError):
-    """A word that names no arm, and why."""
-
-    def __init__(self, word: str, why: str) -> None:
-        super().__init__(f"{word} {why}")
-        self.word = word
-        self.why = why
-
-
-def settings_named(study: RecordedStudy, words: str) -> Baseline:
-    """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
-
-    Raises:
-        UnknownArm: no arm has them.
-    """
-    if len(study.arms) == 1:
-        raise UnknownArm(words, "chooses among arms, and all these runs are of one: give other folders")
-    known = words_for_arms(study)
-    settings: Baseline = {}
-    for word in [words.strip()] if words.strip() in known else WORD.findall(words):
-        name, equals, value = word.rpartition("=")
-        found = known.get(word, known.get(f"{name}{equals}{canonical(value)}"))
-        if found is None:
-            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
-        settings |= found
-    if not any(arm.has(settings) for arm in study.arms):
-        raise UnknownArm(words, f"is not an arm: allowed are {shortened([arm.name for arm in study.arms])}")
-    return settings
-
-
-def words_for_arms(study: RecordedStudy) -> dict[str, Baseline]:
-    """Return what names arms, and the settings that it stands for."""
-    known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
-    for arm in study.arms:
-        for key, value in arm.settings.items():
-            word = canonical(str(value))
-            known[f"{key}={word}"] = {key: value}
-            known[f"{key.rpartition('.')[2]}={word}"] = {key: value}
-            known[word] = {key: value}
-    for group in GROUPS:
-        if group not in study.varied:
-            known[f"{group}={study.runs[0].config.get(group)}"] = {}  # which every arm has
-    return known
-
-
-# ---- two arms
-
-
-def read_pairs(first: str, second: str, folder: Path) -> list[RecordedStudy]:
-    """Read the two arms that words name, for each task that has both: folders of runs, or arms of runs below `folder`.
-
-    Raises:
-        UsageError: in no task; why, of the first one.
-    """
-    are_folders = all(Path(word).is_dir() for word in (first, second))
-    found, errors = [], []
-    for study in read_studies([Path(first), Path(second)] if are_folders else [folder]):
-        try:
-            found.append(pair_of(study, first, second, None if are_folders else folder))
-        except UsageError as error:
-            errors.append(error)
-    if not found:
-        raise errors[0]
-    return found
-
-
-def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) -> RecordedStudy:
-    """Return the two arms of a study that words name. folder: where they are; none: the words are folders.
-
-    Raises:
-        UsageError: a word names no arm or several, or both name the same.
-    """
-    one, other = (arm_of(study, word, folder) for word in (first, second))
-    paths = {run.path for run in one.runs}
-    if any(run.path in paths for run in other.runs):
-        raise UsageError(f"{first} and {second} are the same runs: name two arms")
-    if one.name == other.name:  # the same settings in two folders
-        one = replace(one, settings={**one.settings, "in": first})
-        other = replace(other, settings={**other.settings, "in": second})
-    return replace(study, arms=(one, other))
-
-
-def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
-    """Return the arm of a study that a word names. folder: where it is; none: the word is a folder.
-
-    Raises:
-        UsageError: the word names no arm or several.
-    """
-    wanted = settings_named(study, word) if folder else {}
-    place = (folder or Path(word)).resolve()
-    found = []
-    for arm in study.arms:
-        runs = tuple(run for run in arm.runs if run.path.resolve().is_relative_to(place))
-        if runs and arm.has(wanted):
-            found.append(Arm(arm.settings, runs))
-    if len(found) != 1:
-        names = shortened([arm.name for arm in found])
-        raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
-    return found[0]
-
-
-# ---- learning rates
-
-
-def contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
-    """Return the arms that are compared, and whether a learning rate was chosen for each.
-
-    Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
-    themselves what is compared.
-    """
-    families = rate_families(study)
-    if LEARNING_RATE in baseline or not families:
-        return study.arms, False
-    chosen = []
-    for family in families:
-        best = without(best_rate(family), LEARNING_RATE)
-        chosen.append(replace(best, rates=len(family)))
-    return tuple(chosen), True
-
-
-def rate_families(study: RecordedStudy) -> tuple[tuple[Arm, ...], ...]:
-    """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
-    if LEARNING_RATE not in study.varied or len(study.varied) == 1:
-        return ()
-    return families_of(study.arms, LEARNING_RATE)
-
-
-def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
-    """Return the arms that differ in nothing but some settings."""
-    families = defaultdict[str, list[Arm]](list)
-    for arm in arms:
-        name = without(arm, *keys).name
-        families[name].append(arm)
-    return tuple(tuple(family) for family in families.values())
-
-
-def best_rate(family: Sequence[Arm]) -> Arm:
-    """Return the arm with the fewest lost runs, then the best mean validation loss, of one arm at several rates.
-
-    Over the seeds that have ended at every rate, so that no rate loses (or wins) by what has not run yet.
-    """
-    tried = [arm for arm in family if settled_seeds(arm)] or list(family)
-    common = set[int].intersection(*map(settled_seeds, tried))
-
-    def badness(arm: Arm) -> tuple[float, float]:
-        runs = [run for run in arm.runs if run.status in SETTLED]
-        if common:
-            runs = [run for run in runs if run.seed in common]
-        losses = known(final(run, loss_on("val")) for run in runs)
-        share_lost = 1 - len(losses) / max(len(runs), 1)
-        return share_lost, sum(losses) / len(losses) if losses else math.inf
-
-    return min(tried, key=badness)
-
-
-def settled_seeds(arm: Arm) -> set[int]:
-    """Return the seeds that have ended, with a result or without one."""
-    return {run.seed for run in arm.runs if run.status in SETTLED}
-
-
-def without(arm: Arm, *keys: str) -> Arm:
-    """Return the arm under the name that it shares with those that have these settings otherwise."""
-    return replace(arm, settings={key: value for key, value in arm.settings.items() if key not in keys})

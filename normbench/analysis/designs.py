@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.answers import EffectKind
-from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
+from normbench.analysis.baselines import USUAL
+from normbench.analysis.comparisons import Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, in_order
 from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, levels_in, tried_levels

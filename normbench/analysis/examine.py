@@ -26,18 +26,17 @@ from normbench.analysis.answers import (
     Stuck,
     TwoGroups,
 )
+from normbench.analysis.baselines import given_baseline, usual_baseline
 from normbench.analysis.causes import causes_of, next_steps
 from normbench.analysis.comparisons import (
     Baseline,
     Comparison,
     Survival,
     compare_all,
-    contenders,
-    given_baseline,
     in_two_groups,
     partner,
-    usual_baseline,
 )
+from normbench.analysis.contenders import contenders
 from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import find_caveats
 from normbench.analysis.judgement import Judgement, judge

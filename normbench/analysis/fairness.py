@@ -9,7 +9,8 @@ from typing import Any
 
 from normbench.analysis import caveat_sentences as sentences
 from normbench.analysis.answers import Caveat, CaveatKind, Evidence
-from normbench.analysis.comparisons import LOST, Comparison, rate_families, settled_seeds, without
+from normbench.analysis.comparisons import LOST, Comparison
+from normbench.analysis.contenders import rate_families, settled_seeds, without
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates

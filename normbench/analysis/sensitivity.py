@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import LOST, best_rate, families_of, without
+from normbench.analysis.comparisons import LOST
+from normbench.analysis.contenders import best_rate, families_of, without
 from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import learning_rate_sensitivity

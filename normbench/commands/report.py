@@ -118,11 +118,11 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
-    from normbench.analysis import comparisons, tables
+    from normbench.analysis import baselines, tables
     from normbench.analysis.examine import Request
     from normbench.analysis.report import report_on
 
-    studies = comparisons.read_pairs(first, second, folder)
+    studies = baselines.read_pairs(first, second, folder)
     for study in studies:
         found = report_on(study, dict(study.arms[1].settings), Request(margin=margin))
         if len(studies) > 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders
+from normbench.analysis.comparisons import Baseline, Comparison, compare_all
+from normbench.analysis.contenders import contenders
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.finals import (

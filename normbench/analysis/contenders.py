@@ -1,0 +1,79 @@
+"""Which arms are compared: where several learning rates were tried for one, the arm at the best of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from normbench.analysis.comparisons import Baseline
+from normbench.analysis.measures import final, known, loss_on
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
+
+SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
+
+
+def contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
+    """Return the arms that are compared, and whether a learning rate was chosen for each.
+
+    Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
+    themselves what is compared.
+    """
+    families = rate_families(study)
+    if LEARNING_RATE in baseline or not families:
+        return study.arms, False
+    chosen = []
+    for family in families:
+        best = without(best_rate(family), LEARNING_RATE)
+        chosen.append(replace(best, rates=len(family)))
+    return tuple(chosen), True
+
+
+def rate_families(study: RecordedStudy) -> tuple[tuple[Arm, ...], ...]:
+    """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
+    if LEARNING_RATE not in study.varied or len(study.varied) == 1:
+        return ()
+    return families_of(study.arms, LEARNING_RATE)
+
+
+def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
+    """Return the arms that differ in nothing but some settings."""
+    families = defaultdict[str, list[Arm]](list)
+    for arm in arms:
+        name = without(arm, *keys).name
+        families[name].append(arm)
+    return tuple(tuple(family) for family in families.values())
+
+
+def best_rate(family: Sequence[Arm]) -> Arm:
+    """Return the arm with the fewest lost runs, then the best mean validation loss, of one arm at several rates.
+
+    Over the seeds that have ended at every rate, so that no rate loses (or wins) by what has not run yet.
+    """
+    tried = [arm for arm in family if settled_seeds(arm)] or list(family)
+    common = settled_seeds(tried[0])
+    for arm in tried[1:]:
+        common &= settled_seeds(arm)
+
+    def badness(arm: Arm) -> tuple[float, float]:
+        runs = [run for run in arm.runs if run.status in SETTLED]
+        if common:
+            runs = [run for run in runs if run.seed in common]
+        losses = known(final(run, loss_on("val")) for run in runs)
+        share_lost = 1 - len(losses) / max(len(runs), 1)
+        mean = sum(losses) / len(losses) if losses else math.inf
+        return share_lost, mean
+
+    return min(tried, key=badness)
+
+
+def settled_seeds(arm: Arm) -> set[int]:
+    """Return the seeds that have ended, with a result or without one."""
+    return {run.seed for run in arm.runs if run.status in SETTLED}
+
+
+def without(arm: Arm, *keys: str) -> Arm:
+    """Return the arm under the name that it shares with those that have these settings otherwise."""
+    kept = {key: value for key, value in arm.settings.items() if key not in keys}
+    return replace(arm, settings=kept)
