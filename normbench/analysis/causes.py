@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,10 +42,16 @@ PILOT_SEEDS = 4  # more, where nothing is known of how much seeds differ
 class Readings:
     """Means over an arm's finished runs; NaN for what was not probed.
 
-    entering, passed: root mean square of what enters and what leaves the first norm at the first probed step. gradient,
-    in_blocks: norm of all gradients and of those of the blocks, at the end. stream, first_gradient, last_gradient:
-    after the last block, and of the first and the last one, at the end. saturated: share at the bound, of the block
-    with the most. fall: share of the training loss that was lost between the third and the last quarter of the run.
+    Args:
+        entering: root mean square of what enters the first norm, at the first probed step.
+        passed: root mean square of what leaves it there.
+        gradient: norm of all gradients, at the end.
+        in_blocks: norm of the gradients of all blocks, at the end.
+        first_gradient: norm of the gradients of the first block, at the end.
+        last_gradient: norm of the gradients of the last block, at the end.
+        stream: root mean square of what leaves the last block, at the end.
+        saturated: share at the bound, of the block with the most.
+        fall: share of the training loss that was lost between the third and the last quarter of the run.
     """
 
     entering: float
@@ -63,8 +69,9 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
     """Return what probes say of an arm. blocks: of `activations_frame`."""
     runs = arm.finished
     own = blocks[blocks["arm"] == arm.name]
-    streams = [*own["stream RMS"]] or [NAN]
-    gradients = [*own["gradient norm"]] or [NAN]
+    streams = own["stream RMS"].tolist() or [NAN]
+    gradients = own["gradient norm"].tolist() or [NAN]
+    saturated = own["saturated"].max()
     return Readings(
         entering=mean(probed(run, ENTERING, 0) for run in runs),
         passed=mean(probed(run, PASSED, 0) for run in runs),
@@ -73,7 +80,7 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
         first_gradient=gradients[0],
         last_gradient=gradients[-1],
         stream=streams[-1],
-        saturated=float(own["saturated"].max()) if len(own) else NAN,
+        saturated=float(saturated),
         fall=mean(late_fall(run) for run in runs),
     )
 
@@ -87,28 +94,31 @@ def mean(values: Iterable[float]) -> float:
 def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
     """Return what a run's first tag of a form has at a place of its curve."""
     for name, curve in run.curves.items():
-        if tag.fullmatch(name):
-            values = finite(curve).values
-            if len(values):
-                return float(values[place])
+        values = finite(curve).values if tag.fullmatch(name) else ()
+        if len(values):
+            return float(values[place])
     return NAN
 
 
 def late_fall(run: RecordedRun) -> float:
     """Return the share of a run's training loss that was lost between the third and the last quarter of its record."""
-    *_, third, last = np.array_split(finite(run.curves.get(TRAINING_LOSS)).values, 4)
-    return float(1 - last.mean() / third.mean()) if len(last) else NAN
+    losses = finite(run.curves.get(TRAINING_LOSS)).values
+    *_, third, last = np.array_split(losses, 4)
+    if not len(last):
+        return NAN
+    return float(1 - last.mean() / third.mean())
 
 
 # ---- why
 
 
-def causes_of(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison]) -> tuple[Cause, ...]:
+def causes_of(
+    arms: Sequence[Arm], seen: Mapping[str, Readings], comparisons: Sequence[Comparison]
+) -> tuple[Cause, ...]:
     """Return what probes show of arms that did not train, and what goes along with differences that are real.
 
-    blocks: of `activations_frame`, over these arms.
+    seen: what probes say of each arm, by its name.
     """
-    seen = {arm.name: read_probes(arm, blocks) for arm in arms}
     found = []
     for arm in arms:
         if not arm.trained:
@@ -165,13 +175,14 @@ def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
 def next_steps(
     study: RecordedStudy,
     arms: Sequence[Arm],
-    blocks: pd.DataFrame,
+    seen: Mapping[str, Readings],
     comparisons: Sequence[Comparison],
     margin: float | None,
 ) -> tuple[NextStep, ...]:
-    """Return what to do now, with the commands for it. margin: the smallest difference that matters, where it is known.
+    """Return what to do now, with the commands for it.
 
-    Without one, it is half of what so many seeds can show.
+    seen: what probes say of each arm, by its name. margin: the smallest difference that matters; without one, it is
+    half of what so many seeds can show.
     """
     found = []
     resume = study.resume()
@@ -179,8 +190,11 @@ def next_steps(
         found.append(NextStep(StepKind.FINISH, resume))
     for arm in arms:
         if not arm.trained:
-            found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies_for(read_probes(arm, blocks))))
-    found += more_seeds(study, [one for one in comparisons if one.verdict(margin) in OPEN], margin)
+            remedies = remedies_for(seen[arm.name])
+            found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
+    undecided = [one for one in comparisons if one.verdict(margin) in OPEN]
+    if undecided:
+        found += more_seeds(study, undecided, margin)
     if comparisons and not found:
         found.append(hold_or_not(study))
     return tuple(found)
@@ -200,13 +214,16 @@ def remedies_for(of: Readings) -> tuple[Remedy, ...]:
 
 def more_seeds(study: RecordedStudy, ones: Sequence[Comparison], margin: float | None) -> list[NextStep]:
     """Return how to add the seeds that comparisons need which more of them may decide."""
-    sizes = known(one.detectable for one in ones)
-    if not sizes:
-        return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))] if ones else []
-    size = margin or float(f"{max(sizes) / 2:.1g}")
-    needed = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family)
+    detectable = known(one.detectable for one in ones)
+    if not detectable:
+        return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))]
+    size = margin or float(f"{max(detectable) / 2:.1g}")
+    widest = max(one.sd for one in ones)
+    needed = seeds_needed(size, widest, family=ones[0].family)
     more = needed - min(one.n for one in ones)
-    return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)] if more > 0 else []
+    if more <= 0:
+        return []
+    return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)]
 
 
 def hold_or_not(study: RecordedStudy) -> NextStep:

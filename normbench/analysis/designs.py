@@ -50,7 +50,9 @@ def contrasts(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, met
     end in two groups: it has no mean.
     """
     mapped = areas(study)
-    on_the_map = {key for one in mapped for key in one.keys}
+    on_the_map = set[str]()
+    for area in mapped:
+        on_the_map.update(area.keys)
     able = [arm for arm in arms if is_able(arm, metric)]
     found = list[Contrast]()
     for crossing in crossings(able, baseline, metric):
@@ -112,7 +114,8 @@ class Crossing:
         for place in range(1, len(self.arms)):
             for kind, weights in effects(self.shared_levels(place)):
                 sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
-                own, other = sides.dropna().groupby(level="seed").mean().to_dict().values()
+                by_seed = sides.dropna().groupby(level="seed").mean()
+                own, other = by_seed.to_dict().values()
                 levels = [self.levels[key] for key in weights]
                 about: dict[str, Any] = {"kind": kind, "factor": self.factor, "levels": levels}
                 found.append(contrast(own, other, self.arms[place], self.arms[0], self.metric, **about))
@@ -137,27 +140,27 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int, float
     That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
     from the first level to each other.
     """
-    values = [*levels.values()]
+    if not levels:
+        return []
+    values = list(levels.values())
     if are_numbers(values) and min(values) > 0:
         x = np.log2(values)
         x -= x.mean()
-        return [(EffectKind.SLOPE, dict(zip(levels, x / (x @ x), strict=True)))]
-    if not levels:
-        return []
-    first = min(levels)
-    return [(EffectKind.CHANGE, {first: -1.0, key: 1.0}) for key in levels if key != first]
+        weights = x / (x @ x)
+        return [(EffectKind.SLOPE, dict(zip(levels, weights, strict=True)))]
+    first, *others = sorted(levels)
+    return [(EffectKind.CHANGE, {first: -1.0, other: 1.0}) for other in others]
 
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors, with how the runs ended under both."""
-    settings = dict.fromkeys(key for arm in arms for key in arm.settings)
-    usual = {**USUAL, **baseline}
-    levels = {key: levels_of(arms, key, usual.get(key)) for key in settings}
-    keys = [key for key in settings if len(levels[key]) > 1]
+    levels = varied_levels(arms, baseline)
+    keys = list(levels)
     rows = []
     for arm in arms:
         places = [levels[key].index(arm.settings.get(key)) for key in keys]
-        rows += [(*places, run.seed, ending(run, metric)) for run in arm.runs]
+        for run in arm.runs:
+            rows.append((*places, run.seed, ending(run, metric)))
     ends = pd.DataFrame(rows, columns=[*keys, "seed", "end"])
     found = []
     for subject, factor in combinations(keys, 2):
@@ -168,6 +171,17 @@ def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[C
     return found
 
 
+def varied_levels(arms: Sequence[Arm], baseline: Baseline) -> dict[str, list[Any]]:
+    """Return the values of each setting that has several, the usual one first."""
+    usual = {**USUAL, **baseline}
+    found = {}
+    for arm in arms:
+        for key in arm.settings:
+            if key not in found:
+                found[key] = levels_of(arms, key, usual.get(key))
+    return {key: levels for key, levels in found.items() if len(levels) > 1}
+
+
 def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
     """Return the values that arms have in a setting, the usual one first."""
     return sorted(levels_in(arms, key), key=lambda value: (value != usual, in_order(value)))
@@ -175,7 +189,10 @@ def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
 
 def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:
     """Return the runs of all arms that have some settings, as one arm."""
-    runs = [run for arm in arms if arm.has(settings) for run in arm.runs]
+    runs = list[RecordedRun]()
+    for arm in arms:
+        if arm.has(settings):
+            runs += arm.runs
     return Arm(settings, tuple(runs))
 
 

@@ -27,7 +27,7 @@ from normbench.analysis.answers import (
     TwoGroups,
 )
 from normbench.analysis.baselines import given_baseline, usual_baseline
-from normbench.analysis.causes import causes_of, next_steps
+from normbench.analysis.causes import causes_of, next_steps, read_probes
 from normbench.analysis.comparisons import (
     Baseline,
     Comparison,
@@ -125,6 +125,7 @@ def examine(
     others = tuple(compare_all(arms, baseline, metric) for metric in by.metrics[1:])
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if chosen else blocks
+    seen = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
     chosen_by_what_is_judged = chosen and not by.primary.tag.endswith("/test")
     caveats = find_caveats(study, chosen_by_what_is_judged, judgement.comparisons, missing)
     answer = Answer(
@@ -136,9 +137,9 @@ def examine(
         others=tuple(state_difference(one) for family in others for one in family),
         effects=tuple(state_effect(one) for one in judgement.contrasts),
         losses=tuple(state_losses(one) for one in judgement.survivals),
-        causes=causes_of(arms, compared_blocks, judgement.comparisons),
+        causes=causes_of(arms, seen, judgement.comparisons),
         caveats=caveats,
-        next=next_steps(study, arms, compared_blocks, judgement.comparisons, margin),
+        next=next_steps(study, arms, seen, judgement.comparisons, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,7 +43,9 @@ def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
         total = run.ledger.get("parameters", {}).get("total", 0)
         if total:
             known.append(total)
-    return (min(known), max(known)) if known else None
+    if not known:
+        return None
+    return min(known), max(known)
 
 
 def sizes(parameters: tuple[int, int] | None) -> str:
@@ -91,12 +93,12 @@ def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
 
 def lead(study: RecordedStudy) -> str:
     """Say how many arms, seeds and runs there are, and how the runs ended."""
-    statuses = [run.status for run in study.runs]
+    statuses = Counter(run.status for run in study.runs)
+    stuck = sum(run.trained is False for run in study.runs)
     ends = []
     for status in STATUSES:
         if status in statuses:
-            words = f"{statuses.count(status)} {status.replace('_', ' ')}"
-            stuck = sum(run.trained is False for run in study.runs)
+            words = f"{statuses[status]} {status.replace('_', ' ')}"
             if status == "finished" and stuck:
                 words += f" ({stuck} of them did not train)"
             ends.append(words)
@@ -104,7 +106,8 @@ def lead(study: RecordedStudy) -> str:
         ends.append(f"{len(study.damaged)} damaged and left out")
     arms = count(len(study.arms), "arm")
     seeds = count(len(seeds_of(study.runs)), "seed")
-    return f"{arms}, {seeds}, {count(len(statuses), 'run')}: {', '.join(ends)}"
+    runs = count(len(study.runs), "run")
+    return f"{arms}, {seeds}, {runs}: {', '.join(ends)}"
 
 
 def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, baseline: str) -> dict[str, str]:
@@ -113,7 +116,10 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
     options: what data, model and optimizer are called. baseline: in words; empty where nothing is compared.
     """
     runs = study.runs
+    judged = f"{judged_by} after the last step"
     scores = every(runs, bleu)
+    if scores:
+        judged += f" ({scores})"
     found = {
         "task": study.task.replace("_", " "),
         "data": options["data"],
@@ -122,7 +128,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
         "steps": every(runs, steps),
         "what varies": ", ".join(study.varied) or "the seed alone",
         "baseline": baseline,
-        "judged by": f"{judged_by} after the last step" + (f" ({scores})" if scores else ""),
+        "judged by": judged,
         "machine": every(runs, machine),
         "versions": every(runs, versions),
         "code": every(runs, code),
@@ -174,11 +180,13 @@ def amounts(run: RecordedRun) -> str:
     about = run.data
     parts = []
     for key, value in about.items():
+        split = key.partition("_")[0]
         is_count = isinstance(value, int) and not isinstance(value, bool)
-        if is_count and key.partition("_")[0] in SPLITS:
+        if is_count and split in SPLITS:
             words = key.replace("val_", "validation_").replace("train_", "training_").replace("_", " ")
             parts.append(f"{value:,} {words}")
-    parts.append(f"fingerprint {about.get('fingerprint', '')[:SHOWN_OF_A_HASH]}")
+    fingerprint = about.get("fingerprint", "")
+    parts.append(f"fingerprint {fingerprint[:SHOWN_OF_A_HASH]}")
     return ", ".join(parts)
 
 
