@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,15 @@ SPLIT_NAMES = {
 }
 WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet file (.csv, .parquet)"
 
+
+class Columns(NamedTuple):
+    """The columns of a table: what holds the images or texts, their labels, and the splits, if there is one."""
+
+    content: str
+    label: str
+    split: str | None
+
+
 OwnPath = Annotated[str | None, Setting("your own file or folder")]
 SplitColumn = Annotated[str | None, Setting("column of the splits; null: a tenth of each class is val")]
 
@@ -60,20 +69,21 @@ def own_images(
         UsageError: `path` is neither a folder nor a table, or it is not what it should be.
     """
     place = find_path(path, WANTED)
-    columns = [image_column, label_column, split_column]
+    columns = Columns(image_column, label_column, split_column)
     if place.is_dir():
         files = sorted(glob.glob("**", root_dir=place, recursive=True))
         contents: list[Any] = [[file, stamp(place / file)] for file in files]
     else:
         images = read_columns(place, {"data.image_column": image_column}, WANTED)[image_column]
-        named = [image for image in images if isinstance(image, str)]
-        contents = [file_digest(place), columns, [stamp(place.parent / image) for image in named]]
+        stamps = [stamp(place.parent / image) for image in images if isinstance(image, str)]
+        contents = [file_digest(place), columns, stamps]
     key = [str(place.resolve()), size, contents]
     load = partial(load_images, place, size, columns)
-    return Images(read_or_decode(name, "images", key, load, path=place.name), **options)
+    content = read_or_decode(name, "images", key, load, path=place.name)
+    return Images(content, **options)
 
 
-def load_images(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
+def load_images(path: Path, size: int | None, columns: Columns) -> Decoded:
     """Decode all images.
 
     Raises:
@@ -87,7 +97,7 @@ def load_images(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded
             rows = read_folder(path)
         else:
             root = path.parent
-            rows, declared = read_table(path, *columns)
+            rows, declared = read_table(path, columns)
         rows["class"], classes = labels_of(rows["label"].tolist(), declared, where)
     except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are not UTF-8
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
@@ -125,7 +135,8 @@ def arrange_rows(
     if rows["split"].isna().any():
         members = rows.groupby("class")["class"]
         tenth = members.transform("size").map(lambda size: max(1, round(size / 10)))
-        rows["split"] = np.where(members.cumcount() < tenth, "val", "train")
+        is_val = members.cumcount() < tenth
+        rows["split"] = np.where(is_val, "val", "train")
     elif "val" not in set(rows["split"]):
         rows["split"] = rows["split"].replace("test", "val")
     rows["split"] = pd.Categorical(rows["split"], SPLITS)
@@ -153,7 +164,8 @@ def read_folder(path: Path) -> Any:
     names = glob.glob("**", root_dir=path, recursive=True)
     files = [Path(name) for name in names if name.lower().endswith(endings)]
     splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
-    has_splits = "train" in splits and len(set(splits) - {None}) > 1
+    kinds = set(splits) - {None}
+    has_splits = "train" in kinds and len(kinds) > 1
     rows: list[tuple[str, str, str | None]] = []
     for file, split in zip(files, splits, strict=True):
         above = file.parts[:-1]  # the folders around it
@@ -164,9 +176,7 @@ def read_folder(path: Path) -> Any:
     return pd.DataFrame(rows, columns=["image", "label", "split"])
 
 
-def read_table(
-    path: Path, image_column: str, label_column: str, split_column: str | None
-) -> tuple[Any, list[str] | None]:
+def read_table(path: Path, columns: Columns) -> tuple[Any, list[str] | None]:
     """Return images, labels and splits of a table, and the names of the classes if it declares them.
 
     Raises:
@@ -174,19 +184,21 @@ def read_table(
     """
     import pandas as pd
 
-    columns = {"data.image_column": image_column, "data.label_column": label_column}
-    if split_column:
-        columns["data.split_column"] = split_column
-    table = read_columns(path, columns, WANTED)
+    by_setting = {"data.image_column": columns.content, "data.label_column": columns.label}
+    if columns.split:
+        by_setting["data.split_column"] = columns.split
+    table = read_columns(path, by_setting, WANTED)
     images = []
-    for image in table[image_column]:
+    for image in table[columns.content]:
         if isinstance(image, dict):
             image = image["bytes"] or image["path"]
         images.append(image or None)
-    labels = labels_as_written(path, table[label_column])
-    splits = splits_of(table[split_column], f"data.path={path}") if split_column else None
+    labels = labels_as_written(path, table[columns.label])
+    splits = None
+    if columns.split:
+        splits = splits_of(table[columns.split], f"data.path={path}")
     rows = pd.DataFrame({"image": images, "label": labels, "split": splits})
-    return rows, declared_classes(path, label_column)
+    return rows, declared_classes(path, columns.label)
 
 
 def splits_of(words: Sequence[Any], where: str) -> list[str]:
@@ -257,14 +269,15 @@ def own_texts(
     """
     place = find_path(path, WANTED_TEXTS)
     files = tables_in(place) if place.is_dir() else [(place, None)]
-    columns = (text_column, label_column, split_column)
+    columns = Columns(text_column, label_column, split_column)
 
     def load() -> Decoded:
         return load_texts(place, files, columns, level, vocabulary_size, holdout)
 
     contents = [[file_digest(file), file.suffix.lower(), split] for file, split in files]
     key = ["own", contents, columns, level, vocabulary_size, float(holdout)]
-    return Texts(read_or_decode(name, "texts", key, load, path=place.name), holdout=holdout, **options)
+    content = read_or_decode(name, "texts", key, load, path=place.name)
+    return Texts(content, holdout=holdout, **options)
 
 
 def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
@@ -293,7 +306,7 @@ def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
 def load_texts(
     place: Path,
     files: Sequence[tuple[Path, str | None]],
-    columns: tuple[str, str, str | None],
+    columns: Columns,
     level: str,
     vocabulary_size: int | None,
     holdout: float,
@@ -308,16 +321,15 @@ def load_texts(
     where = f"data.path={place}"
     tables = []
     for file, split in files:
-        table = read_texts(file, *columns)
+        table = read_texts(file, columns)
         if split:
             table["split"] = split
         tables.append(table)
     rows = pd.concat(tables, ignore_index=True)
     first, _ = files[0]
-    _, label_column, _ = columns
     labels = labels_as_written(first, rows["label"].tolist())
     try:
-        rows["class"], classes = labels_of(labels, declared_classes(first, label_column), where)
+        rows["class"], classes = labels_of(labels, declared_classes(first, columns.label), where)
     except TypeError as fault:  # labels that are neither words nor numbers, or both
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED_TEXTS}") from fault
     identities = [text.encode() for text in rows["text"]]
@@ -331,7 +343,7 @@ def load_texts(
     return encode_texts(rows["text"].tolist(), numbers, classes, parts, level, vocabulary_size, holdout)
 
 
-def read_texts(path: Path, text_column: str, label_column: str, split_column: str | None) -> Any:
+def read_texts(path: Path, columns: Columns) -> Any:
     """Return texts, labels and splits of a table.
 
     Raises:
@@ -340,20 +352,21 @@ def read_texts(path: Path, text_column: str, label_column: str, split_column: st
     import pandas as pd
 
     where = f"data.path={path}"
-    columns = {"data.text_column": text_column, "data.label_column": label_column}
-    if split_column:
-        columns["data.split_column"] = split_column
-    table = read_columns(path, columns, WANTED_TEXTS)
-    for row, text in enumerate(table[text_column]):
+    by_setting = {"data.text_column": columns.content, "data.label_column": columns.label}
+    if columns.split:
+        by_setting["data.split_column"] = columns.split
+    table = read_columns(path, by_setting, WANTED_TEXTS)
+    texts = table[columns.content]
+    for row, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             what = "no text" if text is None or text == "" else f"no text but {text!r:.80}"
-            cure = f"leave the row out, or set data.text_column to another than {text_column}"
+            cure = f"leave the row out, or set data.text_column to another than {columns.content}"
             raise UsageError(f"row {row} of {where} has {what}: {cure}")
         if not text.isascii() and not is_encodable(text):
             cure = "write the character itself, or leave the row out"
             raise UsageError(f"row {row} of {where} has half of a surrogate pair, such as \\ud83d alone: {cure}")
-    splits = splits_of(table[split_column], where) if split_column else None
-    return pd.DataFrame({"text": table[text_column], "label": table[label_column], "split": splits}, dtype=object)
+    splits = splits_of(table[columns.split], where) if columns.split else None
+    return pd.DataFrame({"text": texts, "label": table[columns.label], "split": splits}, dtype=object)
 
 
 def is_encodable(text: str) -> bool:
