@@ -19,7 +19,7 @@ from torch import nn
 from normbench.models import Normal
 from normbench.probes import Probes, Reading
 from normbench.probes import tensor_statistics as stats
-from normbench.probes.reading import Place
+from normbench.probes.reading import TagPlace
 from normbench.types import Task
 
 FULL = {"activations", "gradients", "parameters", "tails", "geometry", "attention", "updates"}
@@ -116,7 +116,7 @@ class Largest(stats.Observation):
 
 def test_a_new_statistic_has_a_number_at_each_place_the_mean_over_calls() -> None:
     reading = Reading()
-    for place, values in ((Place("act/a", "_in"), (1.0, 3.0, math.nan)), (Place("act/b"), (5.0,))):
+    for place, values in ((TagPlace("act/a", "_in"), (1.0, 3.0, math.nan)), (TagPlace("act/b"), (5.0,))):
         for value in values:
             reading.keep(place, Largest(torch.tensor(value)))
     reading.finish()

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.probes import tensor_statistics as stats
-from normbench.probes.reading import Place, Reading
+from normbench.probes.reading import Reading, TagPlace
 from normbench.types import Block, InnerAttention, Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
@@ -114,13 +114,13 @@ class Probes:
         self.see_side(reading, folder, "in", entering, channel_dim)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
             share = norm.saturation(entering)
-            reading.keep(Place(folder, "_out"), stats.Saturated(share))
+            reading.keep(TagPlace(folder, "_out"), stats.Saturated(share))
         leaving, channel_dim = without_padding(output, norm, context)
         self.see_side(reading, folder, "out", leaving, channel_dim)
 
     def see_side(self, reading: Reading, folder: str, side: str, x: Tensor, channel_dim: int) -> None:
         """Read what is on one side of a norm, `in` or `out`."""
-        place = Place(folder, f"_{side}")
+        place = TagPlace(folder, f"_{side}")
         if "activations" in self.wanted:
             reading.keep(place, stats.Moments.read(x, channel_dim))
         if "tails" in self.wanted:
@@ -136,7 +136,7 @@ class Probes:
         counted = context if getattr(norm, "masked", False) else {}
         x, channel_dim = without_padding(inputs[0], norm, counted)
         gap = stats.RunningGap.read(x, channel_dim, norm.running_mean, norm.running_var + norm.eps)
-        reading.keep(Place(f"norm/{name}"), gap)
+        reading.keep(TagPlace(f"norm/{name}"), gap)
 
     def see_stream(
         self, reading: Reading, block: Block, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
@@ -144,7 +144,7 @@ class Probes:
         """Read the residual stream that leaves a block."""
         folder = f"act/stream{block.layer:02d}"
         if "activations" in self.wanted:
-            reading.keep(Place(folder), stats.RootMeanSquare.read(output))
+            reading.keep(TagPlace(folder), stats.RootMeanSquare.read(output))
         if "geometry" in self.wanted:
             channel_dim = block.channel_dim
             reading.second_moments[f"{folder}/effective_rank"] = stats.second_moment(output, channel_dim)

@@ -12,7 +12,7 @@ from normbench.probes import tensor_statistics as stats
 from normbench.probes.tensor_statistics import Observation
 
 
-class Place(NamedTuple):
+class TagPlace(NamedTuple):
     """Where in a model something was observed.
 
     At ("act/final", "_in") the number `rms` has the tag act/final/rms_in.
@@ -42,14 +42,14 @@ class Reading:
     scalars: dict[str, Tensor] = field(default_factory=dict)
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second_moments: dict[str, Tensor] = field(default_factory=dict)
-    observations: dict[type[Observation], dict[Place, list[Observation]]] = field(default_factory=dict)
+    observations: dict[type[Observation], dict[TagPlace, list[Observation]]] = field(default_factory=dict)
 
     def begin_pass(self) -> None:
         """Forget the calls of an earlier forward pass."""
         self.observations.clear()
         self.histograms.clear()
 
-    def keep(self, place: Place, observation: Observation) -> None:
+    def keep(self, place: TagPlace, observation: Observation) -> None:
         """Take in what was observed in one call at a place."""
         places = self.observations.setdefault(type(observation), {})
         places.setdefault(place, []).append(observation)
