@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from itertools import pairwise, product
+from itertools import chain, pairwise, product, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -72,12 +73,14 @@ def shown(data: Translations, batch: Batch) -> list[tuple[str, str]]:
 
 
 def test_batches_hold_the_lower_cased_pairs_of_the_right_direction(root: Path) -> None:
-    data, other = made(root), made(root, source_column="en", target_column="de", lowercase=False)
+    data = made(root)
     rows = sentences(1, 9)
-    expected = sorted(zip(map(str.lower, rows["de"]), rows["en"], strict=True))
-    assert sorted(pair for batch in data.eval_batches("val") for pair in shown(data, batch)) == expected
-    turned = [pair for batch in other.eval_batches("test") for pair in shown(other, batch)]
-    assert sorted(turned) == sorted(zip(sentences(2, 7)["en"], sentences(2, 7)["de"], strict=True))
+    expected = zip(map(str.lower, rows["de"]), rows["en"], strict=True)
+    assert sorted(chain(*(shown(data, batch) for batch in data.eval_batches("val")))) == sorted(expected)
+    other = made(root, source_column="en", target_column="de", lowercase=False)
+    rows = sentences(2, 7)
+    expected = zip(rows["en"], rows["de"], strict=True)
+    assert sorted(chain(*(shown(other, batch) for batch in other.eval_batches("test")))) == sorted(expected)
     assert data.task.vocabulary_size == 300 == data.describe()["vocabulary_size"]
     assert data.describe()["direction"] == "de to en" and "case:lc" in data.describe()["bleu"]
     assert "case:mixed" in other.describe()["bleu"]
@@ -89,7 +92,8 @@ def test_begin_and_end_stand_around_a_translation(root: Path) -> None:
     assert batch.mask is not None and batch.previous is not None
     real = batch.targets != PADDING
     for row in range(5):
-        targets, previous = batch.targets[row][real[row]], batch.previous[row][real[row]]
+        targets = batch.targets[row][real[row]]
+        previous = batch.previous[row][real[row]]
         assert previous[0] == data.task.begin == 298 and targets[-1] == data.task.end == 299
         assert torch.equal(previous[1:], targets[:-1]) and targets[:-1].max() < 298
         assert batch.inputs[row][batch.mask[row]][-1] == data.task.end
@@ -118,14 +122,16 @@ def test_both_languages_of_one_column_are_the_same_data(root: Path, tmp_path: Pa
 
 
 def test_the_vocabulary_is_learned_of_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn, seen = BytePairs.learn, list[str]()
-    monkeypatch.setattr(BytePairs, "learn", lambda texts, size: seen.extend(texts[0].split("\n")) or learn(texts, size))
+    learn = Mock(side_effect=BytePairs.learn)
+    monkeypatch.setattr(BytePairs, "learn", learn)
     data = made(write(tmp_path), holdout=0.3, test_splits=None, vocabulary_size=301)
-    rows = [data.batch("train", torch.arange(42)), *data.eval_batches("val")]
-    train, held = shown(data, rows[0]), [pair for batch in rows[1:] for pair in shown(data, batch)]
-    assert sorted(seen) == sorted(text for pair in train for text in pair) and len(held) == 18
+    ((texts, _), _) = learn.call_args
+    train = shown(data, data.batch("train", torch.arange(42)))
+    assert sorted(texts[0].split("\n")) == sorted(chain(*train))
+    held_out = list(chain(*(shown(data, batch) for batch in data.eval_batches("val"))))
+    assert len(held_out) == 18
     both = sentences(0, 60)
-    assert sorted(train + held) == sorted(zip(map(str.lower, both["de"]), both["en"], strict=True))
+    assert sorted(train + held_out) == sorted(zip(map(str.lower, both["de"]), both["en"], strict=True))
 
 
 def test_a_pair_longer_than_the_context_trains_not_and_cannot_judge(root: Path, tmp_path: Path) -> None:
@@ -198,25 +204,43 @@ class Table(nn.Module):
         return self.rows[code], (source, code)
 
 
-def likelihood(model: Table, source: Tensor, tokens: tuple[int, ...], task: Translation) -> float:
-    """Return log P of a translation with its end, token by token."""
-    mask, total = torch.ones(1, len(source), dtype=torch.bool), 0.0
-    state = model.begin(source[None], mask)
+def begin_alone(model: Table, source: Tensor) -> tuple[Tensor, ...]:
+    """Return the state of a model before the translation of one sentence."""
+    return model.begin(source[None], torch.ones(1, len(source), dtype=torch.bool))
+
+
+def longest(source: Tensor, task: Translation) -> int:
+    """Return how many tokens a translation may have."""
+    return min(2 * len(source) + 10, task.context - 1)
+
+
+def score(model: Table, source: Tensor, tokens: tuple[int, ...], task: Translation) -> float:
+    """Return the score of a translation with its end: its log P, token by token, over a power of its length."""
+    total = 0.0
+    state = begin_alone(model, source)
     for last, following in zip((task.begin, *tokens), (*tokens, task.end), strict=True):
         logits, state = model.advance(state, torch.tensor([last]))
         total += float(logits[0].double().log_softmax(dim=-1)[following])
-    return total
+    return total / (len(tokens) + 1) ** task.length_penalty
 
 
 def best_of_all(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
     """Return the translation with the best score among all there are."""
-    limit = min(2 * len(source) + 10, task.context - 1)
-    every = (tokens for length in range(limit + 1) for tokens in product(range(task.end), repeat=length))
-    return max(every, key=lambda t: likelihood(model, source, t, task) / (len(t) + 1) ** task.length_penalty)
+    every: list[tuple[int, ...]] = []
+    for length in range(longest(source, task) + 1):
+        every += product(range(task.end), repeat=length)
+    return max(every, key=lambda tokens: score(model, source, tokens, task))
 
 
 def without_end(found: Tensor, task: Translation) -> list[tuple[int, ...]]:
-    return [tuple(row[: row.index(task.end)] if task.end in row else row) for row in found.tolist()]
+    """Return translations as they are before their first end."""
+    return [tuple(takewhile(lambda token: token != task.end, row)) for row in found.tolist()]
+
+
+def sources_of(batch: Batch) -> list[Tensor]:
+    """Return the tokens of each source, without padding."""
+    assert batch.mask is not None
+    return [row[real] for row, real in zip(batch.inputs, batch.mask, strict=True)]
 
 
 def random_sources(task: Translation, count: int, seed: int) -> Batch:
@@ -230,21 +254,24 @@ def test_a_beam_as_wide_as_all_translations_finds_the_best_one(penalty: float) -
     task = Translation(4, 5, beam=200, length_penalty=penalty)
     lengths = set()
     for seed in range(3):
-        model, batch = Table(4, seed), random_sources(task, 4, seed)
+        model = Table(4, seed)
+        batch = random_sources(task, 4, seed)
         found = without_end(translate(model, batch.inputs, batch.mask, task), task)
-        for row in range(4):
-            source = batch.inputs[row][batch.mask[row]]
-            assert found[row] == best_of_all(model, source, task)
-            lengths.add(len(found[row]))
+        for tokens, source in zip(found, sources_of(batch), strict=True):
+            assert tokens == best_of_all(model, source, task)
+            lengths.add(len(tokens))
     assert len(lengths) > 1
 
 
 def greedy(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
+    """Return the likeliest tokens, one after the other."""
     tokens: list[int] = []
-    state, last = model.begin(source[None], torch.ones(1, len(source), dtype=torch.bool)), task.begin
-    while len(tokens) < min(2 * len(source) + 10, task.context - 1):
+    state = begin_alone(model, source)
+    last = task.begin
+    while len(tokens) < longest(source, task):
         logits, state = model.advance(state, torch.tensor([last]))
-        if (last := int(logits.argmax())) == task.end:
+        last = int(logits.argmax())
+        if last == task.end:
             break
         tokens.append(last)
     return tuple(tokens)
@@ -252,30 +279,40 @@ def greedy(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
 
 def test_a_beam_of_one_takes_the_likeliest_token_each_time() -> None:
     task = Translation(7, 30, beam=1)
-    model, batch = Table(7), random_sources(task, 40, 0)
+    model = Table(7)
+    batch = random_sources(task, 40, 0)
     found = without_end(translate(model, batch.inputs, batch.mask, task), task)
-    expected = [greedy(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
-    assert found == expected
+    assert found == [greedy(model, source, task) for source in sources_of(batch)]
     assert len({len(row) for row in found}) > 4
 
 
-def searched(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
+class Beginning(NamedTuple):
+    """The beginning of a translation: log P, its tokens with `begin`, and the model's state."""
+
+    score: float
+    tokens: tuple[int, ...]
+    state: tuple[Tensor, ...]
+
+
+def search_alone(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
     """Return what the search finds for one sentence, with lists of beginnings and nothing shared between them."""
-    limit = min(2 * len(source) + 10, task.context - 1)
-    alive = [(0.0, (task.begin,), model.begin(source[None], torch.ones(1, len(source), dtype=torch.bool)))]
-    ended: list[Any] = []
+    limit = longest(source, task)
+    alive = [Beginning(0.0, (task.begin,), begin_alone(model, source))]
+    whole: list[Beginning] = []
     for length in range(limit + 1):
+        allowed = [task.end] if length == limit else range(task.vocabulary_size)
         grown = []
-        for total, words, state in alive:
-            logits, following = model.advance(state, torch.tensor([words[-1]]))
-            shares = logits[0].double().log_softmax(dim=-1).tolist()
-            allowed = [task.end] if length == limit else range(task.vocabulary_size)
-            grown += [(total + shares[token], (*words, token), following) for token in allowed]
-        kept = sorted(grown, key=lambda each: -each[0])[: task.beam - len(ended)]
-        ended += [each for each in kept if each[1][-1] == task.end]
-        alive = [each for each in kept if each[1][-1] != task.end]
-    best = max(ended, key=lambda each: each[0] / (len(each[1]) - 1) ** task.length_penalty)
-    return tuple(best[1][1:-1])
+        for one in alive:
+            logits, state = model.advance(one.state, torch.tensor([one.tokens[-1]]))
+            likely = logits[0].double().log_softmax(dim=-1).tolist()
+            for token in allowed:
+                grown.append(Beginning(one.score + likely[token], (*one.tokens, token), state))
+        grown.sort(key=lambda one: -one.score)
+        kept = grown[: task.beam - len(whole)]
+        whole += [one for one in kept if one.tokens[-1] == task.end]
+        alive = [one for one in kept if one.tokens[-1] != task.end]
+    best = max(whole, key=lambda one: one.score / (len(one.tokens) - 1) ** task.length_penalty)
+    return best.tokens[1:-1]
 
 
 @pytest.mark.parametrize("beam", [2, 5])
@@ -284,8 +321,9 @@ def test_a_batch_is_searched_as_each_sentence_alone_and_sentences_leave_it(beam:
     model, batch = Table(9, scale=1.5), random_sources(task, 30, 1)
     found = without_end(translate(model, batch.inputs, batch.mask, task), task)
     rows = model.rows_seen.copy()
-    expected = [searched(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
-    assert found == expected and len(set(found)) > 20
+    expected = [search_alone(model, source, task) for source in sources_of(batch)]
+    assert found == expected
+    assert len(set(found)) > 20
     assert rows[0] == 30 and 30 * beam / 2 < max(rows) <= 30 * beam and rows[-1] < 10 * beam
 
 
@@ -293,10 +331,10 @@ def test_a_translation_that_does_not_end_is_cut() -> None:
     task = Translation(6, 64, beam=3)
     model = Table(6)
     model.rows[:, task.end] = -50
-    batch = task.batch(
-        [torch.zeros(2, dtype=torch.int64), torch.zeros(30, dtype=torch.int64)], [torch.zeros(1, dtype=torch.int64)] * 2
-    )
-    assert [len(row) for row in without_end(translate(model, batch.inputs, batch.mask, task), task)] == [16, 63]
+    sources = [torch.zeros(length, dtype=torch.int64) for length in (2, 30)]
+    batch = task.batch(sources, sources)
+    found = without_end(translate(model, batch.inputs, batch.mask, task), task)
+    assert [len(tokens) for tokens in found] == [16, 63]
 
 
 # ---- judging
