@@ -6,6 +6,7 @@ import copy
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from normbench.record.directory import RunDirectory
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.loop import Loop
-from normbench.types import Batch
 
 TINY = "model=nano model.depth=2 model.width=16 model.heads=2 model.context=16 norm=batchnorm placement=sandwich "
 TINY += "model.dropout=0.2 data=pydocs threads=1 device=cpu"
@@ -57,30 +57,31 @@ def test_variance_and_squared_gradient_against_gradients_by_hand(size: int) -> N
     """In float64, each micro-batch by a backward pass of its own; by numpy, and as the paper writes its estimates."""
     model, _ = build("layernorm")
     model.double()
-    batch, count = random_batch(TEXT, size=8), 8 // size
+    batch = random_batch(TEXT, size=8)
     by_hand = []
-    for part in range(count):
+    for start in range(0, 8, size):
         own = copy.deepcopy(model)
-        inputs, targets, *_ = batch.map(lambda tensor, part=part: tensor[part * size : (part + 1) * size])
-        TEXT.loss(own(inputs), targets).backward()
-        by_hand.append({name: parameter.grad.flatten().numpy() for name, parameter in own.named_parameters()})
-    flat = np.stack([np.concatenate([*one.values()]) for one in by_hand])
-    probes, reading = Probes(model, {"updates"}), Reading()
-    order = [name for name, _ in model.named_parameters()]
-    probes.read_noise(reading, [[torch.from_numpy(one[name]) for name in order] for one in by_hand], size)
+        rows = slice(start, start + size)
+        TEXT.loss(own(batch.inputs[rows]), batch.targets[rows]).backward()
+        by_hand.append({name: parameter.grad.flatten() for name, parameter in own.named_parameters()})
+    probes = Probes(model, {"updates"})
+    reading = Reading()
+    probes.read_noise(reading, [[*gradients.values()] for gradients in by_hand], size)
     found = {tag: value.item() for tag, value in reading.scalars.items()}
+    flat = np.stack([np.concatenate([*gradients.values()]) for gradients in by_hand])
     assert found["noise/variance"] == pytest.approx(size * flat.var(0, ddof=1).sum(), rel=1e-9)
-    small, big = (flat**2).sum(1).mean(), (flat.mean(0) ** 2).sum()  # |G|² of the small batches, and of all as one
+    small = (flat**2).sum(1).mean()  # |G|² of the small batches, and of all as one
+    big = (flat.mean(0) ** 2).sum()
     squared = (8 * big - size * small) / (8 - size)  # McCandlish et al. 2018, equation A.2
     assert found["noise/variance"] == pytest.approx((small - big) / (1 / size - 1 / 8), rel=1e-9)  # equation A.3
     assert found["noise/squared_gradient"] == pytest.approx(squared, rel=1e-9)
     assert found["noise/scale"] == pytest.approx(found["noise/variance"] / squared, rel=1e-9)
     groups = [value for tag, value in found.items() if tag.count("/") == 2]
-    assert len(groups) == len(probes.groups) and sum(groups) == pytest.approx(found["noise/variance"], rel=1e-9)
-    mlp = {id(parameter) for parameter in model.blocks[1].branches["mlp"].parameters()}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in mlp]
-    own = np.stack([np.concatenate([one[name] for name in names]) for one in by_hand])
-    assert found["noise/block01.mlp/variance"] == pytest.approx(size * own.var(0, ddof=1).sum(), rel=1e-9)
+    assert len(groups) == len(probes.groups)
+    assert sum(groups) == pytest.approx(found["noise/variance"], rel=1e-9)
+    names = [f"blocks.1.branches.mlp.{name}" for name, _ in model.blocks[1].branches["mlp"].named_parameters()]
+    of_mlp = np.stack([np.concatenate([gradients[name] for name in names]) for gradients in by_hand])
+    assert found["noise/block01.mlp/variance"] == pytest.approx(size * of_mlp.var(0, ddof=1).sum(), rel=1e-9)
 
 
 def test_the_noise_scale_of_a_linear_model_is_the_known_one() -> None:
@@ -94,8 +95,14 @@ def test_the_noise_scale_of_a_linear_model_is_the_known_one() -> None:
     x = torch.randn(repeats, parts, size, d, generator=generator, dtype=torch.float64)
     noise = sigma * torch.randn(repeats, parts, size, generator=generator, dtype=torch.float64)
     gradients = (x * (x @ w - noise)[..., None]).mean(2)
-    estimates = [tensor_statistics.gradient_noise([[part] for part in one], size) for one in gradients]
-    variance, squared = (float(np.mean([float(each[place].sum()) for each in estimates])) for place in (0, 1))
+    variances = []
+    squares = []
+    for one in gradients:
+        of_tensors, squared_gradient = tensor_statistics.gradient_noise([[part] for part in one], size)
+        variances.append(of_tensors.sum())
+        squares.append(squared_gradient)
+    variance = float(torch.stack(variances).mean())
+    squared = float(torch.stack(squares).mean())
     expected = (d + 1) * float(w @ w) + d * sigma**2
     assert variance == pytest.approx(expected, rel=0.02)
     assert squared == pytest.approx(float(w @ w), rel=0.05)
@@ -118,22 +125,27 @@ def test_noise_leaves_weights_buffers_gradients_and_random_state(tmp_path: Path,
     for every, name in ((0, "off"), (3, "on")):
         words = ["probes=full", f"probes.every={every}", "probes.histograms_every=0", f"name={name}"]
         loop = loop_of(tmp_path, *words, f"trainer.accumulate={accumulate}", "trainer.steps=9")
-        forwards, seen = [0], []
-        loop.model.register_forward_hook(lambda *_, forwards=forwards: forwards.__setitem__(0, forwards[0] + 1))
+        forward = Mock(return_value=None)
+        loop.model.register_forward_hook(forward)
         own_step = loop.precision.step
+        seen: list[torch.Tensor] = []
 
         def keep(*given: Any, seen: list[Any] = seen, loop: Loop = loop, own_step: Any = own_step) -> None:
-            seen += [p.grad.clone() for p in loop.model.parameters()] + [torch.get_rng_state()]
+            for parameter in loop.model.parameters():
+                assert parameter.grad is not None
+                seen.append(parameter.grad.clone())
+            seen.append(torch.get_rng_state())
             own_step(*given)
 
         loop.precision.step = keep  # type: ignore[method-assign]
         for _ in range(4):
-            before = forwards[0]
+            forward.reset_mock()
             loop.train_step()
-            calls.append((name, forwards[0] - before))
+            calls.append((name, forward.call_count))
         states.append([*seen, *loop.model.parameters(), *loop.model.buffers()])
     assert len(states[0]) == len(states[1]) > 100
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    for off, on in zip(*states, strict=True):
+        assert torch.equal(off, on)
     beside = accumulate + 4
     assert calls == [("off", accumulate)] * 4 + [("on", n) for n in (beside, accumulate, beside, accumulate)]
     noisy = [line for line in loop.recorder.taken if "noise/variance" in line]  # type: ignore[attr-defined]
@@ -143,14 +155,10 @@ def test_noise_leaves_weights_buffers_gradients_and_random_state(tmp_path: Path,
 @pytest.mark.parametrize(("examples", "parts"), [(3, 0), (4, 2), (7, 3), (8, 4), (13, 4), (64, 4)])
 def test_micro_batches_have_two_examples_at_least(tmp_path: Path, examples: int, parts: int) -> None:
     loop = loop_of(tmp_path, "probes=full", f"data.batch_size={examples}")
-    seen: list[Batch] = []
-    loop.part_gradients = lambda batch, size: seen.append((batch, size)) or ()  # type: ignore
-    loop.probes.read_noise = lambda reading, gradients, size: None  # type: ignore
+    found = []
+    loop.probes.read_noise = lambda reading, gradients, size: found.append(len([*gradients]))  # type: ignore
     loop.read_noise(Reading())
-    del loop.part_gradients
-    assert len(seen) == bool(parts)
-    sizes = [len([*loop.part_gradients(*each)]) for each in seen]
-    assert sizes == [parts] * bool(parts)
+    assert found == ([parts] if parts else [])
 
 
 @pytest.mark.parametrize(("kind", "power"), [(torch.optim.SGD, 2), (torch.optim.AdamW, 1)])
@@ -160,7 +168,8 @@ def test_effective_learning_rate_is_how_fast_weights_without_a_scale_turn(kind: 
     for scale in (1, 3, 10):
         model, _ = build("layernorm")
         weights = [*model.double().blocks[1].branches["mlp"].parameters()]
-        probes, reading = Probes(model, {"updates"}), Reading()
+        probes = Probes(model, {"updates"})
+        reading = Reading()
         with torch.no_grad():
             torch._foreach_mul_(weights, scale)
         before = torch.cat([p.flatten() for p in weights])
