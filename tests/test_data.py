@@ -27,19 +27,21 @@ CONF = Path(__file__).parents[1] / "conf" / "data"
 # ---- sources
 
 
-@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)], ids=["grey", "colour"])
-def test_hub_images_give_the_stored_pixels_and_labels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shape", "channels"), [((6, 5), 1), ((6, 5, 3), 3)], ids=["grey", "colour"])
+def test_hub_images_give_the_stored_pixels_and_labels(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
     stored = random_images(*shape)
     data = pets(write_images(tmp_path, stored, LABELS), scaling="none")
     for split, part in (("train", "train"), ("val", "test")):
         batches = list(data.eval_batches(split))  # type: ignore[arg-type]  # str, not Literal
         inputs = torch.cat([batch.inputs for batch in batches])
-        expected = torch.from_numpy(np.stack(stored[part])).reshape(-1, 6, 5, len(shape) * 2 - 3)
-        assert inputs.dtype == torch.float32 and torch.equal(inputs, expected.permute(0, 3, 1, 2).float())
+        expected = torch.from_numpy(np.stack(stored[part])).reshape(-1, 6, 5, channels)
+        assert inputs.dtype == torch.float32
+        assert torch.equal(inputs, expected.permute(0, 3, 1, 2).float())
         assert torch.cat([batch.targets for batch in batches]).tolist() == LABELS[part]
-        assert [len(batch.targets) for batch in batches][:-1] == [4] * (len(batches) - 1)
-    assert data.task == ImageClassification(num_classes=3, image_shape=(len(shape) * 2 - 3, 6, 5))
-    assert data.classes == ("cat", "dog", "owl") and data.steps_per_epoch == 3
+        assert all(len(batch.targets) == 4 for batch in batches[:-1])
+    assert data.task == ImageClassification(num_classes=3, image_shape=(channels, 6, 5))
+    assert data.classes == ("cat", "dog", "owl")
+    assert data.steps_per_epoch == 3
 
 
 def test_hub_and_local_copy_have_one_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +64,16 @@ def test_pydocs_is_every_topic_and_a_tenth_that_repeats_no_other_validates() -> 
 
     data = pydocs(**TEXT)
     pages = [text.encode() for _, text in sorted(topics.items())]
-    train, val = (data.examples[split].tobytes() for split in ("train", "val"))
-    in_train, in_val = ([page for page in pages if page in part] for part in (train, val))
-    assert sorted(in_train + in_val) == sorted(pages) and len(train + val) + 1 == len(b"\n".join(pages))
-    assert 0.08 < len(val) / len(train + val) < 0.12 and data.task.num_classes == 256
-    assert train.startswith(pages[0]) and data.decode(data.examples["train"][:500]) == pages[0][:500].decode()
+    train = data.examples["train"].tobytes()
+    val = data.examples["val"].tobytes()
+    in_train = [page for page in pages if page in train]
+    in_val = [page for page in pages if page in val]
+    assert sorted(in_train + in_val) == sorted(pages)
+    assert len(train + val) + 1 == len(b"\n".join(pages))
+    assert 0.08 < len(val) / len(train + val) < 0.12
+    assert data.task.num_classes == 256
+    assert train.startswith(pages[0])
+    assert data.decode(data.examples["train"][:500]) == pages[0][:500].decode()
     seen = {train[start : start + 200] for start in range(len(train) - 199)}
     assert not any(val[start : start + 200] in seen for start in range(len(val) - 199))
 
@@ -74,7 +81,8 @@ def test_pydocs_is_every_topic_and_a_tenth_that_repeats_no_other_validates() -> 
 def test_digits_are_sklearns_in_a_fixed_order() -> None:
     from sklearn.datasets import load_digits
 
-    original, order = load_digits(), np.random.RandomState(0).permutation(1797)
+    original = load_digits()
+    order = np.random.RandomState(0).permutation(1797)
     data = digits(**IMAGES, scaling="none")
     batches = [*data.eval_batches("train"), *data.eval_batches("val")]
     found = torch.cat([batch.inputs for batch in batches])[:, 0].numpy()
@@ -115,12 +123,20 @@ ROWS = {
 def test_a_configuration_loads_what_the_hub_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configuration, folder, splits, columns = CARDS[name]
     config = load_config(name, batch_size=5, holdout=0.5)
-    features = {column: FEATURES.get(kind) or datasets.ClassLabel(num_classes=kind) for column, kind in columns.items()}
+    files = []
     for split in splits.split():
-        labels = {kind: [-1 if split[0] == "-" else row % kind for row in range(200)] for kind in (2, 4, 20, 77, 100)}
-        rows = {column: (ROWS | labels)[kind] for column, kind in columns.items()}
-        data_helpers.write_parquet(tmp_path / config.hub_id / folder, rows, features, split.strip("-"))
-    files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits.replace("-", "").split()]
+        name_of_split = split.removeprefix("-")
+        features = {}
+        rows = {}
+        for column, kind in columns.items():
+            if kind in ROWS:
+                features[column] = FEATURES[kind]
+                rows[column] = ROWS[kind]
+            else:
+                features[column] = datasets.ClassLabel(num_classes=kind)
+                rows[column] = [row % kind for row in range(200)] if split == name_of_split else [-1] * 200
+        data_helpers.write_parquet(tmp_path / config.hub_id / folder, rows, features, name_of_split)
+        files.append({"split": name_of_split, "path": f"{folder}/{name_of_split}-*"})
     head = {"configs": [{"config_name": configuration, "data_files": files, "default": True}]}
     (tmp_path / config.hub_id / "README.md").write_text(f"---\n{yaml.safe_dump(head)}---\n")
     monkeypatch.setenv("NORMBENCH_DATA", str(tmp_path))
@@ -128,7 +144,8 @@ def test_a_configuration_loads_what_the_hub_has(name: str, tmp_path: Path, monke
     for batch in (data.train_batch(0), *data.eval_batches("val", 2)):
         check_batch(name, batch, data)
     if "label_column" in config:
-        assert len(data.classes) == columns[config.label_column] and len(data.labels["val"]) == 100
+        assert len(data.classes) == columns[config.label_column]
+        assert len(data.labels["val"]) == 100
 
 
 def test_enwik8_is_the_hubs_conversion_cut_at_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +158,16 @@ def test_enwik8_is_the_hubs_conversion_cut_at_its_bytes(tmp_path: Path, monkeypa
         file.rename(file.with_name("0000.parquet"))
     monkeypatch.setenv("NORMBENCH_DATA", str(tmp_path))
     data = instantiate(load_config("enwik8", context=8, batch_size=2), seed=0)
-    whole, size = text.encode(), len(text.encode())
+    whole = text.encode()
+    size = len(whole)
     found = {split: tokens.tobytes() for split, tokens in data.examples.items()}
-    assert data.has_test and [*found] == ["train", "val", "test"]
+    assert data.has_test
+    assert [*found] == ["train", "val", "test"]
     assert found["train"] == whole[: size * 18 // 20].decode(errors="ignore").encode()
-    assert whole.endswith(found["test"]) and 0 <= size - sum(map(len, found.values())) <= 6
-    assert found["val"] in whole and 0 <= size // 20 - len(found["val"]) <= 3
+    assert whole.endswith(found["test"])
+    assert 0 <= size - sum(map(len, found.values())) <= 6
+    assert found["val"] in whole
+    assert 0 <= size // 20 - len(found["val"]) <= 3
 
 
 # ---- the real data sets

@@ -22,14 +22,26 @@ from normbench.training.recalibration import average, recalibrate
 
 def test_training_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plain, anew = (train(tmp_path, f"norm.recalibrate={count}", f"name=r{count}") for count in (0, 3))
-    first, second = (read_metrics(folder) for folder in (plain, anew))
-    own = [{tag: value for tag, value in line.items() if "val" not in tag} for line in first]
-    assert own == [{tag: value for tag, value in line.items() if "val" not in tag} for line in second]
-    losses = [[line["loss/val"] for line in lines if "loss/val" in line] for lines in (first, second)]
-    assert all(one != other for one, other in zip(*losses, strict=True)) and len(losses[0]) == 4
-    states = [read_checkpoint(folder / "checkpoint.pt") for folder in (plain, anew)]
-    assert states[0]["model"] == states[1]["model"] and states[0]["optimizer"] == states[1]["optimizer"]
+    plain = train(tmp_path, "norm.recalibrate=0", "name=r0")
+    anew = train(tmp_path, "norm.recalibrate=3", "name=r3")
+    assert without_validation(plain) == without_validation(anew)
+    pairs = list(zip(validation_losses(plain), validation_losses(anew), strict=True))
+    assert len(pairs) == 4
+    assert all(one != other for one, other in pairs)
+    first = read_checkpoint(plain / "checkpoint.pt")
+    second = read_checkpoint(anew / "checkpoint.pt")
+    assert first["model"] == second["model"]
+    assert first["optimizer"] == second["optimizer"]
+
+
+def without_validation(folder: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged of its training."""
+    return [{tag: value for tag, value in line.items() if "val" not in tag} for line in read_metrics(folder)]
+
+
+def validation_losses(folder: Path) -> list[float]:
+    """Return the validation losses that a run has logged."""
+    return [line["loss/val"] for line in read_metrics(folder) if "loss/val" in line]
 
 
 def test_evaluation_is_with_the_average_over_the_latest_batches(
@@ -54,11 +66,14 @@ def train(folder: Path, *more: str) -> Path:
 def test_norms_are_as_before_also_those_that_freeze() -> None:
     model, norms = build("batchnorm", model="cnn", task=IMAGES, norm_settings={"recalibrate": 2, "freeze_after": 1})
     model.train()(random_batch(IMAGES, 8).inputs)
-    before, own = {name: buffer.clone() for name, buffer in model.named_buffers()}, norms["final"].running_mean.clone()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    own = norms["final"].running_mean.clone()
     data: Any = SimpleNamespace(train_batch=lambda number: random_batch(IMAGES, 8, number))
     with recalibrate(model, data, 5, torch.device("cpu")):
-        assert norms["final"].num_batches_tracked == 2 and not torch.equal(norms["final"].running_mean, own)
-    assert model.training and all(norm.training and norm.freeze_after == 1 for norm in norms.values())
+        assert norms["final"].num_batches_tracked == 2
+        assert not torch.equal(norms["final"].running_mean, own)
+    assert model.training
+    assert all(norm.training and norm.freeze_after == 1 for norm in norms.values())
     torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
 
 
