@@ -35,9 +35,10 @@ def write_arms(folder: Path, studies: Sequence[RecordedStudy] = ()) -> bool:
     """
     places = defaultdict[Path, list[RecordedRun]](list)
     with suppress(UsageError):  # of something else, which TensorBoard may show, or no run has ended
-        for study in studies or read_studies([folder]):
-            for run in study.runs:
-                places[run.path.parent].append(run)
+        studies = studies or read_studies([folder])
+    for study in studies:
+        for run in study.runs:
+            places[run.path.parent].append(run)
     written = False
     for place, runs in places.items():
         study = study_of(runs)
@@ -72,8 +73,13 @@ def folder_name(arm: str) -> str:
 
 def write_study(study: RecordedStudy, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
-    recorded = {tag for run in study.runs for tag in run.curves}
-    charts = {title: chart_of(tag) for title, tag in BANDS.items() if tag in recorded}
+    recorded = set[str]()
+    for run in study.runs:
+        recorded.update(run.curves)
+    charts = {}
+    for title, tag in BANDS.items():
+        if tag in recorded:
+            charts[title] = chart_of(tag)
     for arm in study.arms:
         path = folder / folder_name(arm.name)
         path.mkdir(exist_ok=True)
@@ -94,10 +100,12 @@ def chart_of(tag: str) -> dict[str, Any]:
 def means_by_step(arm: Arm) -> Mapping[int, dict[str, float]]:
     """Return the means over an arm's seeds by step and tag, and of some tags the ends of a band."""
     logged = defaultdict[int, dict[str, float]](dict)
-    tags = dict.fromkeys(tag for run in arm.runs for tag in run.curves)
-    for tag in tags:
-        curves = [run.curves[tag] for run in arm.runs if tag in run.curves]
-        seeds = pd.concat([pd.Series(curve.values, curve.steps) for curve in curves], axis=1, join="inner")
+    by_tag = defaultdict[str, list[pd.Series]](list)
+    for run in arm.runs:
+        for tag, curve in run.curves.items():
+            by_tag[tag].append(pd.Series(curve.values, curve.steps))
+    for tag, curves in by_tag.items():
+        seeds = pd.concat(curves, axis=1, join="inner")
         mean = seeds.mean(axis=1, skipna=False)
         lines = {tag: mean}
         if tag in BANDS.values():

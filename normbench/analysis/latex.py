@@ -86,28 +86,40 @@ def table_for(table: Table) -> str:
 
 def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
     """Write some columns and rows of a table."""
-    sides = ["l" if place < table.heads else "r" for place in range(frame.shape[1])]
-    headings = [break_lines(str(name), HEADING, side, "b") for name, side in zip(frame.columns, sides, strict=True)]
+    words = table.heads
+    sides = "l" * words + "r" * (frame.shape[1] - words)
+    headings = []
+    for name, side in zip(frame.columns, sides, strict=True):
+        headings.append(break_lines(str(name), HEADING, side, "b"))
     rows = []
     for cells in frame.itertuples(index=False, name=None):
-        rows.append([break_lines(str(cell), CELL, side) for cell, side in zip(cells, sides, strict=True)])
-    which = f" ({number} of {of})" if of > 1 else ""
-    label = f"tab:{table.key}" + (f"-{number}" if number > 1 else "")
+        row = [break_lines(str(cell), CELL, side) for cell, side in zip(cells, sides, strict=True)]
+        rows.append(join_cells(row))
+    title, label = table.title, f"tab:{table.key}"
+    if of > 1:
+        title += f" ({number} of {of})"
+    if number > 1:
+        label += f"-{number}"
     lines = [
         r"\begin{table}[htbp]",
         r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
-        rf"\caption{{{tex(table.title + which)}}}\label{{{label}}}",
+        rf"\caption{{{tex(title)}}}\label{{{label}}}",
         r"\vspace{4pt}",
-        rf"\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}",
+        rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
         r"\toprule",
-        " & ".join(headings) + r" \\",
+        join_cells(headings),
         r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
+        *rows,
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def join_cells(cells: Sequence[str]) -> str:
+    """Write a row."""
+    return " & ".join(cells) + r" \\"
 
 
 def in_text(tables: Sequence[Table]) -> str:
@@ -138,7 +150,8 @@ def prose(text: str) -> str:
     for words, works in split_at_citations(text):
         written += tex(words)
         if works:
-            written += rf"~\citep{{{','.join(work.key for work in works)}}}"
+            keys = ",".join(work.key for work in works)
+            written += rf"~\citep{{{keys}}}"
     return written
 
 
@@ -152,13 +165,11 @@ def cited_in(page: str) -> set[str]:
 
 def figure_for(label: str, caption: str, drawings: Sequence[str], size: str) -> str:
     """Write a figure of one drawing or several. size: of each, as graphicx has it."""
-    lines = [
-        r"\begin{figure}[htbp]",
-        r"\centering",
-        *(rf"\includegraphics[{size}]{{figures/{name}.pdf}}" for name in drawings),
-        rf"\caption{{{prose(caption)}}}\label{{fig:{label}}}",
-        r"\end{figure}",
-    ]
+    lines = [r"\begin{figure}[htbp]", r"\centering"]
+    for name in drawings:
+        lines.append(rf"\includegraphics[{size}]{{figures/{name}.pdf}}")
+    lines.append(rf"\caption{{{prose(caption)}}}\label{{fig:{label}}}")
+    lines.append(r"\end{figure}")
     return "\n".join(lines) + "\n"
 
 
@@ -182,6 +193,6 @@ def panels_for(name: str, caption: str, panels: Sequence[str]) -> list[str]:
     written = list[str]()
     for number, part in enumerate(parts, start=1):
         which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-        label = name + (f"-part-{number}" if number > 1 else "")
+        label = f"{name}-part-{number}" if number > 1 else name
         written.append(figure_for(label, caption + which, part, BESIDE))
     return written

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -101,14 +101,15 @@ def final(run: RecordedRun, metric: Metric) -> float:
     """Return the run's last value in the metric's unit, or its best among equals; NaN for a run that did not finish."""
     if run.status != "finished":
         return NAN
+    value: float | None
     if metric.tag == BEST:
         losses = finite(alike(run, VALIDATION_LOSS)).values
-        return metric.scale * float(min(losses, default=NAN))
-    if metric.tag in run.metrics:
+        value = min(losses, default=None)
+    elif metric.tag in run.metrics:
         value = run.metrics[metric.tag]
     else:  # what a summary does not repeat
         logged = finite(run.curves.get(metric.tag)).values
-        value = float(logged[-1]) if len(logged) else None
+        value = logged[-1] if len(logged) else None
     return NAN if value is None else metric.scale * float(value)
 
 
@@ -120,8 +121,9 @@ def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, .
     Raises:
         ArgumentError: no run has logged it.
     """
-    finished = [run for run in study.runs if run.status == "finished"]
-    split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
+    finished = study.finished
+    has_test = bool(finished) and all("loss/test" in run.metrics for run in finished)
+    split = "test" if has_test else "val"
     usual = [loss_on(split)]
     if study.runs[0].task.endswith("classification"):
         usual.insert(0, accuracy_on(split))
@@ -130,7 +132,8 @@ def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, .
     if word is None:
         return tuple(usual)
     check_logged(word, finished, usual)
-    return (metric_of(word), *(metric for metric in usual if metric.tag != word))
+    others = [metric for metric in usual if metric.tag != word]
+    return (metric_of(word), *others)
 
 
 def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
@@ -144,8 +147,11 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
         tags.update(run.metrics, run.curves)
     if word not in tags:
         near = sorted(tag for tag in tags if word in tag)[:3]
-        near = near or get_close_matches(word, tags)
-        near = near or [*(metric.tag for metric in usual), BEST]
+        if not near:
+            near = get_close_matches(word, tags)
+        if not near:
+            near = [metric.tag for metric in usual]
+            near.append(BEST)
         raise ArgumentError("metric", word, f"is not logged by these runs: give one such as {either(near)}")
     if word == BEST and finished and not any(has_evaluations_on_way(run) for run in finished):
         why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
@@ -169,7 +175,11 @@ def metric_of(tag: str) -> Metric:
 
 def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
     """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
-    counts = {f"{run.config['trainer.eval_batches']:,}" for run in runs if judged_by_some(run)}
+    counts = set[str]()
+    for run in runs:
+        if judged_by_some(run):
+            number = run.config["trainer.eval_batches"]
+            counts.add(f"{number:,}")
     if not counts:
         return ""
     batches = "batch" if counts == {"1"} else "batches"
@@ -185,9 +195,11 @@ def batches_judged(run: RecordedRun, limit: int | None) -> float:
     """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
     if limit is None:
         return math.inf
-    total = next((run.data[name] for name in ("val_images", "val_texts", "val_sentences") if name in run.data), None)
-    judged = limit * run.config.get("data.eval_batch_size", 0)
-    return math.inf if total is not None and judged >= total else limit
+    examples = limit * run.config.get("data.eval_batch_size", 0)
+    for name in ("val_images", "val_texts", "val_sentences"):
+        if name in run.data:
+            return math.inf if examples >= run.data[name] else limit
+    return limit
 
 
 def alike(run: RecordedRun, tag: str) -> Curve:
@@ -203,7 +215,9 @@ def alike(run: RecordedRun, tag: str) -> Curve:
     limit = run.config.get("trainer.eval_batches")
     judged = np.full(len(curve.steps), math.inf)
     begun = 0
-    for stretch in (*extended_runs(run.sessions, limit), {"steps": run.steps, "eval_batches": limit}):
+    stretches = list(extended_runs(run.sessions, limit))
+    stretches.append({"steps": run.steps, "eval_batches": limit})
+    for stretch in stretches:
         on_way = (curve.steps > begun) & (curve.steps < stretch["steps"])
         judged[on_way] = batches_judged(run, stretch["eval_batches"])
         begun = stretch["steps"]
@@ -219,14 +233,16 @@ def implementation(run: RecordedRun) -> str:
 
 def ran_as(arms: Iterable[Arm]) -> str:
     """Say what ran the norms whose times are told: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
-    found = defaultdict[str, dict[str, None]](dict)
+    names = defaultdict[str, list[str]](list)
     for arm in arms:
         for run in arm.runs:
-            found[implementation(run)][arm.name] = None
+            own = names[implementation(run)]
+            if arm.name not in own:
+                own.append(arm.name)
     parts = []
-    for word, names in sorted(found.items()):
+    for word in sorted(names):
         if word:
-            parts.append(f"{word} ({shortened([*names], 4)})")
+            parts.append(f"{word} ({shortened(names[word], 4)})")
     return "; ".join(parts)
 
 
@@ -256,19 +272,29 @@ def seconds_at(run: RecordedRun, steps: Any) -> Any:
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
 
 
-def gradient_noise(run: RecordedRun) -> tuple[float, float]:
-    """Return the mean variance of one example's gradient, and the noise scale in examples; NaN where there is none.
+class GradientNoise(NamedTuple):
+    """How noisy gradients are; NaN where nobody knows.
+
+    variance: of one example's gradient. scale: the noise scale, in examples.
+    """
+
+    variance: float = NAN
+    scale: float = NAN
+
+
+def gradient_noise(run: RecordedRun) -> GradientNoise:
+    """Return the noise of a run's gradients, in the mean.
 
     Over the probed steps of a finished run from where the learning rate has risen to its peak. The noise scale is a
     ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018, appendix A.1).
     """
     rates = finite(run.curves.get("optim/lr"))
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
-        return NAN, NAN
+        return GradientNoise()
     peak = rates.steps[rates.values.argmax()]
     variance = mean_since(run.curves["noise/variance"], peak)
     squared = mean_since(run.curves["noise/squared_gradient"], peak)
-    return variance, variance / squared
+    return GradientNoise(variance, variance / squared)
 
 
 def mean_since(curve: Curve, step: int) -> float:
@@ -342,14 +368,15 @@ def yardstick(
 
     partners: by the name of each arm the one that it is compared with. metric: the primary one's tag.
     """
-    finished = [run for run in study.runs if run.status == "finished"]
     timed = VALIDATION_LOSS
-    seconds = fastest(finished, timed)
-    if not all(math.isfinite(value_at(run, timed, seconds)) for run in finished):
+    seconds = fastest(study.finished, timed)
+    losses = [value_at(run, timed, seconds) for run in study.finished]
+    if not np.isfinite(losses).all():
         timed = TRAINING_LOSS
-        seconds = fastest(finished, timed)
-    given = {} if target is None else dict.fromkeys((arm.name for arm in study.arms), target)
-    targets = given or usual_targets(partners)
+        seconds = fastest(study.finished, timed)
+    targets = usual_targets(partners)
+    if target is not None:
+        targets = {arm.name: target for arm in study.arms}
     return Yardstick(metrics_of(study, metric), targets, target is not None, timed, seconds)
 
 
@@ -483,15 +510,20 @@ def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
     """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
     rows = []
     for arm in arms:
-        for run in arm.runs:
-            if run.status != "finished":
-                continue
-            for name, tags in IN_BLOCKS.items():
-                for block, curve in by_block(run, tags).items():
-                    rows.append({"arm": arm.name, "block": block, "run": run.path, name: curve.values[-1]})
-    keys = ["arm", "block", "run"]
-    runs = pd.DataFrame(rows, columns=[*keys, *IN_BLOCKS]).groupby(keys, sort=False).first()
+        for run in arm.finished:
+            for block, measured in last_in_blocks(run).items():
+                rows.append({"arm": arm.name, "block": block, **measured})
+    runs = pd.DataFrame(rows, columns=["arm", "block", *IN_BLOCKS])
     blocks = runs.groupby(["arm", "block"], sort=False)
     means = blocks.mean()
     means.insert(0, "seeds", blocks.size())
     return means.reset_index()
+
+
+def last_in_blocks(run: RecordedRun) -> dict[int, dict[str, float]]:
+    """Return what probes measured last in each block of a run, by the names in IN_BLOCKS."""
+    found = defaultdict[int, dict[str, float]](dict)
+    for name, tags in IN_BLOCKS.items():
+        for block, curve in by_block(run, tags).items():
+            found[block][name] = curve.values[-1]
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -148,8 +148,10 @@ class RecordedRun:
 
     def was_given(self, choice: Mapping[str, Any]) -> bool:
         """Say whether it is of the arm, and at the learning rate, of a choice that a sweep has noted."""
-        for key, value in {**choice["arm"], LEARNING_RATE: choice["lr"]}.items():
-            if canonical(str(self.config.get(key))) != canonical(str(value)):
+        given = {**choice["arm"], LEARNING_RATE: choice["lr"]}
+        for key, value in given.items():
+            own = self.config.get(key)
+            if canonical(str(own)) != canonical(str(value)):
                 return False
         return True
 
@@ -229,6 +231,11 @@ class RecordedStudy:
         return [run for _, run in self.pairs]
 
     @cached_property
+    def finished(self) -> list[RecordedRun]:
+        """Return the runs that finished, arm by arm."""
+        return [run for run in self.runs if run.status == "finished"]
+
+    @cached_property
     def noted(self) -> dict[Path, list[dict[str, Any]]]:
         """Return what sweeps with `sweep.lr=auto` have noted of the choice of each arm's rate, by their folders."""
         folders = sorted({run.path.parent for run in self.runs})
@@ -272,10 +279,15 @@ class RecordedStudy:
         plans = self.plans
         if len(plans) != 1:
             return ""
-        aside = {*changes, "sweep.report"}
-        kept = [word for word in plans[0] if word.lstrip("+~").partition("=")[0] not in aside]
+        kept = []
+        for word in plans[0]:
+            key = word.lstrip("+~").partition("=")[0]
+            if key not in changes and key != "sweep.report":
+                kept.append(word)
+        if not kept:
+            return ""
         new = [f"{key}={value}" for key, value in changes.items() if value is not None]
-        return shlex.join(["normbench", "sweep", *kept, *new]) if kept else ""
+        return shlex.join(["normbench", "sweep", *kept, *new])
 
     def more_seeds(self, number: int) -> str:
         """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
@@ -295,31 +307,23 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     Raises:
         UsageError: a folder is not there or holds no runs, or no run has ended.
     """
-    found = dict[Path, tuple[RunDirectory, str]]()
+    found = dict[Path, NamedDirectory]()
     for folder in folders:
         for name, one in run_directories(folder).items():
-            found[one.path.resolve()] = (one, name)
-
-    def read(some: Iterable[tuple[RunDirectory, str]]) -> Iterator[RecordedRun | tuple[str, str]]:
-        for directory, name in some:
-            try:
-                yield read_run(directory, name)
-            except ValueError as error:
-                yield name, str(error)
-
-    every = [*found.values()]
+            found[one.path.resolve()] = NamedDirectory(name, one)
+    every = list(found.values())
     half = len(every) // 2
-    others = run_beside(lambda: [*read(every[half:])])
-    runs = list[RecordedRun]()
-    damaged = list[tuple[str, str]]()
-    for one in (*read(every[:half]), *others()):
-        if isinstance(one, RecordedRun):
-            runs.append(one)
-        else:
-            damaged.append(one)
+    read_others = run_beside(lambda: read_all(every[half:]))
+    results = read_all(every[:half])
+    results += read_others()
+    runs = [one for one in results if isinstance(one, RecordedRun)]
+    damaged = [(one.name, one.why) for one in results if isinstance(one, DamagedRun)]
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
-        why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
+        why = ""
+        if damaged:
+            name, reason = damaged[0]
+            why = f": {name} is damaged, {reason}"
         where = ", ".join(str(folder) for folder in folders)
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     studies = []
@@ -329,6 +333,33 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     return studies
 
 
+@dataclass(frozen=True)
+class NamedDirectory:
+    """A run that is to be read. name: its path from the given folder on."""
+
+    name: str
+    directory: RunDirectory
+
+
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run that cannot be read, and why."""
+
+    name: str
+    why: str
+
+
+def read_all(some: Iterable[NamedDirectory]) -> list[RecordedRun | DamagedRun]:
+    """Read runs, as far as they can be read."""
+    found = list[RecordedRun | DamagedRun]()
+    for one in some:
+        try:
+            found.append(read_run(one.directory, one.name))
+        except ValueError as error:
+            found.append(DamagedRun(one.name, str(error)))
+    return found
+
+
 def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     """Read one run.
 
@@ -336,21 +367,24 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
         ValueError: what it must have is missing or damaged.
     """
     status = read_json(directory.status) or {}
-    sessions = whole(directory.environment)["sessions"]
+    sessions = read_whole(directory.environment)["sessions"]
     has_ended = directory.summary.exists() or status.get("status") in ENDED
-    summary = whole(directory.summary) if has_ended else {}
-    stands = status | summary or whole(directory.status)
-    curves, torn, damage = read_recorded(directory.metrics)
+    summary = read_whole(directory.summary) if has_ended else {}
+    stands = {**status, **summary}
+    if not stands:
+        stands = read_whole(directory.status)
+    recorded = read_recorded(directory.metrics)
     config = {**read_config(directory), **sessions[-1]["choices"]}
-    if damage and (summary or curves):  # a run that has not ended may have no metrics yet
-        raise ValueError(damage)
+    if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
+        raise ValueError(recorded.damage)
     altered = directory.find_altered() if summary else []
     if altered:
         raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
     if stands["status"] == "finished":
-        lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
-        if lost:
-            stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"}
+        for tag in ("loss/val", "loss/test"):
+            if summary["metrics"].get(tag, 0.0) is None:
+                stands.update(status="diverged", message=f"its final {tag} is not finite")
+                break
     return RecordedRun(
         name=name,
         path=directory.path,
@@ -362,8 +396,8 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
         config=config,
         summary=summary,
         sessions=sessions,
-        curves=curves,
-        torn=torn,
+        curves=recorded.curves,
+        torn=recorded.is_torn,
     )
 
 
@@ -406,31 +440,41 @@ def check_types(section: str, values: Mapping[str, Any], known: Mapping[str, Set
             raise ValueError(f"config.yaml is damaged ({wrong}, where only {known[name].allowed} is allowed)")
 
 
-def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
-    """Return what a metrics.jsonl holds by tag, up to the first line that cannot be read, and what is wrong with it.
+@dataclass(frozen=True)
+class RecordedMetrics:
+    """What a metrics.jsonl holds, up to the first line that cannot be read.
 
-    That is whether the last line is torn, as a kill leaves it; and the words for it where more lines follow the one
-    that cannot be read, or the file itself cannot.
+    curves: by tag. is_torn: whether that is the last line, as a kill leaves it. damage: words for it, where more lines
+    follow the one that cannot be read, or the file itself cannot.
     """
+
+    curves: Mapping[str, Curve]
+    is_torn: bool
+    damage: str
+
+
+def read_recorded(path: Path) -> RecordedMetrics:
+    """Return what a metrics.jsonl holds."""
     try:
         lines = logged_lines(path)
     except OSError as error:
-        return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
-    good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
+        return RecordedMetrics({}, is_torn=False, damage=f"metrics.jsonl cannot be read ({error.strerror})")
     points = defaultdict[str, list[tuple[float, float]]](list)
-    for _, step, numbers in good:
+    good = 0  # lines
+    for _, step, numbers in takewhile(lambda line: line[1] != UNREADABLE, lines):
+        good += 1
         for tag, value in numbers.items():
             points[tag].append((step, value))
     curves = {}
     for tag, own in points.items():
         steps, values = zip(*own, strict=True)
         curves[tag] = Curve(np.array(steps), np.array(values))
-    torn = len(good) == len(lines) - 1
-    whole = torn or len(good) == len(lines)
-    return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
+    unread = len(lines) - good
+    damage = f"metrics.jsonl is damaged at line {good + 1} of {len(lines)}" if unread > 1 else ""
+    return RecordedMetrics(curves, is_torn=unread == 1, damage=damage)
 
 
-def whole(path: Path) -> dict[str, Any]:
+def read_whole(path: Path) -> dict[str, Any]:
     """Return what a file of a run holds.
 
     Raises:
@@ -467,7 +511,7 @@ def study_of(
         values = tuple(run.config.get(key) for key in varied)
         gathered[values].append(run)
     arms = []
-    for values in sorted(gathered, key=lambda values: [in_order(value) for value in values]):
+    for values in sorted(gathered, key=lambda values: list(map(in_order, values))):
         settings = dict(zip(varied, values, strict=True))
         arms.append(Arm(settings, tuple(gathered[values])))
     return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged))
@@ -503,7 +547,10 @@ def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
 
 def candidates(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
-    keys = {key for run in runs for key in run.config if not key.startswith(("probes.", "logger."))}
+    keys = set[str]()
+    for run in runs:
+        keys.update(run.config)
+    keys = {key for key in keys if not key.startswith(("probes.", "logger."))}
     first = [key for key in FIRST_KEYS if key in keys]
     last = [LEARNING_RATE] if LEARNING_RATE in keys else []
     others = sorted(keys.difference(first, last, ASIDE))

@@ -53,14 +53,22 @@ def references() -> dict[str, Reference]:
     """Return all works by what they are called in a text, the longest names first."""
     found: dict[str, Reference] = {}
     for entry in ENTRY.finditer(FILE.read_text("utf-8")):
-        bibtex, key = entry[0], entry[1]
-        fields = dict(FIELD.findall(bibtex))
-        families = [author.partition(",")[0].strip("{}") for author in fields["author"].split(" and ")]
-        year = fields["year"] + fields.get("letter", "")
-        one = Reference(key, tuple(families), year, bibtex)
-        found |= {one.words: one, one.long_words: one}
+        one = read_entry(entry[1], entry[0])
+        found[one.words] = one
+        found[one.long_words] = one
     longest_first = sorted(found, key=len, reverse=True)
     return {name: found[name] for name in longest_first}
+
+
+def read_entry(key: str, bibtex: str) -> Reference:
+    """Return the work of an entry in BibTeX."""
+    fields = dict(FIELD.findall(bibtex))
+    families = []
+    for author in fields["author"].split(" and "):
+        family = author.partition(",")[0]
+        families.append(family.strip("{}"))
+    year = fields["year"] + fields.get("letter", "")
+    return Reference(key, tuple(families), year, bibtex)
 
 
 @cache
@@ -72,7 +80,9 @@ def name_pattern() -> re.Pattern[str]:
 
 def works_in(text: str) -> list[Reference]:
     """Return the works that a text names, in its order, each once."""
-    return list(dict.fromkeys(references()[name] for name in name_pattern().findall(text)))
+    names = name_pattern().findall(text)
+    works = [references()[name] for name in names]
+    return list(dict.fromkeys(works))
 
 
 def works_of(group: str, option: str) -> list[Reference]:

@@ -23,20 +23,26 @@ CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # of what a sweep notes of a
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
 
-def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
-    """Return how many runs of an arm there are, finished and diverged, and mean, low and high of those that finished.
+@dataclass(frozen=True)
+class Outcome:
+    """How the runs of an arm ended: how many there are, and mean, low and high of those that finished.
 
-    These three are in the metric's unit; NaN where none finished.
+    These three are in a metric's unit; NaN where none finished.
     """
+
+    runs: int
+    finished: int
+    diverged: int
+    mean: float
+    low: float
+    high: float
+
+
+def outcome(arm: Arm, metric: Metric) -> Outcome:
+    """Return how the runs of an arm ended."""
     values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
-    return {
-        "runs": len(arm.runs),
-        "finished": len(values),
-        "diverged": sum(run.status == "diverged" for run in arm.runs),
-        "mean": values.mean(),
-        "low": values.min(),
-        "high": values.max(),
-    }
+    diverged = [run for run in arm.runs if run.status == "diverged"]
+    return Outcome(len(arm.runs), len(values), len(diverged), values.mean(), values.min(), values.max())
 
 
 def is_lost(run: RecordedRun) -> bool:
@@ -65,7 +71,7 @@ class Tried:
         """Return the mean final validation loss (nats) by level; NaN where no run finished."""
         found = dict[float, float]()
         for level, arm in self.by_level.items():
-            found[level] = outcome(arm, loss_on("val"))["mean"]
+            found[level] = outcome(arm, loss_on("val")).mean
         return found
 
     @property
@@ -73,7 +79,7 @@ class Tried:
         """Return how many runs did not get through or did not train, by level."""
         found = dict[float, int]()
         for level, arm in self.by_level.items():
-            found[level] = sum(is_lost(run) for run in arm.runs)
+            found[level] = len(arm.runs) - count_trained(arm.runs)
         return found
 
     @property
@@ -84,8 +90,11 @@ class Tried:
             for run in arm.runs:
                 if run.ended:
                     found[run.seed][level] = run
-        everywhere = [seed for seed, runs in found.items() if len(runs) == len(self.by_level)]
-        return {seed: found[seed] for seed in sorted(everywhere)}
+        everywhere = {}
+        for seed in sorted(found):
+            if len(found[seed]) == len(self.by_level):
+                everywhere[seed] = found[seed]
+        return everywhere
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -97,11 +106,11 @@ class Tried:
         if not self.by_level[self.best].trained:
             return found
         for seed, runs in self.by_seed.items():
-            starts = list[float]()
-            for run in runs.values():
+            starts, ends = list[float](), dict[float, float]()
+            for rate, run in runs.items():
                 starts += finite(run.curves.get(TRAINING_LOSS)).values[:1].tolist()
+                ends[rate] = final(run, loss_on("val"))
             if starts:
-                ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
                 score = learning_rate_sensitivity(ends, float(np.mean(starts)))
                 if score is not None:
                     found[seed] = score
@@ -113,7 +122,8 @@ class Tried:
         found = {}
         for seed, runs in self.by_seed.items():
             train = [level for level, run in runs.items() if not is_lost(run)]
-            found[seed] = math.log2(max(train, default=min(runs) / 2))
+            largest = max(train, default=min(runs) / 2)
+            found[seed] = math.log2(largest)
         return found
 
 
@@ -122,11 +132,13 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
     found = []
     having = [arm for arm in arms if arm.settings.get(key) is not None]  # an optimizer may have no learning rate
     for family in families_of(having, key):
-        if len(family) >= fewest:
-            by_level = {float(arm.settings[key]): arm for arm in family}
-            best = float(best_rate(family).settings[key])
-            in_order = {level: by_level[level] for level in sorted(by_level)}
-            found.append(Tried(without(family[0], key), in_order, best))
+        if len(family) < fewest:
+            continue
+        by_level = {}
+        for arm in sorted(family, key=lambda arm: float(arm.settings[key])):
+            by_level[float(arm.settings[key])] = arm
+        best = float(best_rate(family).settings[key])
+        found.append(Tried(without(family[0], key), by_level, best))
     return found
 
 
@@ -169,7 +181,9 @@ def searches(study: RecordedStudy) -> list[Search]:
         for choice in noted:
             if not fits(choice.get("curve"), CURVE):
                 continue
-            losses = {float(point["lr"]): point["losses"] for point in choice["curve"]}
+            losses = {}
+            for point in choice["curve"]:
+                losses[float(point["lr"])] = point["losses"]
             chosen_for = by_choice.get(id(choice))
             if chosen_for:
                 with_runs.append(Search(chosen_for, losses, choice["lr"], choice.get("edge")))
@@ -205,8 +219,11 @@ class Area:
     @property
     def levels(self) -> list[list[float]]:
         """Return the levels of the two, from low to high."""
-        first, second = zip(*self.cells, strict=True)
-        return [sorted({*first}), sorted({*second})]
+        first, second = set[float](), set[float]()
+        for one, other in self.cells:
+            first.add(one)
+            second.add(other)
+        return [sorted(first), sorted(second)]
 
     @property
     def shares(self) -> dict[int, float]:
@@ -236,7 +253,7 @@ def are_numbers(levels: Sequence[Any]) -> bool:
 
 def failing(arms: Sequence[Arm]) -> list[str]:
     """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
-    if not any(is_lost(run) for arm in arms for run in arm.runs):
+    if all(count_trained(arm.runs) == len(arm.runs) for arm in arms):
         return []
     found = []
     for key in arms[0].settings:
@@ -254,7 +271,9 @@ def areas(study: RecordedStudy) -> list[Area]:
     for one, other in combinations(numbers, 2):
         every = len(levels[one]) * len(levels[other])
         for family in families_of(study.arms, one, other):
-            cells = {(arm.settings[one], arm.settings[other]): arm for arm in family}
+            cells = {}
+            for arm in family:
+                cells[arm.settings[one], arm.settings[other]] = arm
             if len(cells) == every:
                 found.append(Area(without(family[0], one, other), (one, other), cells))
     return found

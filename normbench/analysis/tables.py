@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from normbench.analysis.measures import (
 )
 from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
+from normbench.analysis.sensitivity import AREA, Area, Search, Tried, count_trained, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
@@ -78,13 +77,16 @@ class Table:
         return replace(self, frame=turned, heads=1, marked=())
 
 
-def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int] = (), **about: Any) -> Table:
+def make_table(
+    key: str, title: str, rows: Sequence[Mapping[str, str]] | pd.DataFrame, heads: int = 1, **about: Any
+) -> Table:
     """Return rows as a table with its notes, without the columns of figures that no row has.
 
-    A baseline that is the same in all rows stands in the title.
+    A baseline that is the same in all rows stands in the title. heads: how many of the first columns are words. about:
+    what the notes take.
     """
     frame = pd.DataFrame(rows)
-    baselines = set(frame.get("against", ()))
+    baselines = set(frame["against"]) if "against" in frame else set()
     if len(baselines) == 1:
         title = f"{title}, against {baselines.pop()}"
         frame = frame.drop(columns="against")
@@ -93,8 +95,8 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     has_figures = (frame != NONE).any().to_numpy()
     is_head = np.arange(frame.shape[1]) < heads
     frame = frame.loc[:, has_figures | is_head]
-    notes = write_notes(key.partition("-")[0], [*frame], **about)
-    return Table(key, title, frame, notes, heads, marked)
+    notes = write_notes(key.partition("-")[0], list(frame), **about)
+    return Table(key, title, frame, notes, heads)
 
 
 def some_of(number: int, of: int) -> str:
@@ -106,37 +108,50 @@ def some_of(number: int, of: int) -> str:
 
 
 def results_table(runs: pd.DataFrame, study: RecordedStudy, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
-    """Say how well the arms ended. runs: as `runs_frame` has them."""
+    """Say how well the arms ended, the best one first. runs: as `runs_frame` has them."""
+    results = {arm.name: arm for arm in arms}
     rows, badness = [], []
-    results = {arm.name: arm.results for arm in arms}
-    of_study = {arm.name: arm for arm in study.arms}
-    for name, own in runs.groupby("arm", sort=False):
+    for arm in study.arms:
+        own = runs[runs["arm"] == arm.name]
         finished = own[own["status"] == "finished"]
-        seeds = {*finished["seed"]}
-        torn = any(in_two_groups(of_study[str(name)], metric, seeds) for metric in by.metrics)
-        averaged = finished.iloc[:0] if torn else finished  # of two groups there is no mean
-        row = {"arm": name, "n": some_of(len(finished), len(own))}
-        for place, (metric, result) in enumerate(zip(by.metrics, results[str(name)], strict=True)):
-            row[f"{metric.words}, {metric.symbol}"] = fixed(result.mean, metric.decimals)
-            row["95 % interval" + " " * place] = span(result.interval, metric.decimals)
-        row |= on_the_way(averaged, by)
-        target = by.targets.get(str(name))
-        if target is not None:
-            which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
-            ended = own[own["status"].isin(["finished", "diverged"])]
-            row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
-        rows.append(row)
+        rows.append(result_row(arm, own, finished, by, results[arm.name]))
         badness.append(badness_of(finished, by.primary))
-    rows = [rows[place] for place in np.argsort(badness, kind="stable")]
-    ran = ran_as(study.arms)
-    return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs), ran=ran)
+    best_first = np.argsort(badness, kind="stable")
+    return make_table(
+        "arms",
+        "Results of each arm",
+        [rows[place] for place in best_first],
+        by=by,
+        evaluated=evaluations_in_words(study.runs),
+        ran=ran_as(study.arms),
+    )
+
+
+def result_row(arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, by: Yardstick, result: ArmResult) -> dict[str, str]:
+    """Say how well an arm ended. own: the rows of its runs, and finished: of those that did."""
+    row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
+    for place, (metric, one) in enumerate(zip(by.metrics, result.results, strict=True)):
+        row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
+        row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
+    seeds = set(finished["seed"])
+    if any(in_two_groups(arm, metric, seeds) for metric in by.metrics):
+        finished = finished[:0]  # of two groups there is no mean
+    row.update(on_the_way(finished, by))
+    target = by.targets.get(arm.name)
+    if target is not None:
+        targets = set(by.targets.values())
+        which = "its target" if len(targets) > 1 else f"{plain(target)} nats"
+        ended = own[own["status"].isin(["finished", "diverged"])]
+        row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+    return row
 
 
 def on_the_way(runs: pd.DataFrame, by: Yardstick) -> dict[str, str]:
     """Return what the runs of an arm reached before their end, in the mean."""
     loss = runs[f"{by.timed}_at_equal_time"].mean()
+    metric = by.on_way
     return {
-        f"best {by.on_way.words} during training, {by.on_way.symbol}": fixed(runs["best"].mean(), by.on_way.decimals),
+        f"best {metric.words} during training, {metric.symbol}": fixed(runs["best"].mean(), metric.decimals),
         "train–validation gap, nats": fixed(runs["gap"].mean(), 4, sign=True),
         f"loss at {duration(by.seconds)}, nats": fixed(loss, 4),
     }
@@ -164,36 +179,42 @@ def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
     ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
     ends = ends.mask(runs["trained"].eq(False), "did not train")
-    seconds = runs["training_seconds"].where(runs["status"] == "finished")
-    memory = runs["peak_memory_bytes"] / 2**20
-    arms = runs.assign(end=ends, seconds=seconds, memory=memory).groupby("arm", sort=False)
-    columns = {}
-    if runs["processes"].max() > 1:
-        columns["processes"] = arms["processes"].max().map(str)
-    columns["norms run as"] = arms["implementation"].agg(either)
-    columns["step time, ms"] = arms["step_median_ms"].median().map(significant)
-    columns["90th percentile, ms"] = arms["step_p90_ms"].median().map(significant)
-    operators = arms["operators_a_step"].median()
-    if operators.any():
-        columns["operators a step"] = operators.map("{:,.0f}".format, na_action="ignore").fillna(NONE)
-    columns["steps timed"] = arms["steps_timed"].sum().map("{:,.0f}".format)
-    columns["training time"] = arms["seconds"].mean().map(duration)
-    columns["peak memory, MiB"] = arms["memory"].median().map(significant)
-    for end in BAD:
-        columns[end] = arms["end"].agg(partial(count_of, end=end))
-    columns["spikes"] = arms["spikes"].mean().map(percent)
-    return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
+    has_several_processes = runs["processes"].max() > 1
+    rows = []
+    for name, own in runs.assign(end=ends).groupby("arm", sort=False):
+        finished = own[own["status"] == "finished"]
+        row = {"arm": str(name)}
+        if has_several_processes:
+            row["processes"] = str(own["processes"].max())
+        row["norms run as"] = either(own["implementation"])
+        row["step time, ms"] = significant(own["step_median_ms"].median())
+        row["90th percentile, ms"] = significant(own["step_p90_ms"].median())
+        row["operators a step"] = whole(own["operators_a_step"].median())
+        row["steps timed"] = whole(own["steps_timed"].sum())
+        row["training time"] = duration(finished["training_seconds"].mean())
+        row["peak memory, MiB"] = significant(own["peak_memory_bytes"].median() / 2**20)
+        for end in BAD:
+            row[end] = count_of(own["end"], end)
+        row["spikes"] = percent(own["spikes"].mean())
+        rows.append(row)
+    return make_table("costs", "Cost and stability", rows)
 
 
 def either(names: pd.Series) -> str:
     """Return the names that there are, such as `a or b`."""
-    return " or ".join(filter(None, names.unique())) or NONE
+    known = [name for name in names.unique() if name]
+    return " or ".join(known) or NONE
 
 
 def count_of(ends: pd.Series, end: str) -> str:
     """Write how many runs of an arm have ended like this, and of how many."""
     number = int(ends.eq(end).sum())
     return f"{number} of {len(ends)}" if number else "0"
+
+
+def whole(number: float) -> str:
+    """Write a number without decimals."""
+    return NONE if math.isnan(number) else f"{number:,.0f}"
 
 
 def percent(share: float) -> str:
@@ -208,8 +229,9 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     """
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
-        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own))}
-        shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
+        row = {"arm": str(name), "n": str(own["seeds"].max()), "blocks": str(len(own))}
+        last = len(own) - 1
+        shown = own.iloc[sorted({0, len(own) // 2, last})]
         for column in IN_BLOCKS:
             values = shown[column]
             row[column] = " → ".join(map(significant, values)) if values.notna().any() else NONE
@@ -218,7 +240,7 @@ def activations_table(blocks: pd.DataFrame) -> Table:
             trend = own["block"].corr(own["mean γ"], method="spearman")
         row["γ with depth"] = fixed(trend, 2, sign=True)
         rows.append(row)
-    return made("activations", "Activations by depth", rows, heads=3)
+    return make_table("activations", "Activations by depth", rows, heads=3)
 
 
 # ---- the differences
@@ -232,7 +254,7 @@ def pair_of(one: Paired) -> dict[str, str]:
 def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = found[0].metric, found[0].family
-    key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
+    key = "differences" if primary else f"differences-{metric.kind}"
     ordered = sorted(found, key=badness_of_difference)
     rows = []
     for one in ordered:
@@ -248,9 +270,14 @@ def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> T
         row["minimum detectable effect"] = detectable_of(one)
         row["found"] = found_in(one)
         rows.append(row)
-    marked = [place for place, one in enumerate(ordered) if one.real]
-    about: dict[str, Any] = {"metric": metric, "family": family, "primary": primary}
-    return made(key, f"Differences in {metric.words}", rows, 2, marked, **about)
+    title = f"Differences in {metric.words}"
+    table = make_table(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
+    return replace(table, marked=places_of_real(ordered))
+
+
+def places_of_real(found: Sequence[Paired]) -> list[int]:
+    """Return the places of what may be called a difference."""
+    return [place for place, one in enumerate(found) if one.real]
 
 
 def badness_of_difference(one: ArmDifference) -> float:
@@ -279,62 +306,52 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     rows, sides = [], []
     for one in comparisons:
         sides += [one.arm, one.baseline]
-        row = ratios_of(one, {"step times": step_ms})
-        if row:
+        ratio = ratio_of(one, lambda run: run.step_ms)
+        if ratio.n:
+            row = name_sides(one, ratio.n)
+            row["ratio of step times"], row["95 % interval"] = write_ratio(ratio)
             rows.append(row)
-    return made("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
-
-
-def step_ms(run: RecordedRun) -> float:
-    """Return how long a step of a run takes."""
-    return run.step_ms
-
-
-def gradient_variance(run: RecordedRun) -> float:
-    """Return the variance of a run's gradients."""
-    variance, _ = gradient_noise(run)
-    return variance
-
-
-def noise_scale(run: RecordedRun) -> float:
-    """Return the noise scale of a run's gradients."""
-    _, scale = gradient_noise(run)
-    return scale
+    return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
 
 
 def noise_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
     rows, crossing = [], set[str]()
     for one in comparisons:
-        row = ratios_of(one, {"gradient variances": gradient_variance, "noise scales": noise_scale})
-        if not row:
+        variance = ratio_of(one, lambda run: gradient_noise(run).variance)
+        if not variance.n:
             continue
-        scale, _ = statistics.mean_interval(known(noise_scale(run) for run in one.arm.runs))
-        rows.append({**row, "noise scale, examples": significant(scale)})
+        scale = ratio_of(one, lambda run: gradient_noise(run).scale)
+        mean_scale, _ = statistics.mean_interval(known(gradient_noise(run).scale for run in one.arm.runs))
+        row = name_sides(one, variance.n)
+        row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
+        row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
+        row["noise scale, examples"] = significant(mean_scale)
+        rows.append(row)
         for side in (one.arm, one.baseline):
             if any(run.summary.get("norm_facts", {}).get("crosses_samples") for run in side.runs):
                 crossing.add(side.name)
-    return made("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
+    return make_table("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
-def ratios_of(one: Comparison, measured: Mapping[str, Callable[[RecordedRun], float]]) -> dict[str, str]:
-    """Return a row of ratios of what is measured of runs to the baseline's, by seed; empty where no seed has the first.
+def name_sides(one: Comparison, seeds: int) -> dict[str, str]:
+    """Return the columns that say which arms are compared, and over how many seeds."""
+    return {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(seeds)}
 
-    They are geometric means with the t interval of the logarithms.
-    """
-    row: dict[str, str] = {}
-    for place, (name, measure) in enumerate(measured.items()):
-        ratio = statistics.paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
-        if not row:
-            if not ratio.n:
-                return {}
-            row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
-        mean = 2.0**ratio.mean
-        ends = ratio.interval.powers if ratio.interval else None
-        places = wording.precision(mean, ends) if ends else 2
-        row[f"ratio of {name}"] = fixed(mean, places)
-        row["95 % interval" + " " * place] = span(ends, places)
-    return row
+
+def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> statistics.Sample:
+    """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: what, of a run."""
+    return statistics.paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
+
+
+def write_ratio(ratio: statistics.Sample) -> tuple[str, str]:
+    """Write the geometric mean of ratios with the t interval of their logarithms, which are given."""
+    mean = 2.0**ratio.mean
+    if ratio.interval is None:
+        return fixed(mean, 2), NONE
+    ends = ratio.interval.powers
+    places = wording.precision(mean, ends)
+    return fixed(mean, places), span(ends, places)
 
 
 def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
@@ -348,27 +365,40 @@ def designs_table(found: Sequence[Effect]) -> Table:
     for one in found:
         if not one.n:
             continue
-        own, other = sum(one.own) / one.n, sum(one.other) / one.n
         row = {"what": step_of(one), **pair_of(one)}
-        if one.kind == EffectKind.LARGEST:  # of logarithms
-            row["for the arm"] = f"{2**own:.3g}"
-            row["for the baseline"] = f"{2**other:.3g}"
-            row["difference"] = f"× {2**one.mean:.2g}"
-            row["95 % interval"] = span(one.interval.powers if one.interval else None, 2)
-        else:
-            places = wording.precision(one.mean, one.interval)
-            has_sign = one.kind != EffectKind.AREA
-            row["for the arm"] = fixed(own, places, sign=has_sign)
-            row["for the baseline"] = fixed(other, places, sign=has_sign)
-            row["difference"] = f"{fixed(one.mean, places, sign=True)} {one.metric.unit}"
-            row["95 % interval"] = span(one.interval, places, sign=True)
+        row.update(write_largest(one) if one.kind == EffectKind.LARGEST else write_effect(one))
         row["p"] = wording.chance(one.p)
         row["p after Holm"] = NONE if one.family == 1 else wording.chance(one.corrected)
         rows.append(row)
-    marked = [place for place, one in enumerate(found) if one.real]
     kinds = {one.kind for one in found}
     family = max((one.family for one in found), default=1)
-    return made("designs", "Crossed factors", rows, 3, marked, kinds=kinds, family=family)
+    table = make_table("designs", "Crossed factors", rows, heads=3, kinds=kinds, family=family)
+    return replace(table, marked=places_of_real(found))
+
+
+def write_largest(one: Effect) -> dict[str, str]:
+    """Write the largest levels that train, whose logarithms are compared, and their ratio."""
+    own, other = sum(one.own) / one.n, sum(one.other) / one.n
+    ends = one.interval.powers if one.interval else None
+    return {
+        "for the arm": f"{2**own:.3g}",
+        "for the baseline": f"{2**other:.3g}",
+        "difference": f"× {2**one.mean:.2g}",
+        "95 % interval": span(ends, 2),
+    }
+
+
+def write_effect(one: Effect) -> dict[str, str]:
+    """Write what a factor does to an arm and to its baseline, and the difference of the two."""
+    own, other = sum(one.own) / one.n, sum(one.other) / one.n
+    places = wording.precision(one.mean, one.interval)
+    has_sign = one.kind != EffectKind.AREA
+    return {
+        "for the arm": fixed(own, places, sign=has_sign),
+        "for the baseline": fixed(other, places, sign=has_sign),
+        "difference": f"{fixed(one.mean, places, sign=True)} {one.metric.unit}",
+        "95 % interval": span(one.interval, places, sign=True),
+    }
 
 
 # ---- levels of settings that are numbers, and runs that give no result
@@ -376,39 +406,49 @@ def designs_table(found: Sequence[Effect]) -> Table:
 
 def survival_table(arms: Sequence[Arm], key: str) -> Table:
     """Say at which levels of a setting arms train, in how many of the runs that have ended, and up to which level."""
-    rows = []
     word = key.rpartition(".")[2]
+    rows = []
     for one in tried_levels(arms, key):
         row = {"arm": one.arm.name}
-        shares = {}
+        all_train, most_train = [], []  # levels
         for level, arm in one.by_level.items():
             ended = [run for run in arm.runs if run.ended]
-            if ended:
-                train = sum(not is_lost(run) for run in ended)
-                shares[level] = train / len(ended)
-                row[plain(level)] = f"{train} of {len(ended)}"
-        for words, least in (("all", 1.0), ("most", 0.5)):
-            levels = [level for level, share in shares.items() if share >= least]
-            row[f"{words} train up to"] = plain(max(levels)) if levels else NONE
+            if not ended:
+                continue
+            train = count_trained(ended)
+            row[plain(level)] = f"{train} of {len(ended)}"
+            if train == len(ended):
+                all_train.append(level)
+            if 2 * train >= len(ended):
+                most_train.append(level)
+        row["all train up to"] = plain(max(all_train)) if all_train else NONE
+        row["most train up to"] = plain(max(most_train)) if most_train else NONE
         rows.append(row)
-    return made(f"survival-{word}", f"Runs that train, by {word}", rows)
+    return make_table(f"survival-{word}", f"Runs that train, by {word}", rows)
 
 
 def areas_table(mapped: Sequence[Area]) -> Table:
     """Say in which share of a grid of two settings arms train."""
     rows = []
     for one in mapped:
-        share, interval = statistics.mean_interval([*one.shares.values()], AREA.bounds)
-        row = {"arm": one.arm.name, "grid of": one.words, "seeds": str(len(one.shares)), "cells": str(len(one.cells))}
-        rows.append({**row, "trains, %": fixed(share, 1), "95 % interval": span(interval, 1)})
-    return made("areas", "Share of a grid that trains", rows, heads=2)
+        share, interval = statistics.mean_interval(list(one.shares.values()), AREA.bounds)
+        row = {
+            "arm": one.arm.name,
+            "grid of": one.words,
+            "seeds": str(len(one.shares)),
+            "cells": str(len(one.cells)),
+            "trains, %": fixed(share, 1),
+            "95 % interval": span(interval, 1),
+        }
+        rows.append(row)
+    return make_table("areas", "Share of a grid that trains", rows, heads=2)
 
 
 def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = statistics.mean_interval([*one.sensitivity.values()], (0.0, math.inf))
+        sensitivity, interval = statistics.mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
         lost = [f"{number} at {rate:g}" for rate, number in one.lost.items() if number]
         row = {
             "arm": one.arm.name,
@@ -420,21 +460,25 @@ def rates_table(tried: Sequence[Tried]) -> Table:
             "lost or did not train": ", ".join(lost) or "0",
         }
         rows.append(row)
-    return made("rates", "Learning-rate sensitivity", rows)
+    return make_table("rates", "Learning-rate sensitivity", rows)
 
 
 def search_table(found: Sequence[Search]) -> Table:
     """Say among which learning rates that of each arm was chosen, and how these did on the data that choose."""
-    rates = sorted({rate for one in found for rate in one.losses})
+    rates = set[float]()
+    seeds = 0
+    for one in found:
+        for rate, losses in one.losses.items():
+            rates.add(rate)
+            seeds = max(seeds, len(losses))
     rows = []
     for one in found:
         row = {"arm": one.arm.name, "chosen": NONE if one.chosen is None else f"{one.chosen:g}"}
-        for rate in rates:
+        for rate in sorted(rates):
             row[f"at {rate:g}"] = search_cell(one, rate)
         row["at an end of those tried"] = one.edge or NONE
         rows.append(row)
-    seeds = max((len(losses) for one in found for losses in one.losses.values()), default=0)
-    return made("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
+    return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
 
 
 def search_cell(one: Search, rate: float) -> str:
@@ -462,7 +506,7 @@ def lost_table(study: RecordedStudy) -> Table:
             "its command": run.session["command"],
         }
         rows.append(row)
-    return made("lost", "Runs that did not finish", rows, heads=7)
+    return make_table("lost", "Runs that did not finish", rows, heads=7)
 
 
 # ---- two arms
@@ -488,7 +532,7 @@ def values_of(arm: Arm, key: str) -> str:
     return ", ".join(map(in_words, values))
 
 
-def plan(one: Comparison, difference: float | None) -> Table:
+def plan_table(one: Comparison, difference: float | None) -> Table:
     """Say how many seeds a difference needs, from the pilot's spread of paired differences; without one, three sizes.
 
     For each: by the pilot's standard deviation; by its upper 80 % limit; and the share of studies of the pilot's size
@@ -507,10 +551,14 @@ def plan(one: Comparison, difference: float | None) -> Table:
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
     cautious = statistics.sd_upper_limit(sd, n)
     sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
-    columns = {
-        f"difference, {one.metric.unit}": [plain(float(f"{size:.3g}")) for size in sizes],
-        "seeds": [f"{statistics.seeds_needed(size, sd):,}" for size in sizes],
-        "cautious": [f"{statistics.seeds_needed(size, cautious):,}" for size in sizes],
-        f"found with {n} seeds": [f"{100 * statistics.paired_power(size, sd, n):.0f} %" for size in sizes],
-    }
-    return made("plan", "Seeds that a difference needs", columns, heads=0, n=n, sd=sd, unit=one.metric.unit)
+    rows = []
+    for size in sizes:
+        found = statistics.paired_power(size, sd, n)
+        row = {
+            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
+            "seeds": f"{statistics.seeds_needed(size, sd):,}",
+            "cautious": f"{statistics.seeds_needed(size, cautious):,}",
+            f"found with {n} seeds": f"{100 * found:.0f} %",
+        }
+        rows.append(row)
+    return make_table("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

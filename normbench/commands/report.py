@@ -128,7 +128,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
         if len(studies) > 1:
             console().rule(study.task.replace("_", " "))
         if plan:
-            print_table(tables.plan(found.comparisons[0], difference))
+            print_table(tables.plan_table(found.comparisons[0], difference))
             if difference is not None:
                 print(more_seeds(found.comparisons[0], difference, study))
             continue

@@ -326,7 +326,7 @@ def ends_at_rates(tried: Sequence[Tried], metric: Metric) -> list[dict[str, Any]
         exponents = list(one.largest.values())
         largest = 2 ** np.mean(exponents) if exponents else np.nan
         for rate, arm in one.by_level.items():
-            row = {"arm": one.arm.name, "learning_rate": rate, **outcome(arm, metric)}
+            row = {"arm": one.arm.name, "learning_rate": rate, **vars(outcome(arm, metric))}
             row["filled"] = "yes" if rate == one.best else "no"
             row["largest"] = largest
             rows.append(row)
@@ -415,7 +415,7 @@ def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:
     for arm in arms:
         times = known(run.step_ms for run in arm.runs)
         if times:
-            row = {"arm": arm.name, **outcome(arm, metric)}
+            row = {"arm": arm.name, **vars(outcome(arm, metric))}
             row["step_ms"] = np.median(times)
             row["step_ms_low"] = min(times)
             row["step_ms_high"] = max(times)
