@@ -1,8 +1,10 @@
-"""What the tests of studies measure with: a point of a study's grid, made of words."""
+"""What the tests of studies measure with: points of a study's grid, made of words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -20,6 +22,16 @@ def subject(*words: str, **settings: Any) -> Subject:
     config = compose.read(words)
     load = partial(make_data, config.tree, config.tree["seed"])
     return Subject({"norm": config.choices.groups["norm"]} | settings, config.tree, torch.device("cpu"), load)
+
+
+def subjects(*words: str, seeds: int = 1, **choices: Sequence[Any]) -> list[Subject]:
+    """The points of a grid, each with some seeds; choices: by their words, what its arms choose from."""
+    found = []
+    for values in product(*choices.values()):
+        settings = dict(zip(choices, values, strict=True))
+        own = [f"{key}={value}" for key, value in settings.items()]
+        found += [subject(*own, f"seed={seed}", *words, **settings) for seed in range(seeds)]
+    return found
 
 
 def measured(study: Study, *subjects: Subject) -> pd.DataFrame:

@@ -6,36 +6,28 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from studied import subject
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import benchmark
 
 from normbench.build import factory
 from normbench.cli import main
-from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
 from normbench.studies.bench import BOTH, FORWARD, Bench
 from normbench.studies.candidates import Candidate, are_alike, candidates, operators, peak_memory
-from normbench.studies.frame import Subject
 from normbench.studies.timing import BLOCK, do_nothing, in_turn, median_interval, seconds_of
 from normbench.training.launches import operators_of
 
 CPU = torch.device("cpu")
 MADE = Bench(rows=[16, 64], features=[32])  # which the rows of `made` are of
-
-
-def subject(*words: str) -> Subject:
-    """Return a point of a grid with the norm that the words choose."""
-    config = read([*words, "optim.lr=1e-3"])
-    return Subject({"norm": config.choices.groups["norm"]}, config.tree, CPU, lambda: SimpleNamespace())  # type: ignore[arg-type,return-value]
 
 
 def test_operators_are_read_off_the_graph() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from studied import measured, subject, tables_of
+from studied import measured, subject, subjects, tables_of
 from torch import nn
 
 from normbench.errors import UsageError
@@ -77,13 +77,8 @@ def test_a_model_whose_blocks_all_change_the_shape_is_refused() -> None:
 
 
 def test_its_tables_and_figures_show_all_arms() -> None:
-    arms = [
-        subject(f"placement={placement}", f"seed={seed}", *SMALL, placement=placement)
-        for placement in ("pre", "post")
-        for seed in (0, 1)
-    ]
     study = Depth(batches=1)
-    rows = measured(study, *arms)
+    rows = measured(study, *subjects(*SMALL, seeds=2, placement=("pre", "post")))
     whole, halves, blocks = tables_of(study, rows)
     assert whole.frame["arm"].tolist() == ["pre", "post"]
     assert halves.frame["blocks"].unique().tolist() == ["first half", "deeper half"]

@@ -199,11 +199,8 @@ def by_site(model: Model, norms: dict[str, nn.Module]) -> dict[str, nn.Module]:
     return {str(number): norm for number, norm in enumerate(norms.values())}
 
 
-def test_mistakes_are_one_sentence(runs: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no run" in refused(["fold", str(here)], capsys)
-    small = ["model.depth=1", "model.width=8", "model.heads=1", "model.context=8", "threads=1", "quiet=true"]
-    assert "nothing of this model can be folded" in refused(["study", "folding", "norm=none", *small], capsys)
-    assert "study.pairs" in refused(["study", "folding", "study.pairs=1", *small], capsys)
 
 
 @pytest.mark.slow

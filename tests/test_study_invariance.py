@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject, tables_of
+from studied import measured, subject, subjects, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -33,8 +33,8 @@ TINY = ("model=nano", "data=digits", "model.patch=2", "model.depth=1", "model.wi
 
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
-    norms = [*TABLE, *BY_LAYOUT]
-    return measured(Invariance(), *(subject(f"norm={norm}", *TINY) for norm in norms if norm != "weightnorm"))
+    norms = {*TABLE, *BY_LAYOUT} - {"weightnorm"}
+    return measured(Invariance(), *subjects(*TINY, norm=sorted(norms)))
 
 
 def verdicts(rows: pd.DataFrame) -> dict[str, str]:
@@ -62,7 +62,7 @@ def test_all_data_precisions_and_sides_have_been_measured(rows: pd.DataFrame) ->
 
 def test_in_images_the_layout_decides() -> None:
     words = ("model=cnn", "model.width=8", "data.batch_size=8")
-    images = measured(Invariance(), *(subject(f"norm={norm}", *words) for norm in IN_IMAGES))
+    images = measured(Invariance(), *subjects(*words, norm=list(IN_IMAGES)))
     assert verdicts(images) == IN_IMAGES
 
 

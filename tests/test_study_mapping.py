@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import curve_fit
-from studied import measured, subject, tables_of
+from studied import measured, subject, subjects, tables_of
 from support import TEXTS, random_batch
 
 from normbench.config import compose
@@ -120,9 +120,8 @@ def test_the_norms_of_a_cnn_are_read_by_channel() -> None:
 
 
 def test_its_tables_and_figures_show_all_arms() -> None:
-    arms = [subject(f"norm={norm}", f"seed={seed}", *SMALL) for norm in ("layernorm", "dyt") for seed in (0, 1)]
     study = Mapping(tokens=64, drawn=8)
-    rows = measured(study, *arms)
+    rows = measured(study, *subjects(*SMALL, seeds=2, norm=("layernorm", "dyt")))
     over, layers = tables_of(study, rows)
     assert over.frame["arm"].tolist() == ["LayerNorm", "DyT"]
     assert len(layers.frame) == 2 * rows["site"].nunique()

@@ -10,14 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from data_helpers import write_questions
-from studied import tables_of
+from studied import measured, subject, tables_of
 from support import refused
 from trained_runs import SIZE
 
-from normbench import build
-from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.studies.frame import Subject
 from normbench.studies.padding import Padding, of_length, pad
 from normbench.types import Batch
 
@@ -44,27 +41,26 @@ def test_texts_are_sorted_by_length_and_padded_again() -> None:
         assert batch.inputs.shape[1] == length and batch.mask is not None and batch.mask.sum() == 3 * real
 
 
-def subject(root: Path, *words: str) -> Subject:
-    """A classifier of a few questions as it starts."""
-    write_questions(root)
-    tree = read(["data=banking77", f"data.root={root}", "data.batch_size=8", *SIZE, *words]).tree
-    settings = {"norm": words[0].removeprefix("norm="), "norm.masked": tree["norm"].get("masked", "default")}
-    return Subject(settings, tree, torch.device("cpu"), lambda: build.make_data(tree, 0))
-
-
 def test_padding_moves_the_norm_that_counts_it_alone(tmp_path: Path) -> None:
+    write_questions(tmp_path)
     study, parts = Padding(shares=[0.0, 0.25, 0.5], lengths=[3, 6]), []
+    texts = ["data=banking77", f"data.root={tmp_path}", "data.batch_size=8", *SIZE]
     across = ["norm=groupnorm", "norm.across_time=true"]
-    for words in (["norm=layernorm"], [*across, "norm.masked=true"], [*across, "norm.masked=false"]):
-        one = subject(tmp_path, *words)
+    for words, masked in (
+        (["norm=layernorm"], "default"),
+        ([*across, "norm.masked=true"], True),
+        ([*across, "norm.masked=false"], False),
+    ):
+        one = subject(*texts, *words, **{"norm.masked": masked})
         study.check(one)
-        parts.append(pd.DataFrame([{**one.settings, "seed": 0, **row} for row in study.measure(one)]))
-        shown = parts[-1][parts[-1]["kind"] == "padding"]
+        rows = measured(study, one)
+        shown = rows[rows["kind"] == "padding"]
         moved = (shown["loss"] - shown["loss"].iloc[0]).abs()
-        assert len(parts[-1]) == 5 and shown["level"].tolist() == [0.0, 0.25, 0.5]
-        assert (moved[1:] > 1e-4).all() if words[-1] == "norm.masked=false" else (moved < 1e-6).all()
-        assert (parts[-1].groupby("kind")["change"].first() == 0).all()
-    rows: Any = pd.concat(parts)
+        assert len(rows) == 5 and shown["level"].tolist() == [0.0, 0.25, 0.5]
+        assert (moved[1:] > 1e-4).all() if masked is False else (moved < 1e-6).all()
+        assert (rows.groupby("kind")["change"].first() == 0).all()
+        parts.append(rows)
+    rows = pd.concat(parts)
     (table, other), figures = tables_of(study, rows), study.figures(rows)
     assert table.title == "Accuracy by the share of padding, at 0.5" and other.title.endswith(", at 6")
     assert table.frame["arm"].tolist() == ["LayerNorm", "GroupNorm · masked=true", "GroupNorm · masked=false"]
@@ -76,13 +72,10 @@ def test_what_cannot_be_measured_is_refused_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["study", "padding", "sweep.tie=null", "norm=layernorm"]
-    assert "labelled texts" in refused([*words, "data=pydocs", "model.context=32"], capsys)
     translator: Any = SimpleNamespace(tree={"data": {"_target_": "normbench.data.hub_translation"}})
     with pytest.raises(UsageError, match="labelled texts"):
         Padding().check(translator)
     write_questions(tmp_path)
-    assert "study.lengths" in refused(
-        [*words, f"data.root={tmp_path}", "data.batch_size=8", "study.lengths=100"], capsys
-    )
+    words = ["sweep.tie=null", "norm=layernorm", f"data.root={tmp_path}", "data.batch_size=8", "study.lengths=100"]
+    assert "study.lengths" in refused(["study", "padding", *words], capsys)
     assert not (tmp_path / "outputs").exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject, tables_of
+from studied import measured, subject, subjects, tables_of
 
 from normbench.errors import UsageError
 from normbench.models.transformer import Attention
@@ -107,9 +107,8 @@ def test_a_model_of_images_is_refused() -> None:
 
 
 def test_its_tables_and_figures_show_all_arms() -> None:
-    arms = [subject(f"norm={norm}", f"seed={seed}", *SMALL) for norm in ("none", "rmsnorm") for seed in (0, 1)]
     study = Position(batches=1, outlier=1.0)
-    rows = measured(study, *arms)
+    rows = measured(study, *subjects(*SMALL, seeds=2, norm=("none", "rmsnorm")))
     vectors, named = tables_of(study, rows)
     assert vectors.frame[["what", "positions"]].drop_duplicates().to_numpy().tolist() == [
         ["norm", "all"], ["stream", "all"], ["norm", "the first"], ["stream", "the first"]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject, tables_of
+from studied import measured, subject, subjects, tables_of
 from support import REPOSITORY, TEXTS
 from torch.nn import functional as F
 
@@ -32,15 +32,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def in_depths(depths: tuple[int, ...], seeds: int, placement: str, *words: str) -> list[Subject]:
-    """A subject for each depth and seed."""
-    return [
-        subject(f"placement={placement}", f"model.depth={depth}", f"seed={seed}", *words, **{DEPTH: depth})
-        for depth in depths
-        for seed in range(seeds)
-    ]
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -150,7 +141,7 @@ def test_one_depth_has_no_exponent_and_a_figure_by_layer() -> None:
 
 def test_depths_have_a_figure_of_the_last_gradient() -> None:
     study = Propagation()
-    rows = measured(study, *in_depths((2, 3), 1, "pre", *SMALL))
+    rows = measured(study, *subjects(*SMALL, **{DEPTH: (2, 3)}))
     tables, figures = tables_of(study, rows), study.figures(rows)
     assert [table.key for table in tables] == ["exponents", "ends"]
     assert figures[-1].name == LAST
@@ -170,8 +161,9 @@ def test_a_stack_that_does_not_fit_is_refused_before_it_is_made() -> None:
 @pytest.mark.parametrize(("placement", "exponent", "within"), [("pre", -0.5, 0.05), ("post", 0.0, 0.08)])
 def test_the_last_gradient_falls_with_depth_as_published(placement: str, exponent: float, within: float) -> None:
     """Xiong et al. 2020, theorem 1."""
-    words = ("model.width=256", "model.mlp=relu", "data.batch_size=4")
-    rows = measured(Propagation(), *in_depths((2, 4, 8, 16, 32), 3, placement, *words)).dropna(subset=[LAST])
+    words = (f"placement={placement}", "model.width=256", "model.mlp=relu", "data.batch_size=4")
+    stacks = subjects(*words, seeds=3, **{DEPTH: (2, 4, 8, 16, 32)})
+    rows = measured(Propagation(), *stacks).dropna(subset=[LAST])
     found = [slopes(own)[LAST] for _, own in rows[["seed", DEPTH, LAST, "gradient"]].groupby("seed")]
     assert np.mean(found) == pytest.approx(exponent, abs=within)
 

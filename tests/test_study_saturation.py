@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from studied import measured, subject
-from support import refused
+from studied import measured, subject, subjects
 
 from normbench.cli import main
 from normbench.studies.saturation import Saturation, percentiles, saturated_share, sigmoid_inputs
@@ -51,19 +50,13 @@ def test_what_sigmoids_read_is_what_the_weights_say_and_leaves_no_trace(norm: st
 
 
 def test_batchnorm_does_not_see_how_inputs_are_scaled_and_without_a_norm_they_saturate() -> None:
-    settings = [{"data.scaling": scaling} for scaling in ("none", "unit", "standard")]
-    arms = {
-        norm: [
-            measured(Saturation(), subject(*SMALL, f"norm={norm}", f"data.scaling={each['data.scaling']}", **each))
-            for each in settings
-        ]
-        for norm in ("none", "batchnorm")
-    }
+    arms = subjects(*SMALL, norm=("none", "batchnorm"), **{"data.scaling": ("none", "unit", "standard")})
     columns = ["low", "median", "high", "saturated", "accuracy"]
-    raw, unit, standard = (rows[columns].to_numpy() for rows in arms["batchnorm"])
+    without, normed = measured(Saturation(), *arms[:3]), measured(Saturation(), *arms[3:])
+    raw, unit, standard = (own[columns].to_numpy() for _, own in normed.groupby("data.scaling", sort=False))
     assert np.allclose(raw, standard, atol=1e-2, equal_nan=True) and np.allclose(raw, unit, atol=1e-2, equal_nan=True)
-    first = [rows[(rows["layer"] == 1) & (rows["step"] == 0)]["saturated"].item() for rows in arms["none"]]
-    assert first[0] > 0.8 > 0.2 > max(first[1:])
+    first = without[(without["layer"] == 1) & (without["step"] == 0)].set_index("data.scaling")["saturated"]
+    assert first["none"] > 0.8 > 0.2 > first[["unit", "standard"]].max()
 
 
 def test_the_gradient_is_that_of_the_first_layer() -> None:
@@ -85,20 +78,3 @@ def test_the_command_draws_a_panel_for_each_scaling(tmp_path: Path, monkeypatch:
     values = ("unit_median", "median", "saturated", "gradient", "accuracy")
     assert drawn == {f"{value}-{panel}" for value in values for panel in (1, 2)}
     assert "data.scaling" in (folder / "figures" / "gradient-1.csv").read_text().splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["model.activation=relu"], "the model has no sigmoids"),
-        (["model=cnn"], "the model has no sigmoids"),
-        (["study.edge=0.5"], "study.edge=0.5 is not allowed"),
-        (["trainer.ema=0.9"], "trainer.ema=0.9 is not for a study that trains"),
-    ],
-)
-def test_what_has_no_sigmoids_is_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    others = SMALL if "model=cnn" not in words else []
-    assert said in refused(["study", "saturation", *others, "norm=none", "seed=0", *words], capsys)

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from studied import tables_of
-from support import IMAGES, TEXT, build, random_batch, refused
+from studied import subject, tables_of
+from support import IMAGES, TEXT, build, random_batch
 from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
@@ -21,9 +21,7 @@ from normbench.analysis.statistics import paired_power
 from normbench.analysis.studied import read_study
 from normbench.cli import main
 from normbench.runs.load import TrainedRun, load_model
-from normbench.studies.conduct import points_of
 from normbench.studies.findings import compare
-from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
     Loss,
     Smoothness,
@@ -37,7 +35,6 @@ from normbench.studies.smoothness import (
 )
 from normbench.studies.steps import steps
 from normbench.studies.writing import write
-from normbench.sweep.conduct import understand
 from normbench.types import Batch, Model, Task, stable_seed
 
 STEPS = (0.5, 1.0, 2.0, 4.0)
@@ -203,17 +200,12 @@ def test_weights_come_back_to_the_bit_after_a_fault_too() -> None:
 SMALL = ["model=cnn_plain", "model.width=4", "data.batch_size=16", "optim=sgd", "trainer.steps=4", "threads=1"]
 
 
-def subject(*words: str) -> Subject:
-    (one,) = points_of(understand([*SMALL, *words]).plan)
-    return one
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_train_as_a_run_does(accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm=batchnorm", "data.crop=1", "schedule=cosine", "trainer.grad_clip=0.5"]
     words += [f"trainer.accumulate={accumulate}"]
-    own = subject(*words)
+    own = subject(*SMALL, *words)
     model, norms = own.build()
     seen = [step.rate for step in steps(own, model, norms)]
     assert main(["train", *SMALL, *words, "quiet=true"]) == 0
@@ -228,11 +220,11 @@ def test_steps_train_as_a_run_does(accumulate: int, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("noise", [False, True])
 def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
     words = ["norm=batchnorm", f"trainer.accumulate={1 + noise}"]
-    own, study = subject(*words), Smoothness(every=1, hessian=True)
+    own, study = subject(*SMALL, *words), Smoothness(every=1, hessian=True)
     made = own.build()
     own.build = lambda: made  # type: ignore[method-assign]  # to look at the weights behind it
     with add_noise(made[1], noise):
-        plain = subject(*words)
+        plain = subject(*SMALL, *words)
         model, norms = plain.build()
         with add_noise(norms, noise):
             losses = [step.loss for step in steps(plain, model, norms)]
@@ -246,6 +238,7 @@ def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
 
 def test_without_momentum_the_shift_is_that_of_the_gradient_s_own_step() -> None:
     own = subject(
+        *SMALL,
         "norm=none",
         "optim.momentum=0",
         "optim.nesterov=false",
@@ -265,7 +258,7 @@ def test_without_momentum_the_shift_is_that_of_the_gradient_s_own_step() -> None
 
 
 def test_each_arm_trains_at_the_rate_that_is_best_on_another_seed() -> None:
-    study, own = Smoothness(rates=[1e-6, 0.05, 1e9]), subject("norm=none", "trainer.steps=12")
+    study, own = Smoothness(rates=[1e-6, 0.05, 1e9]), subject(*SMALL, "norm=none", "trainer.steps=12")
     assert study.best_rate(own) == 0.05
     assert own.tree["optim"]["lr"] == 0.1
 
@@ -306,18 +299,6 @@ def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch:
     assert [table.key for table in tables] == [*Smoothness.captions]
     assert [row[0] for row in tables[0].rows] == ["no norm", "BatchNorm", "BatchNorm + noise"]
     assert [row[3] == "–" for row in tables[0].rows] == [True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("trainer.precision=fp16", "trainer.precision=fp16 scales the loss"),
-     ("study.rates=-1", "study.rates=[-1"), ("study.every=0", "study.every=0")],
-)  # fmt: skip
-def test_what_cannot_be_measured_is_refused_in_a_sentence(
-    word: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(["study", "smoothness", *SMALL, "norm=none", "seed=0", word], capsys)
 
 
 def test_the_tables_say_which_rates_were_taken_and_how_many_seeds_diverged() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 
 from normbench.cli import main
-from normbench.studies.running_statistics import RunningStatistics, in_pieces, use_batch
+from normbench.studies.running_statistics import in_pieces, use_batch
 from normbench.training.recalibration import average
 
 pytest_plugins = ["trained_runs"]
@@ -87,12 +87,3 @@ def test_the_study_of_a_run(
     capsys.readouterr()
     told = refused(["study", "statistics", str(runs["text"])], capsys)
     assert told.startswith("norm=rmsnorm keeps no running statistics: choose norm=batchnorm")
-
-
-@pytest.mark.parametrize("norm", ["norm=layernorm", "norm.track_running_stats=false"])
-def test_a_norm_without_running_statistics_is_refused_before_it_trains(
-    norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "keeps no running statistics" in refused(["study", "statistics", norm], capsys)
-    assert RunningStatistics.trains
