@@ -43,7 +43,9 @@ def main() -> int:
     """Measure the parts that are asked for, print and write what was found; return the exit status."""
     options = parsed()
     failed = False
-    rows, ended, status = list[Row](), dict[str, str](), Console(stderr=True).status("")
+    rows = list[Row]()
+    ended = dict[str, str]()
+    status = Console(stderr=True).status("")
     with tempfile.TemporaryDirectory(prefix="normbench-") as folder, status:
         threads = len(os.sched_getaffinity(0))
         bench = Bench(Path(folder), 1, options.quick, threads, options.nanogpt, options.examples, status.update)
@@ -70,10 +72,15 @@ def measured(name: str, bench: Bench, pairs: int | None) -> Iterator[Row]:
         Left: it needs what is not here.
         Failed: a command has failed.
     """
-    part, environment = PARTS[name], os.environ.get("NORMBENCH_DATA")
-    there = {"nanogpt": bench.nanogpt, "examples": bench.examples, "data": environment}
-    there["torchvision"] = find_spec("torchvision") if "torchvision" in part.needs else None
-    if missing := [NEEDS[need] for need in part.needs if not there[need]]:
+    part = PARTS[name]
+    there = {
+        "nanogpt": bench.nanogpt,
+        "examples": bench.examples,
+        "data": os.environ.get("NORMBENCH_DATA"),
+        "torchvision": find_spec("torchvision") if "torchvision" in part.needs else None,
+    }
+    missing = [NEEDS[need] for need in part.needs if not there[need]]
+    if missing:
         raise Left(f"left out: it needs {', and '.join(missing)}")
     number = pairs or (1 if bench.quick else part.pairs)
     yield from part.measure(replace(bench, pairs=number, say=lambda text: bench.say(f"{name}: {text}")))
@@ -92,7 +99,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small pair of each: for breakage, not for times")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a page in Markdown with what was measured")
     options = parser.parse_args()
-    if unknown := set(options.parts) - set(PARTS):
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
         parser.error(f"no part is named {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     options.parts = [*dict.fromkeys(options.parts)] or [name for name, part in PARTS.items() if part.default]
     return options

@@ -32,7 +32,15 @@ class Left(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has ended. seconds: from its start. peak: bytes of memory. summary: of the run that it made."""
+    """A process that has ended.
+
+    Attributes:
+        seconds: from its start.
+        peak: bytes of memory.
+        output: what it has printed.
+        complaints: what it has printed on its standard error.
+        summary: of the run that it made.
+    """
 
     seconds: float
     peak: int
@@ -45,8 +53,15 @@ class Done:
 class Bench:
     """Where and how parts measure.
 
-    folder: for whatever they write. pairs: how many are measured in alternation. quick: only to see whether it works.
-    nanogpt, examples: checkouts of the peers. threads: of whole processes.
+    Attributes:
+        folder: for whatever they write.
+        pairs: how many are measured in alternation.
+        quick: only to see whether it works.
+        threads: of whole processes.
+        nanogpt: a checkout of that peer.
+        examples: likewise.
+        say: tells what is being measured.
+        peaks: of the machine, by the number of threads, as far as they are known.
     """
 
     folder: Path
@@ -111,7 +126,8 @@ class Bench:
 
     def seen(self, command: Sequence[str], *patterns: str) -> list[tuple[float, Path]]:
         """Run a process in a new folder; return when each file of some patterns was first seen with something in it."""
-        where, found = self.new(), dict[Path, float]()
+        where = self.new()
+        found = dict[Path, float]()
         with tempfile.TemporaryFile("w+") as complaints:
             begun = time.perf_counter()
             process = self.start(command, where, stdout=subprocess.DEVNULL, stderr=complaints)
@@ -119,9 +135,11 @@ class Bench:
                 running = True
                 while running:
                     running = process.poll() is None  # asked first: what is there at the end is seen
-                    there = {path for pattern in patterns for path in where.glob(pattern)}
+                    there = set[Path]()
+                    for pattern in patterns:
+                        there.update(where.glob(pattern))
                     new = [path for path in there.difference(found) if path.stat().st_size]
-                    found |= dict.fromkeys(new, time.perf_counter() - begun)
+                    found.update(dict.fromkeys(new, time.perf_counter() - begun))
                     time.sleep(POLL)
             finally:
                 process.kill()
@@ -137,7 +155,8 @@ class Bench:
         Raises:
             Failed: it has ended before.
         """
-        begun, said = time.perf_counter(), ""
+        begun = time.perf_counter()
+        said = ""
         with self.start(command, where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             try:
                 for said in process.stdout or ():

@@ -40,7 +40,8 @@ from typing import Any
 from normbench.record.machine import cpu_name
 
 TESTS = Path(__file__).parents[3] / "tests"
-NORMS, PLACEMENTS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm", "pre,post,deep,sandwich"
+NORMS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm"
+PLACEMENTS = "pre,post,deep,sandwich"
 LINES = 100  # logged in each run that is made up
 ALONE = ["device=cpu", "threads=1", "quiet=true"]
 
@@ -55,8 +56,8 @@ START = 5.0  # seconds of a process up to its first step, once data are decoded
 def main() -> None:
     """Measure what was asked for."""
     options = parsed()
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
-          f"torch {version('torch')}")  # fmt: skip
+    machine = f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
+    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}")
     if "presets" in options.parts:
         for preset in options.presets:
             print(Preset.measured(preset), flush=True)
@@ -64,8 +65,9 @@ def main() -> None:
         for preset in options.presets:
             print(probing(preset), flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for runs in options.runs if "folders" in options.parts else ():
-            measure_folders(Path(folder, str(runs)), runs)
+        if "folders" in options.parts:
+            for runs in options.runs:
+                measure_folders(Path(folder, str(runs)), runs)
         if "tensorboard" in options.parts:
             measure_tensorboard(Path(folder), options.events)
 
@@ -87,7 +89,15 @@ def parsed() -> argparse.Namespace:
 
 @dataclass
 class Preset:
-    """What a run of a preset takes. seconds: from its first step to its end, on one core. flops, operations: a step."""
+    """What a run of a preset takes.
+
+    Attributes:
+        step_ms: milliseconds of a step, on one core.
+        seconds: from the first step to the end of the run.
+        flops: floating-point operations of a step.
+        operations: how many a step gives to the device.
+        checkpoint: bytes.
+    """
 
     name: str
     parameters: int
@@ -113,14 +123,24 @@ class Preset:
         loop = Session(run).loop
         with tempfile.TemporaryDirectory() as folder, closing(Recorder(Path(folder))) as loop.recorder:
             found = estimate(loop, Path(folder))
-            flops, calls = operations(loop.train_step), len(recorded(loop.train_step).calls)
-        parameters = sum(parameter.numel() for parameter in loop.model.parameters())
-        step_ms, seconds = found.step_ms or found.probed_ms, found.seconds(run.steps)
-        return cls(name, parameters, run.steps, step_ms, seconds, flops, calls, found.checkpoint)
+            flops = operations(loop.train_step)
+            calls = recorded(loop.train_step).calls
+        return cls(
+            name,
+            parameters=sum(parameter.numel() for parameter in loop.model.parameters()),
+            steps=run.steps,
+            step_ms=found.step_ms or found.probed_ms,
+            seconds=found.seconds(run.steps),
+            flops=flops,
+            operations=len(calls),
+            checkpoint=found.checkpoint,
+        )
 
     def __str__(self) -> str:
-        kernels, launches = self.flops / FLOPS, self.operations * LAUNCH
-        gpu = START + max(kernels, launches) * self.seconds / self.step_ms * 1e3
+        kernels = self.flops / FLOPS
+        launches = self.operations * LAUNCH
+        steps = self.seconds / self.step_ms * 1e3  # that would take as long as the run
+        gpu = START + max(kernels, launches) * steps
         return (
             f"{self.name:9s} {self.parameters:11,} parameters, {self.steps:,} steps: {self.step_ms:.1f} ms a step, "
             f"{self.flops / 1e9:.3g} GFLOP, {self.operations:,} operations, checkpoint {self.checkpoint / 1e6:.1f} MB, "
@@ -159,7 +179,8 @@ def share_of_batch(preset: str) -> float:
     """Return what taking a batch out of memory takes of a step."""
     loop = loop_of(preset, "off")
     loop.train_step()  # which makes the optimizer's state
-    steps, batches = list[float](), list[float]()
+    steps = list[float]()
+    batches = list[float]()
     for _ in range(ROUNDS):  # each after a step, which leaves the caches as it does in a run
         steps.append(own_seconds(loop.train_step))
         batches.append(own_seconds(lambda: loop.stepper.local_batch(loop.step)))
@@ -169,18 +190,23 @@ def share_of_batch(preset: str) -> float:
 def share_of(preset: str, probes: str) -> float:
     """Return what probes take of the training time: of so many steps one is probed, and one with histograms."""
     loop = loop_of(preset, probes)
-    every, histograms_every = loop.probing.every, loop.probing.histograms_every
+    every = loop.probing.every
+    histograms_every = loop.probing.histograms_every
 
     def seconds(number: int) -> float:
         loop.step = number - 1
         return own_seconds(loop.train_step)
 
     seconds(every + 1)  # which makes the optimizer's state
-    plain, probed, drawn = zip(*([seconds(n) for n in (every + 1, every, histograms_every)] for _ in range(ROUNDS)),
-                               strict=True)  # fmt: skip
+    plain, probed, drawn = list[float](), list[float](), list[float]()
+    for _ in range(ROUNDS):
+        plain.append(seconds(every + 1))
+        probed.append(seconds(every))
+        drawn.append(seconds(histograms_every))
     usual = statistics.median(plain)
-    more = [statistics.median(times) / usual - 1 for times in (probed, drawn)]
-    return more[0] * (1 / every - 1 / histograms_every) + more[1] / histograms_every
+    of_probed = statistics.median(probed) / usual - 1
+    of_drawn = statistics.median(drawn) / usual - 1
+    return of_probed * (1 / every - 1 / histograms_every) + of_drawn / histograms_every
 
 
 # ---- what is done with many directories
@@ -200,8 +226,8 @@ def measure_folders(folder: Path, runs: int) -> None:
     timed(folder, f"{runs:,} runs: sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
     timed(folder, f"{runs:,} runs: sweep --resume", ["sweep", "--resume", "outputs/many"])
     timed(folder, f"{runs:,} runs: report", ["report", "outputs/many"])
-    timed(folder, f"{runs:,} runs: arms for TensorBoard", code="from pathlib import Path; "
-          "from normbench.analysis.arms import write_arms; write_arms(Path('outputs'))")  # fmt: skip
+    arms = "from pathlib import Path; from normbench.analysis.arms import write_arms; write_arms(Path('outputs'))"
+    timed(folder, f"{runs:,} runs: arms for TensorBoard", code=arms)
     shutil.rmtree(folder)
 
 
@@ -224,7 +250,8 @@ def make_up(folder: Path, words: Sequence[str]) -> None:
 
 def timed(folder: Path, name: str, words: Sequence[str] = (), code: str = "") -> None:
     """Print how long a command takes, and how much memory."""
-    command = [sys.executable, *(["-c", code] if code else ["-m", "normbench", *words])]
+    what = ["-c", code] if code else ["-m", "normbench", *words]
+    command = [sys.executable, *what]
     begun = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -254,7 +281,8 @@ def measure_tensorboard(folder: Path, numbers: Sequence[int]) -> None:
     print("bytes:", json.dumps({file.name: file.stat().st_size for file in sorted(run.iterdir())}))
     for number in numbers:
         for place in range(number):
-            (copy := folder / f"events/{place:05}").mkdir(parents=True, exist_ok=True)
+            copy = folder / f"events/{place:05}"
+            copy.mkdir(parents=True, exist_ok=True)
             for file in run.glob("events.*"):
                 shutil.copy(file, copy)
         begun = time.perf_counter()

@@ -66,14 +66,16 @@ class Recorded(TorchDispatchMode):
         took = defaultdict[str, list[float]](list)
         with torch.no_grad():
             for number in range(rounds + 1):  # the first warms up
-                spent, before = Counter[str](), time.perf_counter()
+                spent = Counter[str]()
+                before = time.perf_counter()
                 for kind, call in self.calls:
                     call()
                     now = time.perf_counter()
                     spent[kind] += now - before
                     before = now
-                for kind in spent if number else ():
-                    took[kind].append(spent[kind])
+                if number:
+                    for kind, seconds in spent.items():
+                        took[kind].append(seconds)
         return {kind: statistics.median(seconds) for kind, seconds in took.items()}
 
 
@@ -106,6 +108,9 @@ def profiled(step: Callable[[], object], steps: int) -> dict[str, float]:
     spent = Counter[str]()
     for event in found.key_averages():
         namespace, _, name = event.key.partition("::")
-        if namespace in ("aten", "mkldnn") and (kind := class_of(name)) != "views":
+        if namespace not in ("aten", "mkldnn"):
+            continue
+        kind = class_of(name)
+        if kind != "views":
             spent[kind] += event.self_cpu_time_total / 1e6 / whole
     return dict(spent)

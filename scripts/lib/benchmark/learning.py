@@ -48,5 +48,12 @@ def learned(bench: Bench, long: bool = False) -> Iterator[Row]:
         if training.long == long:
             bench.say(name)
             value = bench.train(*training.words.split()).summary["metrics"][training.metric]
-            higher, what = training.metric.startswith("accuracy"), f"{name}, {training.metric}"
-            yield Row("learning", what, f"{value:.4g}", training.source, (value,), training.mark, higher)
+            yield Row(
+                "learning",
+                f"{name}, {training.metric}",
+                ours=f"{value:.4g}",
+                against=training.source,
+                values=(value,),
+                target=training.mark,
+                higher=training.metric.startswith("accuracy"),
+            )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import peers
 from commands import NORMBENCH, Bench, Done, Failed, Left, Settings, imports
@@ -29,8 +30,12 @@ SPREAD = 0.03  # nats between a loss on all batches and on 20 of them, and betwe
 TRANSLATOR = ("model=seq2seq", "data=multi30k")
 GRID = ("norm=layernorm,rmsnorm,dyt,groupnorm", "placement=pre,post,sandwich", "seed=range(3)")
 TORCH = [sys.executable, "-c", "import torch"]
-LARGER = {"width": "model.width=512", "depth": "model.depth=16", "context": "model.context=256",
-          "batch": "data.batch_size=48"}  # fmt: skip
+LARGER = {
+    "width": "model.width=512",
+    "depth": "model.depth=16",
+    "context": "model.context=256",
+    "batch": "data.batch_size=48",
+}
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,10 @@ def account(bench: Bench, *words: str, threads: int = 0, evaluates: bool = True)
 
 def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[str]:
     """Say where the time of a run goes, and which share of the machine's peaks its steps reach."""
-    peak, step = bench.peak(threads), found["step"]
-    flops, moved = found["flops"] / step, found["bytes"] / step
+    peak = bench.peak(threads)
+    step = found["step"]
+    flops = found["flops"] / step  # a second
+    moved = found["bytes"] / step
     return [
         f"of {whole:.3g} s: {shares(found['seconds'], whole, 'the rest (Python, start)')}",
         f"a step alone {1e3 * step:.3g} ms, its kernels alone {1e3 * found['alone']:.3g} ms; "
@@ -66,29 +73,39 @@ def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[
     ]
 
 
+def told_alone(bench: Bench, found: Settings) -> str:
+    """Say where the time of one run of a sweep goes, by itself on one thread."""
+    first, *_ = told(bench, found, found["run"], threads=1)
+    return f"one run alone on one thread, {first}"
+
+
 # ---- nanoGPT's example
 
 
 def nanogpt(bench: Bench) -> Iterator[Row]:
     """Whole processes of nanoGPT's documented example on a CPU."""
     steps = bench.size(2000, 20)
-    peer, words = peers.nanogpt_copy(bench), [EXAMPLE, f"trainer.steps={steps}"]
+    words = [EXAMPLE, f"trainer.steps={steps}"]
+    peer = peers.nanogpt_copy(bench)
     warm_up(bench, peer)
     found = account(bench, *words)
     pairs = bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))
-    ours, theirs = (statistics.median(one.seconds for one in side) for side in zip(*pairs, strict=True))
-    losses = [(one.summary["metrics"]["loss/val"], final_loss(other)) for one, other in pairs]
-    loss, other = map(statistics.median, zip(*losses, strict=True))
+    our_seconds = statistics.median(one.seconds for one, _ in pairs)
+    their_seconds = statistics.median(other.seconds for _, other in pairs)
+    our_loss = statistics.median(one.summary["metrics"]["loss/val"] for one, _ in pairs)
+    their_loss = statistics.median(final_loss(other) for _, other in pairs)
     step = statistics.median(one.summary["step_time"]["median_ms"] or 0 for one, _ in pairs)
+    least = found["floor"]
     notes = [
-        *told(bench, found, ours),
+        *told(bench, found, our_seconds),
         f"a step within the run {step:.3g} ms",
-        f"floor, the kernels of its steps and evaluations alone: {found['floor']:.3g} s, "
-        f"{found['floor'] / theirs:.3g} of nanoGPT's; ours is {ours / found['floor']:.3g} × the floor, and may be 1.08",
-        f"validation loss {loss:.4f} on all batches; nanoGPT {other:.4f} on 20",
+        f"floor, the kernels of its steps and evaluations alone: {least:.3g} s, {least / their_seconds:.3g} of "
+        f"nanoGPT's; ours is {our_seconds / least:.3g} × the floor, and may be 1.08",
+        f"validation loss {our_loss:.4f} on all batches; nanoGPT {their_loss:.4f} on 20",
     ]
-    target = max(0.82, 1.08 * found["floor"] / theirs)
-    what, short = f"whole process, {steps:,} steps", f"its loss is {loss:.4f}" if loss > other + SPREAD else ""
+    what = f"whole process, {steps:,} steps"
+    target = max(0.82, 1.08 * least / their_seconds)
+    short = f"its loss is {our_loss:.4f}" if our_loss > their_loss + SPREAD else ""
     yield compared("nanogpt", what, seconds(pairs), target, peer="nanoGPT", short=short, notes=notes)
     peaks = [(one.peak / 2**20, other.peak / 2**20) for one, other in pairs]
     yield compared("nanogpt", "peak memory of a run", peaks, 1.0, unit="MiB", peer="nanoGPT")
@@ -130,7 +147,8 @@ def step(bench: Bench) -> Iterator[Row]:
 
 def sweep16(bench: Bench) -> Iterator[Row]:
     """Runs as a sweep against as many of nanoGPT one after another."""
-    steps, runs = bench.size(300, 20), bench.size(16, 2)
+    steps = bench.size(300, 20)
+    runs = bench.size(16, 2)
     peer = peers.nanogpt_copy(bench)
     warm_up(bench, peer)
     words = [EXAMPLE, f"trainer.steps={steps}", f"seed=range({runs})", "quiet=true"]
@@ -139,8 +157,8 @@ def sweep16(bench: Bench) -> Iterator[Row]:
         lambda: bench.run([*NORMBENCH, "sweep", *words]), lambda: bench.run(peers.nanogpt_command(steps), peer)
     )
     times = [(ours.seconds, runs * one.seconds) for ours, one in pairs]
-    notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep",
-             "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
+    notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep"]
+    notes.append(told_alone(bench, found))
     yield compared("sweep16", f"{runs} runs of {steps} steps", times, 0.60, peer="nanoGPT", notes=notes)
 
 
@@ -152,10 +170,11 @@ def recording(bench: Bench) -> Iterator[Row]:
     steps = bench.size(200, 50)
     bench.say(f"{bench.pairs} rounds of three blocks of {steps} steps")
     found = bench.worker("recording", words=NANO, rounds=bench.pairs, steps=steps)
-    for arm, what, target in (("recording", "a step with recording", 1.02), ("probes", "and with light probes", 1.03)):
-        pairs = [(1e3 * row[arm] / steps, 1e3 * row["bare"] / steps) for row in found]
-        notes = [f"recording is a log each 10 steps and a checkpoint each {steps}"] if arm == "recording" else []
-        yield compared("recording", what, pairs, target, unit="ms", peer="bare loop", notes=notes)
+    recorded = [(1e3 * row["recording"] / steps, 1e3 * row["bare"] / steps) for row in found]
+    probed = [(1e3 * row["probes"] / steps, 1e3 * row["bare"] / steps) for row in found]
+    note = f"recording is a log each 10 steps and a checkpoint each {steps}"
+    yield compared("recording", "a step with recording", recorded, 1.02, unit="ms", peer="bare loop", notes=[note])
+    yield compared("recording", "and with light probes", probed, 1.03, unit="ms", peer="bare loop")
 
 
 def start(bench: Bench) -> Iterator[Row]:
@@ -207,7 +226,8 @@ def sweep36(bench: Bench) -> Iterator[Row]:
     arms = ["seed=0,1"] if bench.quick else GRID
     lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
     found = account(bench, *NANO, "trainer.steps=100", "trainer.eval_every=100", threads=1)
-    pairs, runs = list[tuple[float, float]](), list[Settings]()
+    pairs = list[tuple[float, float]]()
+    runs = list[Settings]()
     for number in range(bench.pairs):
         bench.say(f"pair {number + 1} of {bench.pairs}")
         where = bench.new()
@@ -217,8 +237,8 @@ def sweep36(bench: Bench) -> Iterator[Row]:
         single = {run["run"]: bench.train(*run["words"]) for run in runs}
         pairs.append((whole.seconds, sum(done.seconds for done in single.values())))
         check_same(where / "outputs/sweep", single)
-    notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time",
-             "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
+    notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time"]
+    notes.append(told_alone(bench, found))
     yield compared("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
 
 
@@ -235,14 +255,15 @@ def check_same(folder: Path, single: dict[str, Done]) -> None:
 
 def scaling(bench: Bench) -> Iterator[Row]:
     """How a step's time grows with the model, against how its operations grow."""
-    larger = LARGER if not bench.quick else {"depth": "model.depth=16"}
+    larger = {"depth": LARGER["depth"]} if bench.quick else LARGER
     bench.say(f"{bench.pairs} rounds")
     settings = {"words": [*NANO, "probes=off"], "larger": larger, "rounds": bench.pairs, "steps": bench.size(12, 4)}
     found = bench.worker("scaling", **settings)
     for name in larger:
         rows = [row for row in found if row["name"] == name]
         pairs = [(row["time"], row["flops"]) for row in rows]
-        speed = f"a step takes {1e3 * statistics.median(row['step'] for row in rows):.3g} ms"
+        step = statistics.median(row["step"] for row in rows)
+        speed = f"a step takes {1e3 * step:.3g} ms"
         yield compared("scaling", f"4 × the {name}", pairs, 1.0, unit="×", peer="operations", notes=[speed])
 
 
@@ -251,24 +272,33 @@ def scaling(bench: Bench) -> Iterator[Row]:
 
 def mnist(bench: Bench) -> Iterator[Row]:
     """MNIST to 99.0 %, with a cold cache, against PyTorch's example."""
-    peer, seeds = peers.mnist_copy(bench), itertools.count()
+    peer = peers.mnist_copy(bench)
+    seeds = itertools.count()
 
     def ours() -> Done:
         return bench.train(*MNIST_WORDS, f"seed={next(seeds)}", cache=bench.new())
 
     @cache
     def theirs() -> float:
-        command = [sys.executable, "-u", "main.py"]
-        return bench.until(command, peer, lambda line: int((re.findall(r"Accuracy: (\d+)/", line) or [0])[0]) >= 9900)
+        return bench.until([sys.executable, "-u", "main.py"], peer, has_reached_99)
 
-    found, pairs = account(bench, *MNIST_WORDS), bench.alternate(ours, theirs)
+    found = account(bench, *MNIST_WORDS)
+    pairs = bench.alternate(ours, theirs)
     reached = [one.summary["metrics"]["accuracy/val"] for one, _ in pairs]
     few = sum(share < 0.99 for share in reached)
-    notes = [f"accuracies {', '.join(f'{share:.2%}' for share in reached)}; the peer, which takes long, is run once",
-             *told(bench, found, statistics.median(one.seconds for one, _ in pairs))]  # fmt: skip
+    accuracies = ", ".join(f"{share:.2%}" for share in reached)
+    our_seconds = statistics.median(one.seconds for one, _ in pairs)
+    notes = [f"accuracies {accuracies}; the peer, which takes long, is run once"]
+    notes += told(bench, found, our_seconds)
     times = [(one.seconds, other) for one, other in pairs]
     short = f"{few} of {len(reached)} seeds stay below 99 %" if few else ""
     yield compared("mnist", "whole process to 99.0 %", times, 0.10, peer="pytorch/examples", short=short, notes=notes)
+
+
+def has_reached_99(line: str) -> bool:
+    """Tell whether a line of PyTorch's example says that 9,900 of 10,000 images are classified rightly."""
+    said = re.search(r"Accuracy: (\d+)/", line)
+    return said is not None and int(said[1]) >= 9900
 
 
 def norms(bench: Bench) -> Iterator[Row]:
@@ -276,9 +306,8 @@ def norms(bench: Bench) -> Iterator[Row]:
     rows = bench.size(8192, 512)
     bench.say(f"{bench.pairs} rounds at {rows} × 512")
     about, *found = bench.worker("norms", rounds=bench.pairs, rows=rows, features=512)
-    for name, peer, target in (
-        ("rmsnorm", "layernorm", 1.8), ("dyt", "dyt eager", 0.60), ("rmsnorm compiled", "layernorm", 1.3),
-    ):  # fmt: skip
+    targets = {"rmsnorm": ("layernorm", 1.8), "dyt": ("dyt eager", 0.60), "rmsnorm compiled": ("layernorm", 1.3)}
+    for name, (peer, target) in targets.items():
         if name not in found[0]:
             raise Left(f"left out: {name}: {about['failed']}")
         pairs = [(1e3 * row[name], 1e3 * row[peer]) for row in found]
@@ -296,17 +325,25 @@ def multi30k(bench: Bench) -> Iterator[Row]:
     found = account(bench, *TRANSLATOR, evaluates=False)
     notes = told(bench, found, found["run"])
     for shuffled, what in ((True, "tokens a second"), (False, "the same, the loop on our batches")):
-        pairs = [(ours[0]["speed"], plain[0]["speed"]) for ours, plain in bench.alternate(
-            lambda: bench.worker("translator", **settings),
-            lambda shuffled=shuffled: bench.worker("plain", **settings, shuffled=shuffled),
-        )]  # fmt: skip
+        pairs = bench.alternate(
+            partial(speed_of, bench, "translator", **settings),
+            partial(speed_of, bench, "plain", **settings, shuffled=shuffled),
+        )
         yield compared("multi30k", what, pairs, 1.3, unit="/s", peer="nn.Transformer", higher=True, notes=notes)
         notes = []
 
 
+def speed_of(bench: Bench, worker: str, **settings: Any) -> float:
+    """Return the tokens a second that a worker has measured."""
+    (found,) = bench.worker(worker, **settings)
+    speed: float = found["speed"]
+    return speed
+
+
 def report(bench: Bench) -> Iterator[Row]:
     """A report on many runs."""
-    count, folder = bench.size(1000, 20), bench.new()
+    count = bench.size(1000, 20)
+    folder = bench.new()
     bench.say(f"making up {count} runs")
     bench.worker("make_runs", folder=str(folder), count=count)
     done = []
@@ -317,7 +354,8 @@ def report(bench: Bench) -> Iterator[Row]:
     bench.run([sys.executable, "-m", "cProfile", "-o", str(profile), *NORMBENCH[1:], "report", str(folder)])
     took = tuple(one.seconds for one in done)
     gibibytes = tuple(one.peak / 2**30 for one in done)
-    what, note = f"report on {count:,} runs", f"profiled: {packages(profile)}"
+    what = f"report on {count:,} runs"
+    note = f"profiled: {packages(profile)}"
     yield Row("report", what, f"{statistics.median(took):.3g} s", "", took, 15, unit=" s", notes=(note,))
     yield Row("report", "its peak memory", f"{statistics.median(gibibytes):.3g} GiB", "", gibibytes, 1.5, unit=" GiB")
 
@@ -326,14 +364,20 @@ def packages(profile: Path) -> str:
     """Say in which packages a profiled process has spent its time; what C functions take is their callers'."""
     took = Counter[str]()
     for (path, _, _), (_, _, own, _, callers) in pstats.Stats(str(profile)).stats.items():  # type: ignore[attr-defined]
-        spent = {path: own} if path != "~" or not callers else {}
-        spent |= {where: numbers[2] for (where, _, _), numbers in callers.items()} if path == "~" else {}
-        for where, time in spent.items():
-            parts = Path(where).parts
-            after = parts.index("site-packages") + 1 if "site-packages" in parts else None
-            ours = "normbench" if "normbench" in parts else "Python"
-            took[parts[after] if after else ours] += time
+        if path == "~" and callers:
+            for (caller, _, _), numbers in callers.items():
+                took[package_of(caller)] += numbers[2]
+        else:
+            took[package_of(path)] += own
     return shares(dict(took.most_common(6)), sum(took.values()))
+
+
+def package_of(path: str) -> str:
+    """Return the package that a file belongs to."""
+    parts = Path(path).parts
+    if "site-packages" in parts:
+        return parts[parts.index("site-packages") + 1]
+    return "normbench" if "normbench" in parts else "Python"
 
 
 PARTS = {

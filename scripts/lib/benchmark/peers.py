@@ -15,7 +15,8 @@ import pyarrow.parquet as parquet
 from commands import Bench, Failed
 from PIL import Image
 
-NANOGPT, EXAMPLES = "karpathy/nanoGPT", "pytorch/examples"
+NANOGPT = "karpathy/nanoGPT"
+EXAMPLES = "pytorch/examples"
 
 # nanoGPT's README, on a CPU, with as many evaluations as the experiment nanogpt_cpu has.
 NANOGPT_WORDS = (
@@ -44,11 +45,15 @@ def nanogpt_copy(bench: Bench) -> Path:
     assert bench.nanogpt
     shutil.copytree(bench.nanogpt, copy, ignore=shutil.ignore_patterns(".git", "out*", "*.bin", "meta.pkl"))
     folder = Path(os.environ["NORMBENCH_DATA"]) / "karpathy/tiny_shakespeare/data"
-    text = "".join("".join(column(folder, split, "text")) for split in ("train", "validation", "test"))
+    texts = list[str]()
+    for split in ("train", "validation", "test"):
+        texts += column(folder, split, "text")
+    text = "".join(texts)
     characters = sorted(set(text))
     ids = {character: number for number, character in enumerate(characters)}
     tokens = np.array([ids[character] for character in text], dtype=np.uint16)
-    data, cut = copy / "data/shakespeare_char", int(0.9 * len(tokens))
+    data = copy / "data/shakespeare_char"
+    cut = int(0.9 * len(tokens))
     tokens[:cut].tofile(data / "train.bin")
     tokens[cut:].tofile(data / "val.bin")
     meta = {"vocab_size": len(characters), "itos": dict(enumerate(characters)), "stoi": ids}
@@ -63,7 +68,10 @@ def column(folder: Path, split: str, name: str) -> list[str]:
         raise Failed(
             f"failed: {folder} has no parquet file of {split}: NORMBENCH_DATA must name the folder of the data sets"
         )
-    return [value for file in files for value in parquet.read_table(file, columns=[name])[name].to_pylist()]
+    values = []
+    for file in files:
+        values += parquet.read_table(file, columns=[name])[name].to_pylist()
+    return values
 
 
 def mnist_copy(bench: Bench) -> Path:
@@ -73,7 +81,8 @@ def mnist_copy(bench: Bench) -> Path:
         return copy
     assert bench.examples
     shutil.copytree(bench.examples / "mnist", copy)
-    folder, raw = Path(os.environ["NORMBENCH_DATA"]) / "ylecun/mnist/mnist", copy.parent / "data/MNIST/raw"
+    folder = Path(os.environ["NORMBENCH_DATA"]) / "ylecun/mnist/mnist"
+    raw = copy.parent / "data/MNIST/raw"
     raw.mkdir(parents=True)
     for split, word in {"train": "train", "test": "t10k"}.items():
         images = [np.asarray(Image.open(io.BytesIO(each["bytes"]))) for each in column(folder, split, "image")]

@@ -13,8 +13,16 @@ HEADS = ("what", "ours", "against", "ratio", "target", "")
 class Row:
     """One line of the table.
 
-    ours, against: medians, in words. values: one of each alternated pair, ratios unless they have a unit. higher:
-    whether more is better. short: why it is not met, whatever the values are. notes: where the time goes.
+    Attributes:
+        part: the part of the benchmark.
+        what: what was measured.
+        ours: our median, in words.
+        against: that of the other, in words.
+        values: one of each alternated pair, ratios unless they have a unit.
+        target: what their median must reach.
+        higher: whether more is better.
+        short: why the target is not met, whatever the values are.
+        notes: where the time goes.
     """
 
     part: str
@@ -36,24 +44,33 @@ class Row:
     @property
     def verdict(self) -> str:
         """Whether the target is met, and if not, by how much it is missed."""
-        beyond = (self.target - self.median) if self.higher else (self.median - self.target)
         if self.short:
             return f"missed: {self.short}"
+        beyond = self.median - self.target
+        if self.higher:
+            beyond = -beyond
         return f"missed by {beyond:.3g}{self.unit}" if beyond > 0 else "met"
 
     @property
     def cells(self) -> tuple[str, ...]:
         """What the table shows, in the order of HEADS."""
         sign = "≥" if self.higher else "≤"
-        return (f"{self.part}: {self.what}", self.ours, self.against, spread(self.values, self.unit),
-                f"{sign} {self.target:.3g}{self.unit}", self.verdict)  # fmt: skip
+        return (
+            f"{self.part}: {self.what}",
+            self.ours,
+            self.against,
+            spread(self.values, self.unit),
+            f"{sign} {self.target:.3g}{self.unit}",
+            self.verdict,
+        )
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
     """Return median, extremes and number of measurements."""
-    median, low, high = statistics.median(values), min(values), max(values)
-    ends = f" [{low:.3g}–{high:.3g}], n = {len(values)}" if len(values) > 1 else ", n = 1"
-    return f"{median:.3g}{unit}{ends}"
+    median = f"{statistics.median(values):.3g}{unit}"
+    if len(values) == 1:
+        return f"{median}, n = 1"
+    return f"{median} [{min(values):.3g}–{max(values):.3g}], n = {len(values)}"
 
 
 def compared(
@@ -69,7 +86,8 @@ def compared(
     notes: Iterable[str] = (),
 ) -> Row:
     """Return the row of pairs measured in alternation, ours first. peer: who the other is."""
-    ours, theirs = (f"{statistics.median(side):.3g} {unit}" for side in zip(*pairs, strict=True))
+    ours = f"{statistics.median(one for one, _ in pairs):.3g} {unit}"
+    theirs = f"{statistics.median(other for _, other in pairs):.3g} {unit}"
     ratios = tuple(one / other for one, other in pairs)
     return Row(part, what, ours, f"{theirs} {peer}".strip(), ratios, target, higher, short=short, notes=tuple(notes))
 
@@ -93,9 +111,19 @@ def markdown(rows: Sequence[Row], facts: Mapping[str, str], ended: Mapping[str, 
 
     ended: parts that have no rows, and why.
     """
-    table = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}", *(f"| {' | '.join(row.cells)} |" for row in rows)]
-    about = [f"- {name}: {fact}" for name, fact in facts.items()]
-    notes = [f"- {row.part}, {row.what}: {note}" for row in rows for note in row.notes]
-    without = [f"- {part}: {reason}" for part, reason in ended.items()]
-    titled = {"Measured on": about, "Ratios": table, "Where the time goes": notes, "Not measured": without}
-    return "\n\n".join(f"## {title}\n\n" + "\n".join(lines) for title, lines in titled.items() if lines) + "\n"
+    table = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    notes = []
+    for row in rows:
+        table.append(f"| {' | '.join(row.cells)} |")
+        notes += [f"- {row.part}, {row.what}: {note}" for note in row.notes]
+    sections = {
+        "Measured on": [f"- {name}: {fact}" for name, fact in facts.items()],
+        "Ratios": table,
+        "Where the time goes": notes,
+        "Not measured": [f"- {part}: {reason}" for part, reason in ended.items()],
+    }
+    written = []
+    for title, lines in sections.items():
+        if lines:
+            written.append(f"## {title}\n\n" + "\n".join(lines))
+    return "\n\n".join(written) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -71,31 +72,37 @@ def peaks(quick: bool) -> Iterator[Found]:
 def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found]:
     """Yield what a run takes, from some of its steps: seconds by class, its kernels alone, operations and bytes."""
     session = session_of(words)
-    loop, trainer = session.loop, session.loop.trainer
-    whole, found = loop.steps, dict[str, float]()
+    loop = session.loop
+    trainer = loop.trainer
+    whole = loop.steps
+    found = dict[str, float]()
     session.make_directory()
     with closing(session.prepare()):
         for _ in range(steps):
             loop.train_step()
         step = statistics.median(loop.clock.read()) / 1e3
-        saves = -(-whole // trainer.checkpoint_every) * seconds_of(loop.save, 2)
-        found["recording"] = whole / trainer.log_every * seconds_of(lambda: log(loop), 5) + saves
+        saves = math.ceil(whole / trainer.checkpoint_every) * seconds_of(loop.save, 2)
+        logs = whole / trainer.log_every * seconds_of(lambda: log(loop), 5)
+        found["recording"] = logs + saves
         found["data"] = whole * seconds_of(lambda: loop.data.train_batch(loop.step), 10)
-        found |= {kind: whole * step * share for kind, share in profiled(loop.train_step, 3).items()}
+        for kind, share in profiled(loop.train_step, 3).items():
+            found[kind] = whole * step * share
         first = partial(repeated, loop)
-        kernels, flops = recorded(first), operations(first)
+        kernels = recorded(first)
+        flops = operations(first)
         alone = kernels.replayed(steps // 6)
         # texts of other lengths are in the median step than in the one that is looked at
         like = step / seconds_of(first, 5) if session.run.data.pads else 1.0
         alone = {kind: like * seconds for kind, seconds in alone.items()}
-        forward, evaluation_floor = 0.0, 0.0
+        evaluation_floor = 0.0
         if evaluates:
             forward = floor(evaluated(loop).replayed(5))
-            batches = [sum(len([*each]) for _, _, each in loop.evaluations(last)) for last in (False, True)]
+            batches = evaluated_batches(loop, last=False)
+            last_batches = evaluated_batches(loop, last=True)
             with tempfile.TemporaryDirectory() as folder:
                 seen = estimate(loop, Path(folder))
             found["evaluation"] = seen.evaluations(whole) * seen.evaluation + seen.last_evaluation
-            evaluation_floor = forward * (seen.evaluations(whole) * batches[0] + batches[1])
+            evaluation_floor = forward * (seen.evaluations(whole) * batches + last_batches)
     yield {
         "seconds": found,
         "step": step,
@@ -125,11 +132,17 @@ def evaluated(loop: Loop) -> Any:
     return recorded(lambda: loop.evaluate_split("val", loop.model, [batch]))
 
 
+def evaluated_batches(loop: Loop, last: bool) -> int:
+    """Return how many batches an evaluation takes; last: the one at the end of a run."""
+    return sum(len(list(batches)) for _, _, batches in loop.evaluations(last))
+
+
 def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
     """Yield the seconds of blocks of steps that take turns: bare, with recording, and with light probes as well."""
     lengths = [f"trainer.steps={(rounds + 1) * steps}", f"trainer.checkpoint_every={steps}"]
     probes = {"bare": "off", "recording": "off", "probes": "light"}
-    sessions, calls = dict[str, Session](), list[Callable[[], object]]()
+    sessions = dict[str, Session]()
+    calls = list[Callable[[], object]]()
     for arm, option in probes.items():
         session = session_of([*words, *lengths, f"probes={option}", f"name={arm}"])
         sessions[arm] = session
@@ -161,14 +174,16 @@ def scaling(words: Sequence[str], larger: dict[str, str], rounds: int, steps: in
     """Yield, for each that is larger, the growth of a step's time over that of its operations."""
     base = session_of(words).loop
     loops = {name: session_of([*words, word]).loop for name, word in larger.items()}
-    counts = {name: operations(loop.train_step) for name, loop in {"base": base, **loops}.items()}
+    base_count = operations(base.train_step)
+    counts = {name: operations(loop.train_step) for name, loop in loops.items()}
     seconds_of(base.train_step, 3)
     for loop in loops.values():
         loop.train_step()
     for _ in range(rounds):
         for name, loop in loops.items():
-            small, large = seconds_of(base.train_step, steps), seconds_of(loop.train_step, max(1, steps // 4))
-            yield {"name": name, "time": large / small, "flops": counts[name] / counts["base"], "step": large}
+            small = seconds_of(base.train_step, steps)
+            large = seconds_of(loop.train_step, max(1, steps // 4))
+            yield {"name": name, "time": large / small, "flops": counts[name] / base_count, "step": large}
 
 
 # ---- norms
@@ -177,8 +192,12 @@ def scaling(words: Sequence[str], larger: dict[str, str], rounds: int, steps: in
 def norms(rounds: int, rows: int, features: int) -> Iterator[Found]:
     """Yield the seconds of forward and backward of norms that take turns; first, what runs behind each name."""
     x, gradient = torch.randn(2, rows, features)
-    made = {"layernorm": nn.LayerNorm(features), "dyt eager": PlainDyT(features)}
-    made |= {"rmsnorm": norm("rmsnorm", features), "dyt": norm("dyt", features)}
+    made = {
+        "layernorm": nn.LayerNorm(features),
+        "dyt eager": PlainDyT(features),
+        "rmsnorm": norm("rmsnorm", features),
+        "dyt": norm("dyt", features),
+    }
     try:
         made["rmsnorm compiled"] = norm("rmsnorm", features, "compile")
     except UsageError:  # which this version has no word for
@@ -207,7 +226,8 @@ class PlainDyT(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(0.5))
-        self.weight, self.bias = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * torch.tanh(self.alpha * x) + self.bias
@@ -253,7 +273,8 @@ class Plain(nn.Module):
     def __init__(self, tree: Found, vocabulary: int) -> None:
         super().__init__()
         width = tree["width"]
-        self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.head = nn.Linear(width, vocabulary)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
         self.head.weight = self.embedding.weight
         self.position = nn.Parameter(0.02 * torch.randn(tree["context"] + 1, width))
@@ -283,7 +304,8 @@ def plain(words: Sequence[str], steps: int, shuffled: bool) -> Iterator[Found]:
     shuffled: on sentences in any order, as a tutorial has them; else on our batches, of sentences of like length.
     """
     run = prepare(read([*words, f"trainer.steps={steps}"]))
-    tree, task = run.config.tree, run.data.task
+    tree = run.config.tree
+    task = run.data.task
     model = Plain(tree["model"], task.vocabulary_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=tree["optim"]["lr"])
     data: Any = run.data
