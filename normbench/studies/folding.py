@@ -31,7 +31,7 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Value, arms_of, compare, find, label_of
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.graph import ModelGraph, Refused, is_blind_to_mean
+from normbench.studies.fx_graph import ModelGraph, Refused, is_blind_to_mean
 from normbench.studies.timing import in_turn, median_interval
 from normbench.studies.writing import show_value
 from normbench.training.evaluation import to_device
