@@ -19,8 +19,9 @@ from normbench.analysis.figures.figure import Figure
 from normbench.analysis.pages import page_of
 from normbench.analysis.studied import read_study, studies_below
 from normbench.studies import STUDIES
-from normbench.studies.conduct import measure_all, points_of, save
+from normbench.studies.conduct import measure_all, points_of
 from normbench.studies.frame import Study, Subject, make_study, study_class
+from normbench.studies.saving import save
 from normbench.sweep.conduct import understand
 
 pytestmark = needs_browser
@@ -48,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "render", lambda self, suffix, **how: b"")
-        patch.setattr("normbench.studies.conduct.TensorBoard.images", lambda self, images: None)
+        patch.setattr("normbench.studies.saving.TensorBoard.images", lambda self, images: None)
         patch.setattr("normbench.studies.bench.last_level_cache", lambda device: 2**16)
         patch.chdir(place)
         for name in STUDIES:
