@@ -447,7 +447,12 @@ def key_word(name: str) -> str:
 
 def varied_settings(rows: pd.DataFrame) -> list[str]:
     """Return the settings that tell arms apart, the norm always."""
-    return [key for key in keys_of(rows) if key == "norm" or rows[key].nunique(dropna=False) > 1]
+    found = []
+    for key in keys_of(rows):
+        varies = rows[key].nunique(dropna=False) > 1
+        if key == "norm" or varies:
+            found.append(key)
+    return found
 
 
 def rounds_told(values: pd.Series) -> str:

@@ -147,7 +147,10 @@ def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
             is_of_length = own_lengths == length
             tokens[length].append(batch.inputs[is_of_length, :length])
             classes[length].append(batch.targets[is_of_length])
-    return {length: Labelled(torch.cat(tokens[length]), torch.cat(classes[length])) for length in tokens}
+    found = {}
+    for length, parts in tokens.items():
+        found[length] = Labelled(torch.cat(parts), torch.cat(classes[length]))
+    return found
 
 
 def pad(tokens: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:

@@ -93,10 +93,7 @@ class Position(Study):
         last = len(model.anatomy().blocks)
         for place, parts in batches.items():
             where = {"block": block_of(place.site, last), "site": place.site, "what": place.what}
-            means = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
-            count = len(next(iter(means.values())))
-            for number in range(count):
-                values = {name: own[number] for name, own in means.items()}
+            for number, values in enumerate(mean_rows(parts)):
                 yield {**where, place.counted: number, **values}
 
     def watch(self, subject: Subject, model: Model, norms: dict[str, nn.Module], found: Found) -> None:
@@ -207,7 +204,19 @@ def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _
 
 def join(calls: list[Columns]) -> Columns:
     """Return the numbers of several calls as those of one: a recurrent cell is called for each position."""
-    return {name: torch.cat([call[name] for call in calls]) for name in calls[0]}
+    joined = {}
+    for name in calls[0]:
+        joined[name] = torch.cat([call[name] for call in calls])
+    return joined
+
+
+def mean_rows(batches: list[Columns]) -> Iterator[Row]:
+    """Yield the means over batches, by name, of each position or channel."""
+    means = {}
+    for name in batches[0]:
+        means[name] = mean_of([batch[name] for batch in batches])
+    for values in zip(*means.values(), strict=True):
+        yield dict(zip(means, values, strict=True))
 
 
 def mean_of(values: list[Tensor]) -> list[float]:
