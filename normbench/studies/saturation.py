@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from normbench.types import Model
 
 SCALING = "data.scaling"
 SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the paper's figure 1
-PERCENT = "Median and band from the 15th to the 85th percentile, over validation images"
+BANDS = {"unit_median": ("unit_low", "unit_high"), "median": ("low", "high")}  # around a median
 
 
 class Saturation(Study):
@@ -95,58 +95,24 @@ class Saturation(Study):
         return [saturation, gradient]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        how: dict[str, Any] = {"x": "step", "columns": self.columns}
+        panel = None
         if SCALING in keys_of(rows):
-            how["panel"] = SCALING
+            panel = SCALING
             rows = rows[[*rows.columns.drop(SCALING), SCALING]]  # no setting of an arm, but a coordinate
-        last = last_layer(rows)
-        seed = rows["seed"].min()
-        one = last_layer(rows[rows["seed"] == seed])
-        return [
-            *draw_curves(
-                "unit_median",
-                one,
-                y="unit_median",
-                band=("unit_low", "unit_high"),
-                title="What one sigmoid reads",
-                caption=f"{PERCENT}, of seed {seed}.",
-                **how,
-            ),
-            *draw_curves(
-                "median",
-                last,
-                y="median",
-                band=("low", "high"),
-                title="What the last sigmoids read",
-                caption=f"{PERCENT}.",
-                **how,
-            ),
-            *draw_curves(
-                "saturated",
-                rows[rows["layer"] == 1],
-                y="saturated",
-                title="Saturated units",
-                caption="Of the first layer, over all images.",
-                **how,
-            ),
-            *draw_curves(
-                "gradient",
-                rows,
-                y="gradient",
-                log="y",
-                title="Gradient at the first layer",
-                caption="Of its weights, on the step's batch.",
-                **how,
-            ),
-            *draw_curves(
-                "accuracy",
-                rows,
-                y="accuracy",
-                title="Accuracy",
-                caption="On validation images, with their own statistics.",
-                **how,
-            ),
-        ]
+        first_seed = rows[rows["seed"] == rows["seed"].min()]
+        drawn = {
+            "unit_median": last_layer(first_seed),
+            "median": last_layer(rows),
+            "saturated": rows[rows["layer"] == 1],
+            "gradient": rows,
+            "accuracy": rows,
+        }
+        found = list[Figure]()
+        for name, own in drawn.items():
+            said = self.captions[name]
+            band = BANDS.get(name)
+            found += draw_curves(name, own, x="step", y=name, columns=self.columns, panel=panel, band=band, **said)
+        return found
 
 
 def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
