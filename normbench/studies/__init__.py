@@ -1,4 +1,9 @@
-"""Studies: experiments around or on a run, each a class in a file of its own and a YAML; `sample` is not a study."""
+"""Studies: experiments around or on a run, each a class in a file of its own and a YAML.
+
+`frame` says what a study is, and `conduct` makes one. `findings` compares what was measured; `writing`, `figures`,
+`answers` and `saving` tell it. Several studies measure with `steps`, `timing`, `candidates` or `fx_graph`. `sample` is
+not a study.
+"""
 
 from normbench.config.groups import options
 
