@@ -40,10 +40,10 @@ def benchmark(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_ratio_is_the_median_of_pairs() -> None:
-    row = results.compared("step", "a step", [(1.0, 2.0), (3.0, 4.0), (9.0, 10.0)], 0.7, unit="ms", peer="other")
+    row = results.compare("step", "a step", [(1.0, 2.0), (3.0, 4.0), (9.0, 10.0)], 0.7, unit="ms", peer="other")
     assert row.values == (0.5, 0.75, 0.9)  # the ratio of medians is the same only here
     assert row.cells[1:] == ("3 ms", "4 ms other", "0.75 [0.5–0.9], n = 3", "≤ 0.7", "missed by 0.05")
-    assert results.compared("step", "a step", [(3.0, 1.0), (1.0, 2.0), (2.0, 5.0)], 0.5).median == 0.5
+    assert results.compare("step", "a step", [(3.0, 1.0), (1.0, 2.0), (2.0, 5.0)], 0.5).median == 0.5
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_shares_add_up_to_the_whole() -> None:
 
 
 def test_the_page_has_every_row_note_and_reason() -> None:
-    row = results.compared("start", "the start", [(1.0, 2.0)], 1.4, notes=["imports"])
+    row = results.compare("start", "the start", [(1.0, 2.0)], 1.4, notes=["imports"])
     page = results.markdown([row], {"machine": "a computer"}, {"mnist": "left out: no data"})
     assert "| start: the start | 1 s | 2 s | 0.5, n = 1 | ≤ 1.4 | met |" in page.splitlines()
     for words in ("- machine: a computer", "- start, the start: imports", "- mnist: left out: no data"):
@@ -134,11 +134,11 @@ def test_operators_are_recorded_by_class_and_replayed() -> None:
         hidden = F.gelu(F.layer_norm(F.linear(x, weight), (32,), gain))
         (hidden.sum() + F.scaled_dot_product_attention(query, query, query).sum()).backward()
 
-    found = kernels.recorded(step)
+    found = kernels.record(step)
     kinds = {kind for kind, _ in found.calls}
     assert {"matrix products", "attention", "norm", "activation"} <= kinds and "views" not in kinds
     assert found.bytes > 4 * (8 * 16 + 16 * 32 + 8 * 32)
-    assert found.replayed(3).keys() == kinds and min(found.replayed(3).values()) > 0
+    assert found.replay(3).keys() == kinds and min(found.replay(3).values()) > 0
     products = 2 * (2 * 8 * 16 * 32)  # of x and the weight, and of the weight's gradient
     attention = 2 * (2 * 2 * 8 * 8 * 16)  # of query and key, and of the result and value
     assert kernels.operations(step) == products + attention + 5 * attention // 2  # whose backward pass has five

@@ -44,13 +44,13 @@ def test_without_a_gpu_it_is_one_sentence() -> None:
 
 
 def test_a_check_is_a_process_that_ends_in_time(command: ModuleType) -> None:
-    assert command.tried([sys.executable, "-c", WRITES], 20.0).verdict == HOLDS
-    failed = command.tried([sys.executable, "-c", ENDS], 20.0)
+    assert command.try_check([sys.executable, "-c", WRITES], 20.0).verdict == HOLDS
+    failed = command.try_check([sys.executable, "-c", ENDS], 20.0)
     assert failed.verdict == FAILS and failed.figure == "it ended with status 1: first / the reason"
     begun = time.monotonic()
-    assert command.tried([sys.executable, "-c", HANGS], 1.1).verdict == CUT
+    assert command.try_check([sys.executable, "-c", HANGS], 1.1).verdict == CUT
     assert time.monotonic() - begun < 10
-    assert command.tried([sys.executable, "-c", WRITES], 0.5).figure == "no time was left"
+    assert command.try_check([sys.executable, "-c", WRITES], 0.5).figure == "no time was left"
 
 
 @pytest.mark.parametrize(("verdict", "status"), [(HOLDS, 0), (LEFT, 0), (FAILS, 1), (CUT, 1)])
@@ -64,13 +64,13 @@ def test_what_was_found_is_printed_and_written(
 ) -> None:
     given = iter([Outcome(HOLDS, "all", {"n": 3}, [{"run": "a|b", "ms": "2"}], 1.0), Outcome(verdict, "two", {"n": 4})])
 
-    def tried(_: Any, seconds: float) -> Outcome:
+    def try_check(_: Any, seconds: float) -> Outcome:
         assert 0 < seconds <= 120
         return next(given)
 
     monkeypatch.setattr(command, "why_not", lambda: "")
     monkeypatch.setattr(command, "about", lambda: {"GPU": "a large one"})
-    monkeypatch.setattr(command, "tried", tried)
+    monkeypatch.setattr(command, "try_check", try_check)
     assert command.main(["waits", "repeats", "--out", str(tmp_path)]) == status
     said = capsys.readouterr().out
     assert f"repeats      {verdict}" in said and "GPU: a large one" in said

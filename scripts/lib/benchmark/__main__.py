@@ -41,7 +41,7 @@ NEEDS = {
 
 def main() -> int:
     """Measure the parts that are asked for, print and write what was found; return the exit status."""
-    options = parsed()
+    options = parse_options()
     failed = False
     rows = list[Row]()
     ended = dict[str, str]()
@@ -51,7 +51,7 @@ def main() -> int:
         bench = Bench(Path(folder), 1, options.quick, threads, options.nanogpt, options.examples, status.update)
         for name in options.parts:
             try:
-                for row in measured(name, bench, options.pairs):
+                for row in measure_part(name, bench, options.pairs):
                     print(line(row), flush=True)
                     rows.append(row)
             except (Failed, Left) as reason:
@@ -65,7 +65,7 @@ def main() -> int:
     return int(failed)
 
 
-def measured(name: str, bench: Bench, pairs: int | None) -> Iterator[Row]:
+def measure_part(name: str, bench: Bench, pairs: int | None) -> Iterator[Row]:
     """Yield the rows of a part.
 
     Raises:
@@ -86,7 +86,7 @@ def measured(name: str, bench: Bench, pairs: int | None) -> Iterator[Row]:
     yield from part.measure(replace(bench, pairs=number, say=lambda text: bench.say(f"{name}: {text}")))
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser("benchmark", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     listed = "\n".join(f"{name:<10} {part.about}" for name, part in PARTS.items()).replace("%", "%%")

@@ -104,12 +104,14 @@ class Bench:
                 raise
             seconds = time.perf_counter() - begun
             process.returncode = os.waitstatus_to_exitcode(status)
-            said = [file.seek(0) or file.read() for file in (output, complaints)]
+            output.seek(0)
+            complaints.seek(0)
+            printed = output.read()
+            complained = complaints.read()
         if process.returncode != expected:
-            raise Failed(
-                f"failed: {short(command)} ended with status {process.returncode}: {last_line(said[1] or said[0])}"
-            )
-        return Done(seconds, 1024 * usage.ru_maxrss, *said)
+            reason = last_line(complained or printed)
+            raise Failed(f"failed: {short(command)} ended with status {process.returncode}: {reason}")
+        return Done(seconds, 1024 * usage.ru_maxrss, printed, complained)
 
     def warm_up(self, *commands: Sequence[str], where: Path | None = None) -> None:
         """Let data be decoded and files be in memory before anything is measured."""

@@ -55,12 +55,12 @@ START = 5.0  # seconds of a process up to its first step, once data are decoded
 
 def main() -> None:
     """Measure what was asked for."""
-    options = parsed()
+    options = parse_options()
     machine = f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
     print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}")
     if "presets" in options.parts:
         for preset in options.presets:
-            print(Preset.measured(preset), flush=True)
+            print(Preset.measure(preset), flush=True)
     if "probes" in options.parts:
         for preset in options.presets:
             print(probing(preset), flush=True)
@@ -72,7 +72,7 @@ def main() -> None:
             measure_tensorboard(Path(folder), options.events)
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ["presets", "probes", "folders", "tensorboard"]
@@ -109,9 +109,9 @@ class Preset:
     checkpoint: int
 
     @classmethod
-    def measured(cls, name: str) -> Preset:
+    def measure(cls, name: str) -> Preset:
         """Measure a few steps of a run."""
-        from kernels import operations, recorded
+        from kernels import operations, record
 
         from normbench.config.compose import read
         from normbench.record.recorder import Recorder
@@ -124,7 +124,7 @@ class Preset:
         with tempfile.TemporaryDirectory() as folder, closing(Recorder(Path(folder))) as loop.recorder:
             found = estimate(loop, Path(folder))
             flops = operations(loop.train_step)
-            calls = recorded(loop.train_step).calls
+            calls = record(loop.train_step).calls
         return cls(
             name,
             parameters=sum(parameter.numel() for parameter in loop.model.parameters()),
@@ -217,17 +217,17 @@ def measure_folders(folder: Path, runs: int) -> None:
     folder.mkdir()
     words = [f"norm={NORMS}", f"placement={PLACEMENTS}", f"seed=range(0,{max(1, runs // 20)})", "data=pydocs"]
     words += [*ALONE[:2], "trainer.steps=1000", "name=many", "sweep.report=false"]
-    timed(folder, f"{runs:,} runs: sweep --dry-run, new", ["sweep", *words, "--dry-run"])
+    time_command(folder, f"{runs:,} runs: sweep --dry-run, new", ["sweep", *words, "--dry-run"])
     with ProcessPoolExecutor(1) as pool:  # what it imports would count as memory of the commands that follow
         pool.submit(make_up, folder, words).result()
-    timed(folder, f"{runs:,} runs: runs", ["runs", "outputs"])
-    timed(folder, f"{runs:,} runs: runs FOLDER", ["runs", "outputs/many"])
-    timed(folder, f"{runs:,} runs: load_runs", code="import normbench; normbench.load_runs('outputs')")
-    timed(folder, f"{runs:,} runs: sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
-    timed(folder, f"{runs:,} runs: sweep --resume", ["sweep", "--resume", "outputs/many"])
-    timed(folder, f"{runs:,} runs: report", ["report", "outputs/many"])
+    time_command(folder, f"{runs:,} runs: runs", ["runs", "outputs"])
+    time_command(folder, f"{runs:,} runs: runs FOLDER", ["runs", "outputs/many"])
+    time_command(folder, f"{runs:,} runs: load_runs", code="import normbench; normbench.load_runs('outputs')")
+    time_command(folder, f"{runs:,} runs: sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
+    time_command(folder, f"{runs:,} runs: sweep --resume", ["sweep", "--resume", "outputs/many"])
+    time_command(folder, f"{runs:,} runs: report", ["report", "outputs/many"])
     arms = "from pathlib import Path; from normbench.analysis.arms import write_arms; write_arms(Path('outputs'))"
-    timed(folder, f"{runs:,} runs: arms for TensorBoard", code=arms)
+    time_command(folder, f"{runs:,} runs: arms for TensorBoard", code=arms)
     shutil.rmtree(folder)
 
 
@@ -245,10 +245,10 @@ def make_up(folder: Path, words: Sequence[str]) -> None:
             run.prepared.directory.path.parent, norm=run.arm["norm"], placement=run.arm["placement"], seed=run.seed,
             final=2 + run.seed / 1e3, steps=1000, log_every=1000 // LINES, eval_every=100, probed=100, name=run.run,
         )  # fmt: skip
-    sweep.folder.write_plan(sweep.plan.runs, words, sweep.asked)
+    sweep.folder.write_plan(sweep.plan.runs, words, sweep.asked_runs)
 
 
-def timed(folder: Path, name: str, words: Sequence[str] = (), code: str = "") -> None:
+def time_command(folder: Path, name: str, words: Sequence[str] = (), code: str = "") -> None:
     """Print how long a command takes, and how much memory."""
     what = ["-c", code] if code else ["-m", "normbench", *words]
     command = [sys.executable, *what]
@@ -276,7 +276,7 @@ def measure_tensorboard(folder: Path, numbers: Sequence[int]) -> None:
     from tensorboard_data_server import server_binary
 
     words = ["model=nano", "trainer.steps=2000", "name=one", *ALONE]
-    timed(folder, "a run of nano, 2,000 steps", ["train", *words])
+    time_command(folder, "a run of nano, 2,000 steps", ["train", *words])
     (run,) = (folder / "outputs/one").iterdir()
     print("bytes:", json.dumps({file.name: file.stat().st_size for file in sorted(run.iterdir())}))
     for number in numbers:

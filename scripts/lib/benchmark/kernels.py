@@ -61,7 +61,7 @@ class Recorded(TorchDispatchMode):
             self.bytes += sum(tensor.nbytes for tensor in tensors)
         return found
 
-    def replayed(self, rounds: int) -> dict[str, float]:
+    def replay(self, rounds: int) -> dict[str, float]:
         """Return the seconds that the operators of each class take when nothing else runs: medians over rounds."""
         took = defaultdict[str, list[float]](list)
         with torch.no_grad():
@@ -79,7 +79,7 @@ class Recorded(TorchDispatchMode):
         return {kind: statistics.median(seconds) for kind, seconds in took.items()}
 
 
-def recorded(step: Callable[[], object]) -> Recorded:
+def record(step: Callable[[], object]) -> Recorded:
     """Return the operators of a step."""
     with Recorded() as found:
         step()
@@ -98,7 +98,7 @@ def operations(step: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def profiled(step: Callable[[], object], steps: int) -> dict[str, float]:
+def profile_shares(step: Callable[[], object], steps: int) -> dict[str, float]:
     """Return the shares of the time of steps that the profiler sees in operators of each class themselves."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         begun = time.perf_counter()

@@ -42,7 +42,7 @@ TRAININGS = {
 }  # fmt: skip
 
 
-def learned(bench: Bench, long: bool = False) -> Iterator[Row]:
+def measure_learning(bench: Bench, long: bool = False) -> Iterator[Row]:
     """Yield what each training has reached; long: those that take an hour."""
     for name, training in TRAININGS.items():
         if training.long == long:

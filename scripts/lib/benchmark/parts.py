@@ -17,8 +17,8 @@ from typing import Any
 
 import peers
 from commands import NORMBENCH, Bench, Done, Failed, Left, Settings, imports
-from learning import learned
-from results import Row, compared, shares
+from learning import measure_learning
+from results import Row, compare, shares
 
 MNIST_WORDS = (  # chosen on training data only
     "model=cnn_plain", "norm=batchnorm", "data=mnist", "data.batch_size=128", "optim.lr=6e-3", "trainer.epochs=2",
@@ -59,7 +59,7 @@ def account(bench: Bench, *words: str, threads: int = 0, evaluates: bool = True)
     return bench.worker("account", threads, words=words, steps=steps, evaluates=evaluates)[0]
 
 
-def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[str]:
+def tell_time(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[str]:
     """Say where the time of a run goes, and which share of the machine's peaks its steps reach."""
     peak = bench.peak(threads)
     step = found["step"]
@@ -73,9 +73,9 @@ def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[
     ]
 
 
-def told_alone(bench: Bench, found: Settings) -> str:
+def tell_time_alone(bench: Bench, found: Settings) -> str:
     """Say where the time of one run of a sweep goes, by itself on one thread."""
-    first, *_ = told(bench, found, found["run"], threads=1)
+    first, *_ = tell_time(bench, found, found["run"], threads=1)
     return f"one run alone on one thread, {first}"
 
 
@@ -97,7 +97,7 @@ def nanogpt(bench: Bench) -> Iterator[Row]:
     step = statistics.median(one.summary["step_time"]["median_ms"] or 0 for one, _ in pairs)
     least = found["floor"]
     notes = [
-        *told(bench, found, our_seconds),
+        *tell_time(bench, found, our_seconds),
         f"a step within the run {step:.3g} ms",
         f"floor, the kernels of its steps and evaluations alone: {least:.3g} s, {least / their_seconds:.3g} of "
         f"nanoGPT's; ours is {our_seconds / least:.3g} × the floor, and may be 1.08",
@@ -106,9 +106,9 @@ def nanogpt(bench: Bench) -> Iterator[Row]:
     what = f"whole process, {steps:,} steps"
     target = max(0.82, 1.08 * least / their_seconds)
     short = f"its loss is {our_loss:.4f}" if our_loss > their_loss + SPREAD else ""
-    yield compared("nanogpt", what, seconds(pairs), target, peer="nanoGPT", short=short, notes=notes)
+    yield compare("nanogpt", what, seconds(pairs), target, peer="nanoGPT", short=short, notes=notes)
     peaks = [(one.peak / 2**20, other.peak / 2**20) for one, other in pairs]
-    yield compared("nanogpt", "peak memory of a run", peaks, 1.0, unit="MiB", peer="nanoGPT")
+    yield compare("nanogpt", "peak memory of a run", peaks, 1.0, unit="MiB", peer="nanoGPT")
 
 
 def warm_up(bench: Bench, peer: Path) -> None:
@@ -141,8 +141,8 @@ def step(bench: Bench) -> Iterator[Row]:
     warm_up(bench, peer)
     found = account(bench, EXAMPLE, threads=1)
     pairs = bench.alternate(lambda: bench.train(*words, threads=1).summary["step_time"]["median_ms"], theirs)
-    notes = told(bench, found, found["run"], 1)
-    yield compared("step", "a step on one thread", pairs, 0.85, unit="ms", peer="nanoGPT", notes=notes)
+    notes = tell_time(bench, found, found["run"], 1)
+    yield compare("step", "a step on one thread", pairs, 0.85, unit="ms", peer="nanoGPT", notes=notes)
 
 
 def sweep16(bench: Bench) -> Iterator[Row]:
@@ -158,8 +158,8 @@ def sweep16(bench: Bench) -> Iterator[Row]:
     )
     times = [(ours.seconds, runs * one.seconds) for ours, one in pairs]
     notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep"]
-    notes.append(told_alone(bench, found))
-    yield compared("sweep16", f"{runs} runs of {steps} steps", times, 0.60, peer="nanoGPT", notes=notes)
+    notes.append(tell_time_alone(bench, found))
+    yield compare("sweep16", f"{runs} runs of {steps} steps", times, 0.60, peer="nanoGPT", notes=notes)
 
 
 # ---- ours against ours
@@ -173,8 +173,8 @@ def recording(bench: Bench) -> Iterator[Row]:
     recorded = [(1e3 * row["recording"] / steps, 1e3 * row["bare"] / steps) for row in found]
     probed = [(1e3 * row["probes"] / steps, 1e3 * row["bare"] / steps) for row in found]
     note = f"recording is a log each 10 steps and a checkpoint each {steps}"
-    yield compared("recording", "a step with recording", recorded, 1.02, unit="ms", peer="bare loop", notes=[note])
-    yield compared("recording", "and with light probes", probed, 1.03, unit="ms", peer="bare loop")
+    yield compare("recording", "a step with recording", recorded, 1.02, unit="ms", peer="bare loop", notes=[note])
+    yield compare("recording", "and with light probes", probed, 1.03, unit="ms", peer="bare loop")
 
 
 def start(bench: Bench) -> Iterator[Row]:
@@ -183,7 +183,7 @@ def start(bench: Bench) -> Iterator[Row]:
     bench.warm_up(words, TORCH)
     pairs = bench.alternate(lambda: first_step(bench, words), lambda: bench.run(TORCH).seconds)
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]]).complaints)]
-    yield compared("start", "start to first training step", pairs, 1.4, peer="import torch", notes=notes)
+    yield compare("start", "start to first training step", pairs, 1.4, peer="import torch", notes=notes)
 
 
 def first_step(bench: Bench, command: list[str]) -> float:
@@ -197,7 +197,7 @@ def mistake(bench: Bench) -> Iterator[Row]:
     bench.warm_up(TORCH)
     pairs = bench.alternate(lambda: bench.run(words, expected=2), lambda: bench.run(TORCH))
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]], expected=2).complaints)]
-    yield compared("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
+    yield compare("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
 
 
 def further(bench: Bench) -> Iterator[Row]:
@@ -209,7 +209,7 @@ def further(bench: Bench) -> Iterator[Row]:
     bench.warm_up(fresh)
     pairs = bench.alternate(lambda: later_starts(bench, sweep), lambda: first_step(bench, fresh))
     note = f"medians of {runs - 1} runs each, from a run's summary.json to the next one's first line in metrics.jsonl"
-    yield compared("further", "start of a further run", pairs, 0.05, peer="fresh process", notes=[note])
+    yield compare("further", "start of a further run", pairs, 0.05, peer="fresh process", notes=[note])
 
 
 def later_starts(bench: Bench, sweep: list[str]) -> float:
@@ -238,8 +238,8 @@ def sweep36(bench: Bench) -> Iterator[Row]:
         pairs.append((whole.seconds, sum(done.seconds for done in single.values())))
         check_same(where / "outputs/sweep", single)
     notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time"]
-    notes.append(told_alone(bench, found))
-    yield compared("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
+    notes.append(tell_time_alone(bench, found))
+    yield compare("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
 
 
 def check_same(folder: Path, single: dict[str, Done]) -> None:
@@ -264,7 +264,7 @@ def scaling(bench: Bench) -> Iterator[Row]:
         pairs = [(row["time"], row["flops"]) for row in rows]
         step = statistics.median(row["step"] for row in rows)
         speed = f"a step takes {1e3 * step:.3g} ms"
-        yield compared("scaling", f"4 × the {name}", pairs, 1.0, unit="×", peer="operations", notes=[speed])
+        yield compare("scaling", f"4 × the {name}", pairs, 1.0, unit="×", peer="operations", notes=[speed])
 
 
 # ---- others
@@ -289,10 +289,10 @@ def mnist(bench: Bench) -> Iterator[Row]:
     accuracies = ", ".join(f"{share:.2%}" for share in reached)
     our_seconds = statistics.median(one.seconds for one, _ in pairs)
     notes = [f"accuracies {accuracies}; the peer, which takes long, is run once"]
-    notes += told(bench, found, our_seconds)
+    notes += tell_time(bench, found, our_seconds)
     times = [(one.seconds, other) for one, other in pairs]
     short = f"{few} of {len(reached)} seeds stay below 99 %" if few else ""
-    yield compared("mnist", "whole process to 99.0 %", times, 0.10, peer="pytorch/examples", short=short, notes=notes)
+    yield compare("mnist", "whole process to 99.0 %", times, 0.10, peer="pytorch/examples", short=short, notes=notes)
 
 
 def has_reached_99(line: str) -> bool:
@@ -316,20 +316,20 @@ def norms(bench: Bench) -> Iterator[Row]:
         moved = f"{speed / 1e9:.3g} GB/s of what must move, {speed / bench.peak()['copy']:.0%} of a copy"
         notes = [f"runs as {about['runs'][name]}; {moved}"]
         what = f"{name}, forward and backward, {rows:,} × 512"
-        yield compared("norms", what, pairs, target, unit="ms", peer=peer, notes=notes)
+        yield compare("norms", what, pairs, target, unit="ms", peer=peer, notes=notes)
 
 
 def multi30k(bench: Bench) -> Iterator[Row]:
     """Training speed of a translator against plain loops around torch's Transformer."""
     settings = {"words": [*TRANSLATOR, "probes=off"], "steps": bench.size(40, 4)}
     found = account(bench, *TRANSLATOR, evaluates=False)
-    notes = told(bench, found, found["run"])
+    notes = tell_time(bench, found, found["run"])
     for shuffled, what in ((True, "tokens a second"), (False, "the same, the loop on our batches")):
         pairs = bench.alternate(
             partial(speed_of, bench, "translator", **settings),
             partial(speed_of, bench, "plain", **settings, shuffled=shuffled),
         )
-        yield compared("multi30k", what, pairs, 1.3, unit="/s", peer="nn.Transformer", higher=True, notes=notes)
+        yield compare("multi30k", what, pairs, 1.3, unit="/s", peer="nn.Transformer", higher=True, notes=notes)
         notes = []
 
 
@@ -394,6 +394,14 @@ PARTS = {
     "multi30k": Part(multi30k, 2, "a Transformer that translates, against a plain loop", ("data",)),
     "sweep36": Part(sweep36, 1, "36 runs as a sweep, against one after another"),
     "report": Part(report, 2, "a report on 1,000 runs"),
-    "learning": Part(learned, 1, "what documented trainings reach, in a quarter of an hour", ("data",), default=False),
-    "learning_long": Part(partial(learned, long=True), 1, "and in an hour", ("data",), default=False),
+    "learning": Part(
+        measure_learning,
+        pairs=1,
+        about="what documented trainings reach, in a quarter of an hour",
+        needs=("data",),
+        default=False,
+    ),
+    "learning_long": Part(
+        partial(measure_learning, long=True), pairs=1, about="and in an hour", needs=("data",), default=False
+    ),
 }

@@ -73,7 +73,7 @@ def spread(values: Sequence[float], unit: str = "") -> str:
     return f"{median} [{min(values):.3g}–{max(values):.3g}], n = {len(values)}"
 
 
-def compared(
+def compare(
     part: str,
     what: str,
     pairs: Sequence[tuple[float, float]],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import floor, operations, profiled, recorded
+from kernels import floor, operations, profile_shares, record
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,20 +85,20 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
         logs = whole / trainer.log_every * seconds_of(lambda: log(loop), 5)
         found["recording"] = logs + saves
         found["data"] = whole * seconds_of(lambda: loop.data.train_batch(loop.step), 10)
-        for kind, share in profiled(loop.train_step, 3).items():
+        for kind, share in profile_shares(loop.train_step, 3).items():
             found[kind] = whole * step * share
-        first = partial(repeated, loop)
-        kernels = recorded(first)
+        first = partial(repeat_first_step, loop)
+        kernels = record(first)
         flops = operations(first)
-        alone = kernels.replayed(steps // 6)
+        alone = kernels.replay(steps // 6)
         # texts of other lengths are in the median step than in the one that is looked at
         like = step / seconds_of(first, 5) if session.run.data.pads else 1.0
         alone = {kind: like * seconds for kind, seconds in alone.items()}
         evaluation_floor = 0.0
         if evaluates:
-            forward = floor(evaluated(loop).replayed(5))
-            batches = evaluated_batches(loop, last=False)
-            last_batches = evaluated_batches(loop, last=True)
+            forward = floor(record_evaluation(loop).replay(5))
+            batches = count_evaluated_batches(loop, last=False)
+            last_batches = count_evaluated_batches(loop, last=True)
             with tempfile.TemporaryDirectory() as folder:
                 seen = estimate(loop, Path(folder))
             found["evaluation"] = seen.evaluations(whole) * seen.evaluation + seen.last_evaluation
@@ -114,7 +114,7 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
     }
 
 
-def repeated(loop: Loop) -> None:
+def repeat_first_step(loop: Loop) -> None:
     """Take the first step of a run again."""
     loop.step = 1
     loop.train_step()
@@ -126,13 +126,13 @@ def log(loop: Loop) -> None:
     loop.log()
 
 
-def evaluated(loop: Loop) -> Any:
+def record_evaluation(loop: Loop) -> Any:
     """Return the operators of a validation batch."""
     batch = next(iter(loop.data.eval_batches("val", 1)))
-    return recorded(lambda: loop.evaluate_split("val", loop.model, [batch]))
+    return record(lambda: loop.evaluate_split("val", loop.model, [batch]))
 
 
-def evaluated_batches(loop: Loop, last: bool) -> int:
+def count_evaluated_batches(loop: Loop, last: bool) -> int:
     """Return how many batches an evaluation takes; last: the one at the end of a run."""
     return sum(len(list(batches)) for _, _, batches in loop.evaluations(last))
 

@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     sys.path[:0] = [path for path in PATHS if path not in sys.path]
     from checks import CHECKS
 
-    options = parsed(words, [*CHECKS])
+    options = parse_options(words, [*CHECKS])
     if options.one:
         outcomes.write(CHECKS[options.checks[0]].outcome(), options.one)
         return 0
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     end = time.monotonic() + WHOLE
     for name in options.checks:
         seconds_left = end - time.monotonic()
-        outcome = tried([sys.executable, str(FOLDER), name], min(limits[name], seconds_left))
+        outcome = try_check([sys.executable, str(FOLDER), name], min(limits[name], seconds_left))
         found[name] = outcome
         print(f"{name:12s} {outcome.verdict:16s} {outcome.seconds:5.0f} s  {outcome.figure}", flush=True)
         known = outcomes.record(found, claims, facts)  # as far as it is
@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return outcomes.status(found)
 
 
-def parsed(words: Sequence[str] | None, names: list[str]) -> argparse.Namespace:
+def parse_options(words: Sequence[str] | None, names: list[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         "scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,7 +113,7 @@ def about() -> dict[str, str]:
     }
 
 
-def tried(command: Sequence[str], seconds: float) -> Outcome:
+def try_check(command: Sequence[str], seconds: float) -> Outcome:
     """Make a check in a process of its own, which ends with all that it has started when its time is over.
 
     command: what makes it, and writes the outcome to the file that `--one` names.

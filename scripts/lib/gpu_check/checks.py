@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from outcomes import LEFT as NOT_TRIED
-from outcomes import Cells, NotTried, Outcome, judged
+from outcomes import Cells, NotTried, Outcome, judge
 from support import IMAGES, MATRIX, TEXT
 from torch.profiler import ProfilerActivity, profile
 from training import RandomData, make_loop, small
@@ -119,7 +119,7 @@ def trainings() -> Iterator[tuple[str, list[str], Task]]:
 
 
 @contextmanager
-def no_waits() -> Iterator[None]:
+def refuse_waits() -> Iterator[None]:
     """Let whatever waits for the device inside raise."""
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -140,7 +140,7 @@ def share(difference: float, size: float) -> float:
     return abs(difference) / max(abs(size), 1e-12)
 
 
-def told(failures: Mapping[str, str], tried: int, what: str) -> str:
+def tell_failures(failures: Mapping[str, str], tried: int, what: str) -> str:
     """Say how many were tried, and what failed first."""
     if not failures:
         return f"{tried} {what}"
@@ -151,7 +151,7 @@ def told(failures: Mapping[str, str], tried: int, what: str) -> str:
 # ---- what holds for a step
 
 
-def waits() -> Outcome:
+def check_waits() -> Outcome:
     """Train each family of models with several norms in two precisions, and let a step that waits raise."""
     failed = dict[str, str]()
     tried = 0
@@ -164,16 +164,16 @@ def waits() -> Outcome:
             tried += 1
             try:
                 settle(loop)
-                with no_waits():
+                with refuse_waits():
                     loop.train_step()
                 if not torch.isfinite(loop.loss_sum).item():
                     failed[f"{name} {precision}"] = "the loss is not finite"
             except Exception as error:  # whatever a step raises is what the check tells
                 failed[f"{name} {precision}"] = explain(error)
-    return judged(not failed, told(failed, tried, "trainings"), {"tried": tried, "failed": failed})
+    return judge(not failed, tell_failures(failed, tried, "trainings"), {"tried": tried, "failed": failed})
 
 
-def agrees() -> Outcome:
+def check_agreement() -> Outcome:
     """Compare the losses of three steps of each family with those of the CPU."""
     found = dict[str, float]()
     for name, words, task in trainings():
@@ -189,10 +189,10 @@ def agrees() -> Outcome:
     worst = max(found, key=lambda name: found[name])
     losses = f"the losses of {SETTLED} steps differ by {found[worst]:.1e} at the most ({worst})"
     holds = all(value <= ROUNDING for value in found.values())
-    return judged(holds, f"{len(found)} trainings; {losses}", {"differences": found})
+    return judge(holds, f"{len(found)} trainings; {losses}", {"differences": found})
 
 
-def repeats() -> Outcome:
+def check_repeats() -> Outcome:
     """Train twice, and once with a stop and a checkpoint on the way; compare the weights to the bit."""
     trained: dict[str, tuple[list[str], Task]] = {
         "nano": ([*small("nano"), "model.dropout=0.1"], TEXT),
@@ -209,8 +209,8 @@ def repeats() -> Outcome:
     for name, own in found.items():
         holds &= own["resumed"] <= 10 * own["two runs"]
         for what, difference in own.items():
-            parts.append(f"{name}, {what}: {difference_told(difference)}")
-    return judged(holds, "; ".join(parts), {"differences": found})
+            parts.append(f"{name}, {what}: {tell_difference(difference)}")
+    return judge(holds, "; ".join(parts), {"differences": found})
 
 
 def resume_half_way(words: list[str], task: Task) -> Loop:
@@ -235,12 +235,12 @@ def largest(one: torch.Tensor, other: torch.Tensor) -> float:
     return ((one - other).abs().max() / one.abs().max()).item()
 
 
-def difference_told(value: float) -> str:
+def tell_difference(value: float) -> str:
     """Say how large a difference is."""
     return "equal to the bit" if value == 0 else f"differ by {value:.1e} of the largest weight"
 
 
-def stacked() -> Outcome:
+def check_stack() -> Outcome:
     """Train two seeds of a model with attention as one model, and each alone."""
     words = [*small("nano"), "norm=layernorm"]
     loops = {seed: make_loop([*words, f"seed={seed}"], TEXT, DEVICE) for seed in range(2)}
@@ -255,10 +255,10 @@ def stacked() -> Outcome:
         alone.append(loop.loss_sum.item())
     worst = max(share(one - other, other) for one, other in zip(together, alone, strict=True))
     figure = f"the losses of {SETTLED} steps differ by {worst:.1e} from those of each seed alone"
-    return judged(worst <= ROUNDING, figure, {"together": together, "alone": alone})
+    return judge(worst <= ROUNDING, figure, {"together": together, "alone": alone})
 
 
-def second_gpu() -> Outcome:
+def check_second_gpu() -> Outcome:
     """Train on a GPU that is not the first: its time, its random numbers, and nothing on the first."""
     if torch.cuda.device_count() < 2:
         raise NotTried("there is one GPU")
@@ -273,10 +273,10 @@ def second_gpu() -> Outcome:
     torch.cuda.set_device(0)
     figure = f"a step of {times[0]:.2f} ms on cuda:1, {on_first:,} bytes on cuda:0"
     holds = len(times) == 1 and times[0] > 0 and untouched and on_first == 0
-    return judged(holds, figure, {"ms": times, "bytes_on_the_first": on_first, "generator_untouched": untouched})
+    return judge(holds, figure, {"ms": times, "bytes_on_the_first": on_first, "generator_untouched": untouched})
 
 
-def both_gpus() -> Outcome:
+def check_both_gpus() -> Outcome:
     """Train one run on two GPUs, and a sweep of two runs on one each."""
     if torch.cuda.device_count() < 2:
         raise NotTried("there is one GPU")
@@ -288,13 +288,13 @@ def both_gpus() -> Outcome:
     swept = command("sweep", *words, "seed=0,1", "outputs=swept", "sweep.report=false", limit=120)
     for done in (alone, together, swept):
         if done.returncode:
-            return judged(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
+            return judge(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
     losses = [summaries(folder)[0]["metrics"]["loss/val"] for folder in ("alone", "together")]
     devices = sorted(str(summary["ledger"]["device"]) for summary in summaries("swept"))
     difference = share(losses[0] - losses[1], losses[0])
     figure = f"losses of one GPU and two differ by {difference:.1e}; a sweep uses {', '.join(devices)}"
     holds = difference <= 10 * ROUNDING and len(set(devices)) == 2
-    return judged(holds, figure, {"losses": losses, "devices": devices})
+    return judge(holds, figure, {"losses": losses, "devices": devices})
 
 
 def summaries(folder: str) -> list[dict[str, Any]]:
@@ -311,7 +311,7 @@ def command(*words: str, limit: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(call, capture_output=True, text=True, timeout=limit)
 
 
-def compilation() -> Outcome:
+def check_compilation() -> Outcome:
     """Train the same run as it is, compiled, and with its steps replayed as CUDA graphs."""
     found = dict[str, Any]()
     failed = dict[str, str]()
@@ -329,7 +329,7 @@ def compilation() -> Outcome:
         (summary,) = summaries(f"compile_{how}")
         found[how] = {"loss": summary["metrics"]["loss/val"], "ms": summary["step_time"]["median_ms"]}
     if "false" not in found:
-        return judged(False, told(failed, len(WAYS), "ways"), {"failed": failed})
+        return judge(False, tell_failures(failed, len(WAYS), "ways"), {"failed": failed})
     eager = found["false"]
     rows = list[Cells]()
     times = []
@@ -347,16 +347,16 @@ def compilation() -> Outcome:
             failed[how] = f"its loss is {own['loss']:.4f}, eager's {eager['loss']:.4f}"
     figure = f"a step of nano: {', '.join(times)}"
     if failed:
-        figure += f"; {told(failed, len(WAYS), 'ways')}"
-    return judged(not failed, figure, {"found": found, "failed": failed}, rows)
+        figure += f"; {tell_failures(failed, len(WAYS), 'ways')}"
+    return judge(not failed, figure, {"found": found, "failed": failed}, rows)
 
 
-def benched() -> Outcome:
+def check_bench() -> Outcome:
     """Make a small study of what norms cost, and read its rows."""
     words = ["norm=layernorm,rmsnorm,batchnorm,dyt", f"device={DEVICE}", *BENCH, "study.rounds=6", "outputs=bench"]
     done = command("bench", *words, "study.implementations=torch,native,liger,eager", limit=120)
     if done.returncode:
-        return judged(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
+        return judge(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
     import pandas as pd
 
     (file,) = Path("bench").rglob("rows.csv")
@@ -370,10 +370,10 @@ def benched() -> Outcome:
         cells.append({"norm": norm, "implementation": impl, "dtype": dtype, "× torch.nn.LayerNorm": f"{ratio:.2f}"})
     figure = f"{len(rows)} rows; × LayerNorm at the largest size: {ratios.min():.2f} to {ratios.max():.2f}"
     holds = len(ratios) > 0 and bool((ratios > 0).all())
-    return judged(holds, figure, {"ratios": len(ratios)}, cells)
+    return judge(holds, figure, {"ratios": len(ratios)}, cells)
 
 
-def marked() -> Outcome:
+def check_tests() -> Outcome:
     """Run the tests that need a GPU."""
     files = [str(file) for file in sorted(TESTS.glob("test_*.py")) if "mark.gpu" in file.read_text()]
     call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *files]
@@ -381,13 +381,13 @@ def marked() -> Outcome:
     lines = done.stdout.strip().splitlines()
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     last = lines[-1].strip("= ") if lines else done.stderr.strip()[-300:]
-    return judged(done.returncode == 0, "; ".join([last, *failures]), {"status": done.returncode, "failed": failures})
+    return judge(done.returncode == 0, "; ".join([last, *failures]), {"status": done.returncode, "failed": failures})
 
 
 # ---- norms and kernels
 
 
-def kernels() -> Outcome:
+def check_kernels() -> Outcome:
     """Compare what computes each norm on the GPU, forward and backward, with its formula in float64 on the CPU."""
     found = dict[str, float]()
     failed = dict[str, str]()
@@ -414,11 +414,11 @@ def kernels() -> Outcome:
                 if not found[which] <= most:
                     failed[which] = f"off by {found[which]:.1e} of the largest value"
     rows = [{"norm, implementation, format": which, "largest error": f"{error:.1e}"} for which, error in found.items()]
-    figure = told(failed, len(found) + len(failed), "kernels")
+    figure = tell_failures(failed, len(found) + len(failed), "kernels")
     if not find_spec("liger_kernel"):
         figure += "; liger-kernel is not installed"
     numbers = {"errors": found, "failed": failed, "missing": sorted(set(missing))}
-    return judged(not failed, figure, numbers, rows)
+    return judge(not failed, figure, numbers, rows)
 
 
 def passes(section: Any, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
@@ -435,7 +435,7 @@ def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
     return ((found.double().cpu() - right).abs().max() / right.abs().max()).item()
 
 
-def products() -> Outcome:
+def check_products() -> Outcome:
     """Measure matrix products in float32, with TF32 and without, and what each rounds."""
     generator = torch.Generator().manual_seed(0)
     size = 4096
@@ -458,13 +458,17 @@ def products() -> Outcome:
         speeds[word] = 2 * size**3 / ms / 1e9
         parts.append(f"{word}: {speeds[word]:.1f} TFLOP/s, error {errors[word]:.1e}")
     allow_tf32(False)
-    return judged(errors["full"] < 1e-5, "; ".join(parts), {"errors": errors, "tflops": speeds})
+    return judge(errors["full"] < 1e-5, "; ".join(parts), {"errors": errors, "tflops": speeds})
 
 
-def memory() -> Outcome:
+def check_memory() -> Outcome:
     """Use up the memory in three ways, and see that each error is told as what it is."""
     found = dict[str, str]()
-    for name, use_up in {"a tensor": a_tensor, "a library": a_library, "a step": a_step}.items():
+    for name, use_up in {
+        "a tensor": make_large_tensor,
+        "a library": fill_up_before_library,
+        "a step": take_large_step,
+    }.items():
         try:
             use_up()
             found[name] = "" if name == "a library" else "nothing was raised"  # one may find room for itself
@@ -473,15 +477,15 @@ def memory() -> Outcome:
             found[name] = "" if right else f"sorted wrongly: {explain(error)}"
         torch.cuda.empty_cache()
     failed = {name: reason for name, reason in found.items() if reason}
-    return judged(not failed, told(failed, len(found), "ways to use it up"), {"failed": failed})
+    return judge(not failed, tell_failures(failed, len(found), "ways to use it up"), {"failed": failed})
 
 
-def a_tensor() -> None:
+def make_large_tensor() -> None:
     """Make a tensor of twice the GPU's memory."""
     torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device=DEVICE)
 
 
-def a_library() -> None:
+def fill_up_before_library() -> None:
     """Let cuBLAS make what it needs for itself where there is no room left."""
     square = torch.ones(64, 64, device=DEVICE)
     held = []
@@ -492,7 +496,7 @@ def a_library() -> None:
     (square @ square).sum().item()
 
 
-def a_step() -> None:
+def take_large_step() -> None:
     """Take a step that needs more than this process may have."""
     loop = loop_of(["model=nano", "norm=layernorm"], OneBatch(TEXT, 4096))
     torch.cuda.empty_cache()
@@ -525,7 +529,7 @@ def budgets() -> dict[str, int]:
     return BUDGETS
 
 
-def launches() -> Outcome:
+def check_launches() -> Outcome:
     """Count what steps give to the device, against the pretended one's budgets, and the kernels that CUDA starts."""
     from cases import STEPS
 
@@ -553,11 +557,11 @@ def launches() -> Outcome:
         elif not operators / 2 <= started <= 2 * operators:
             failed[name] = f"{operators} operators start {started} kernels"
     each = statistics.median(1e3 * own["ms"] / own["operators"] for own in found.values())
-    figure = f"{told(failed, len(found), 'trainings')}; an operator takes {each:.1f} µs of these small steps"
-    return judged(not failed, figure, {"found": found, "failed": failed, "us_an_operator": each}, rows)
+    figure = f"{tell_failures(failed, len(found), 'trainings')}; an operator takes {each:.1f} µs of these small steps"
+    return judge(not failed, figure, {"found": found, "failed": failed, "us_an_operator": each}, rows)
 
 
-def probing() -> Outcome:
+def check_probes() -> Outcome:
     """Time probed steps beside others; what probes cost a run that probes every 50 steps."""
     found = dict[str, dict[str, float]]()
     rows = list[Cells]()
@@ -580,7 +584,7 @@ def probing() -> Outcome:
             rows.append(row)
     light = max(own["share"] for name, own in found.items() if name.endswith("light"))
     figure = f"light probes take {100 * light:.1f} % of the training time at the most"
-    return judged(light <= 0.05, figure, {"found": found}, rows)
+    return judge(light <= 0.05, figure, {"found": found}, rows)
 
 
 def step_after(loop: Loop, number: int) -> None:
@@ -589,7 +593,7 @@ def step_after(loop: Loop, number: int) -> None:
     loop.train_step()
 
 
-def layouts() -> Outcome:
+def check_layouts() -> Outcome:
     """Time convolutional networks with images in both layouts; the one that is chosen is the faster one."""
     from normbench.models.cnn import LAYOUTS
 
@@ -612,10 +616,10 @@ def layouts() -> Outcome:
     middle = statistics.median(ratios.values())
     worst = max(ratios.values())
     figure = f"{chosen}, which is chosen, takes {middle:.2f} of the faster one's time; {worst:.2f} at most"
-    return judged(middle <= 1.05, figure, {"found": found, "ratios": ratios}, rows)
+    return judge(middle <= 1.05, figure, {"found": found, "ratios": ratios}, rows)
 
 
-def step_times() -> Outcome:
+def check_step_times() -> Outcome:
     """Time steps of whole presets with each norm, in turn."""
     usual = NORMS[0]
     found = dict[str, dict[str, Any]]()
@@ -642,10 +646,10 @@ def step_times() -> Outcome:
                 f"× {usual}'s operators": f"{counts[norm] / counts[usual]:.2f}",
             }
             rows.append(row)
-    return judged(holds, ", ".join(parts), found, rows)
+    return judge(holds, ", ".join(parts), found, rows)
 
 
-def seeding() -> Outcome:
+def check_seeding() -> Outcome:
     """Time the setting of a batch's seed."""
     device = torch.device(DEVICE)
     many = 1_000
@@ -655,25 +659,25 @@ def seeding() -> Outcome:
             seed_generators(device, number)
 
     took = seconds_of(set_seeds) / many
-    return judged(took < 20e-6, f"{1e6 * took:.1f} µs", {"us": 1e6 * took})
+    return judge(took < 20e-6, f"{1e6 * took:.1f} µs", {"us": 1e6 * took})
 
 
 CHECKS = {
-    "tests": Check("the tests that need a GPU pass", 180, marked),
-    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 120, waits),
-    "agrees": Check("losses are those of the CPU, to rounding", 90, agrees),
-    "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, repeats),
-    "stack": Check("seeds of a model with attention train as one model", 30, stacked),
-    "second": Check("a second GPU has its own time and random numbers", 30, second_gpu),
-    "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, both_gpus),
-    "memory": Check("where a GPU's memory is full, the message says so", 40, memory),
-    "kernels": Check("each implementation of a norm agrees with its formula in float64", 90, kernels),
-    "launches": Check("a step keeps its budget of operators, and starts about as many kernels", 60, launches),
-    "probes": Check("light probes take at most 5 % of the training time", 40, probing),
-    "times": Check("steps of each norm are timed in turn", 40, step_times),
-    "layouts": Check("images have the faster of two layouts in memory", 60, layouts),
-    "products": Check("float32 products are not rounded to TF32 unless that is allowed", 20, products),
-    "seeding": Check("the seed of a batch takes less than 20 µs", 20, seeding),
-    "bench": Check("`normbench bench` measures norms", 130, benched),
-    "compile": Check("a run that is compiled, or replayed as a CUDA graph, learns the same", 240, compilation),
+    "tests": Check("the tests that need a GPU pass", 180, check_tests),
+    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 120, check_waits),
+    "agrees": Check("losses are those of the CPU, to rounding", 90, check_agreement),
+    "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, check_repeats),
+    "stack": Check("seeds of a model with attention train as one model", 30, check_stack),
+    "second": Check("a second GPU has its own time and random numbers", 30, check_second_gpu),
+    "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, check_both_gpus),
+    "memory": Check("where a GPU's memory is full, the message says so", 40, check_memory),
+    "kernels": Check("each implementation of a norm agrees with its formula in float64", 90, check_kernels),
+    "launches": Check("a step keeps its budget of operators, and starts about as many kernels", 60, check_launches),
+    "probes": Check("light probes take at most 5 % of the training time", 40, check_probes),
+    "times": Check("steps of each norm are timed in turn", 40, check_step_times),
+    "layouts": Check("images have the faster of two layouts in memory", 60, check_layouts),
+    "products": Check("float32 products are not rounded to TF32 unless that is allowed", 20, check_products),
+    "seeding": Check("the seed of a batch takes less than 20 µs", 20, check_seeding),
+    "bench": Check("`normbench bench` measures norms", 130, check_bench),
+    "compile": Check("a run that is compiled, or replayed as a CUDA graph, learns the same", 240, check_compilation),
 }

@@ -40,7 +40,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def judged(holds: bool, figure: str, numbers: Mapping[str, Any], rows: Sequence[Cells] = ()) -> Outcome:
+def judge(holds: bool, figure: str, numbers: Mapping[str, Any], rows: Sequence[Cells] = ()) -> Outcome:
     """Return the outcome of a check that was made."""
     return Outcome(HOLDS if holds else FAILS, figure, dict(numbers), [*rows])
 
