@@ -67,9 +67,15 @@ class Request:
 class Examined:
     """A study and what is found of it.
 
-    baseline: the settings in which the partner of an arm differs from it, without runs. arms: those that are compared;
-    chosen: whether each is at the best of several learning rates. judgement: the tests in the primary metric. blocks:
-    of `activations_frame`, over all arms of the study.
+    Args:
+        study: the runs.
+        baseline: the settings in which the partner of an arm differs from it, without runs.
+        arms: those that are compared.
+        chosen: whether each of them is at the best of several learning rates.
+        by: what judges.
+        judgement: the tests in the primary metric.
+        blocks: as `activations_frame` has them, over all arms of the study.
+        answer: all that a report says.
     """
 
     study: RecordedStudy
@@ -122,7 +128,9 @@ def examine(
             partners[arm.name] = other
     by = yardstick(study, partners, request.target, request.metric)
     judgement = judge(study, arms, baseline, by.primary)
-    others = tuple(compare_all(arms, baseline, metric) for metric in by.metrics[1:])
+    others = list[Comparison]()
+    for metric in by.metrics[1:]:
+        others += compare_all(arms, baseline, metric)
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if chosen else blocks
     seen = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
@@ -134,7 +142,7 @@ def examine(
         metrics=by.metrics,
         arms=state_arms(study, arms, by.metrics),
         differences=tuple(state_difference(one, margin) for one in judgement.comparisons),
-        others=tuple(state_difference(one) for family in others for one in family),
+        others=tuple(state_difference(one) for one in others),
         effects=tuple(state_effect(one) for one in judgement.contrasts),
         losses=tuple(state_losses(one) for one in judgement.survivals),
         causes=causes_of(arms, seen, judgement.comparisons),
@@ -143,7 +151,16 @@ def examine(
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
     )
-    return Examined(study, Arm(baseline), arms, chosen, by, judgement, blocks, answer)
+    return Examined(
+        study=study,
+        baseline=Arm(baseline),
+        arms=arms,
+        chosen=chosen,
+        by=by,
+        judgement=judgement,
+        blocks=blocks,
+        answer=answer,
+    )
 
 
 # ---- the question
@@ -195,8 +212,8 @@ def state_arms(study: RecordedStudy, compared: Sequence[Arm], metrics: Sequence[
     """Return what became of all arms. compared: those that are, which may be called otherwise."""
     found = []
     for arm in study.arms:
-        name = next((one.name for one in compared if one.runs is arm.runs), None)
-        found.append(state_arm(arm, name, metrics))
+        names = [one.name for one in compared if one.runs is arm.runs]
+        found.append(state_arm(arm, names[0] if names else None, metrics))
     return tuple(found)
 
 
@@ -216,15 +233,20 @@ def state_arm(arm: Arm, compared_as: str | None, metrics: Sequence[Metric] = ())
 
 def state_stuck(run: RecordedRun) -> Stuck:
     """Return how a run ended that did not train."""
-    accuracy = run.constant.get("accuracy/val") if "accuracy/val" in run.metrics else None
-    loss = run.metrics.get("loss/val")
-    return Stuck(run.name, or_nan(loss), run.constant.get("loss/val"), accuracy)
+    is_measured = "accuracy/val" in run.metrics
+    return Stuck(
+        run=run.name,
+        loss=or_nan(run.metrics.get("loss/val")),
+        constant_loss=run.constant.get("loss/val"),
+        constant_accuracy=run.constant.get("accuracy/val") if is_measured else None,
+    )
 
 
 def state_result(arm: Arm, metric: Metric) -> Result:
     """Return how an arm ended in a metric."""
+    seeds = {run.seed for run in arm.finished}
     values = known(final(run, metric) for run in arm.finished)
-    if in_two_groups(arm, metric, {run.seed for run in arm.finished}):
+    if in_two_groups(arm, metric, seeds):
         values = []
     mean, interval = mean_interval(values, metric.bounds)
     return Result(metric.tag, len(values), or_nan(mean), interval)

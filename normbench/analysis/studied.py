@@ -64,17 +64,24 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
         for name, content in figure.files().items():
             write_bytes(drawings / name, content)
             written.add(f"figures/{name}")
-    write_json(folder / FOUND, {**about, "tables": [*map(as_json, tables)], "figures": [*map(words_of, figures)]})
+    found = dict(about)
+    found["tables"] = [as_json(table) for table in tables]
+    found["figures"] = [words_of(figure) for figure in figures]
+    write_json(folder / FOUND, found)
     study = read_study(folder, folder)
-    write_bytes(folder / "report.html", page_of("study.html", about["title"], studies=[study]).encode())
+    page = page_of("study.html", about["title"], studies=[study])
+    write_bytes(folder / "report.html", page.encode())
     remove_written(folder, before - written)
 
 
 def files_before(folder: Path) -> set[str]:
     """Return the files of figures that the study wrote when it was last made."""
     older = read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []}
-    names = [one["name"] for one in older["figures"]]
-    return {f"figures/{name}.{suffix}" for name in names for suffix in SUFFIXES}
+    files = set()
+    for figure in older["figures"]:
+        for suffix in SUFFIXES:
+            files.add(f"figures/{figure['name']}.{suffix}")
+    return files
 
 
 def words_of(figure: Figure) -> dict[str, Any]:
@@ -90,7 +97,14 @@ def words_of(figure: Figure) -> dict[str, Any]:
 
 def as_json(table: Table) -> dict[str, Any]:
     """Return a table as JSON keeps it."""
-    return {**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]}
+    return {
+        "key": table.key,
+        "title": table.title,
+        "frame": table.frame.to_dict("split"),
+        "notes": table.notes,
+        "heads": table.heads,
+        "marked": list(table.marked),
+    }
 
 
 def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
@@ -109,12 +123,19 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
         figures = [read_figure(folder, one, key, place) for one in found.pop("figures")]
-        tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
-        check_apart([one["name"] for one in figures], [table.key for table in tables])
+        tables = [read_table(one) for one in found.pop("tables")]
+        check_apart([one["name"] for one in figures])
+        check_apart([table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
+
+
+def read_table(words: Mapping[str, Any]) -> Table:
+    """Return a table of what `as_json` has made of it."""
+    frame = pd.DataFrame(**words["frame"])
+    return Table(**{**words, "frame": frame})
 
 
 def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> dict[str, Any]:
@@ -137,16 +158,15 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
     }
 
 
-def check_apart(*kinds: Sequence[str]) -> None:
-    """Refuse names of one kind that are not each its own, since ids are made of them.
+def check_apart(names: Sequence[str]) -> None:
+    """Refuse names that are not each its own, since ids are made of them.
 
     Raises:
         ValueError: with one that is there twice.
     """
-    for names in kinds:
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise ValueError(f"{twice[0]} is there twice")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{name} is there twice")
 
 
 def places_of_studies(folders: Sequence[Path]) -> list[Path]:
