@@ -12,7 +12,7 @@ import numpy as np
 from normbench.analysis.answers import StatedTest, Verdict, to_plain
 from normbench.analysis.statistics import Interval, power
 from normbench.analysis.tables import Table
-from normbench.studies.findings import Findings, Line, PairedDifference, Told, correct, corrected_like, label_of
+from normbench.studies.findings import Findings, FindingsLine, PairedDifference, Told, correct, corrected_like, label_of
 from normbench.studies.writing import in_unit
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
@@ -120,7 +120,7 @@ def answer_of(
     return StudyAnswer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured))
 
 
-def numbers_in(table: Findings, line: Line, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
+def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
     """Yield the numbers in a line of a table. tests: those of the study, corrected."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
     coordinates = {name: to_python(value) for name, value in zip(table.by, line.place, strict=True)}

@@ -25,7 +25,7 @@ Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
 
 
 @dataclass(frozen=True)
-class Panel(style.Panel):
+class CurvePanel(style.Panel):
     """What a panel of curves shows.
 
     Attributes:
@@ -122,7 +122,7 @@ def panels_of(
     x: str,
     panel: str | None,
     columns: Mapping[str, Column],
-) -> list[Panel]:
+) -> list[CurvePanel]:
     """Return what each panel shows, those left out in which there is no line."""
     values = list(dict.fromkeys(rows[panel])) if panel else [None]
     found = []
@@ -136,14 +136,14 @@ def panels_of(
             head = columns[panel].words if panel in columns else panel
             of_value = f"{head} {show_value(value)}".strip()
         title = " · ".join(part for part in (together.title, of_value) if part)
-        one = Panel(title, together.entries, lines)
+        one = CurvePanel(title, together.entries, lines)
         if one.drawn:
             found.append(one)
     return found
 
 
 def draw_panels(
-    panels: Sequence[Panel], data: pd.DataFrame, columns: Mapping[str, Column], x: str, y: str, log: str
+    panels: Sequence[CurvePanel], data: pd.DataFrame, columns: Mapping[str, Column], x: str, y: str, log: str
 ) -> list[Drawing]:
     """Draw panels. data: of all lines."""
     drawn = panes.draw_panels(panels, columns[x].label, columns[y].label)

@@ -272,7 +272,7 @@ Told = str | Value | PairedDifference
 
 
 @dataclass(frozen=True)
-class Cell:
+class FindingsCell:
     """What a table has of one arm at one place. difference: from its baseline, where there is one."""
 
     finding: Finding
@@ -280,7 +280,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class FindingsLine:
     """A line of a table.
 
     Attributes:
@@ -290,7 +290,7 @@ class Line:
 
     arm: Arm
     place: tuple[Any, ...]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, FindingsCell]
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class Findings:
     baseline: Mapping[str, Any]
     ratio: bool
     seeds: int
-    lines: Sequence[Line]
+    lines: Sequence[FindingsLine]
     notes: Sequence[str] = ()
 
     @property
@@ -358,19 +358,19 @@ def compare(
                 continue
             other = other_side(arm, baseline) if seeds > 1 else None
             cells = {metric: compare_cell(own, metric, arm, other, ratio) for metric in values}
-            lines.append(Line(arm, place, cells))
+            lines.append(FindingsLine(arm, place, cells))
     return Findings(key, title, columns, by, baseline, ratio, seeds, lines, notes)
 
 
-def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> Cell:
+def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> FindingsCell:
     """Return a number of an arm, with its difference from another arm that has rows too."""
     mine = find(rows, metric, arm, ratio)
     if other is None:
-        return Cell(mine, None)
+        return FindingsCell(mine, None)
     theirs = find(rows, metric, other, ratio)
     if not theirs.values:
-        return Cell(mine, None)
-    return Cell(mine, difference_of(mine, theirs))
+        return FindingsCell(mine, None)
+    return FindingsCell(mine, difference_of(mine, theirs))
 
 
 def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:

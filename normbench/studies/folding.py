@@ -31,7 +31,7 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Value, arms_of, compare, find, label_of
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.fx_graph import ModelGraph, Refused, is_blind_to_mean
+from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean
 from normbench.studies.timing import in_turn, median_interval
 from normbench.studies.writing import show_value
 from normbench.training.evaluation import to_device
@@ -191,7 +191,7 @@ def fold_norm(site: str, norm: Any, graph: ModelGraph, folded: Folded) -> None:
         parts = take_apart(norm, graph.inputs[norm])
         done.append(move_scale_and_shift(norm, parts, graph))
         bare = parts.bare
-    except Refused as reason:
+    except NotFoldable as reason:
         folded.refused[site] = f"kept, as {reason}"
     try:
         rms = as_rms(bare, graph.inputs[norm], norm.channel_dim)
@@ -199,7 +199,7 @@ def fold_norm(site: str, norm: Any, graph: ModelGraph, folded: Folded) -> None:
             remove_mean(norm, graph)
             done.append("RMSNorm in place of LayerNorm, as its input has no mean")
             bare = rms
-    except Refused as reason:
+    except NotFoldable as reason:
         folded.refused[f"{site}, its mean"] = f"kept, as {reason}"
     if done:
         folded.model.set_submodule(graph.paths[norm], bare)
@@ -210,7 +210,7 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
     """Move a norm's scale and shift into the layers beside it, and say what went where.
 
     Raises:
-        Refused: they cannot be moved.
+        NotFoldable: they cannot be moved.
     """
     node = graph.node_of[norm]
     before = graph.layer_before(node) if parts.is_whole else None
@@ -221,7 +221,7 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
     if parts.shift.any():
         padded = [layer for layer in layers if any(getattr(layer, "padding", ()))]
         if padded:
-            raise Refused(f"{graph.paths[padded[0]]} after it pads with zeros, which a shift would change")
+            raise NotFoldable(f"{graph.paths[padded[0]]} after it pads with zeros, which a shift would change")
     for layer in layers:
         move_into_layer_after(parts, layer)
     if parts.is_whole:
@@ -259,7 +259,7 @@ def remove_mean(norm: nn.Module, graph: ModelGraph) -> None:
     """Take the mean over features out of all weights that write to the stream which a norm reads.
 
     Raises:
-        Refused: something needs that mean, or writes to the stream otherwise.
+        NotFoldable: something needs that mean, or writes to the stream otherwise.
     """
     stream: Any = graph.node_of[norm].args[0]
     for writer in graph.writers(stream):  # those without a mean stay the same
@@ -299,7 +299,7 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
     """Return the parts of a norm, which are compared with the whole on an input x.
 
     Raises:
-        Refused: it is not made of these.
+        NotFoldable: it is not made of these.
     """
     weight = getattr(norm, "weight", None)
     bias = getattr(norm, "bias", None)
@@ -312,14 +312,14 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
         shift = shift - scale * norm.running_mean
     elif weight is None and bias is None:
-        raise Refused("it has neither γ nor β")
+        raise NotFoldable("it has neither γ nor β")
     else:
         bare = copy.deepcopy(norm)
         bare.weight = bare.bias = None
     whole = norm(x).movedim(norm.channel_dim, -1)
     rebuilt = bare(x).movedim(norm.channel_dim, -1) * scale + shift
     if not torch.allclose(whole, rebuilt):
-        raise Refused("its weight and bias are not a scale and a shift of each channel")
+        raise NotFoldable("its weight and bias are not a scale and a shift of each channel")
     return NormParts(bare, scale, shift)
 
 

@@ -21,7 +21,7 @@ PASS_SCALES = {"mean", "getitem"}  # what a scale and shift of each channel may 
 PASS_MEANS = {"add", "mul", "cat", "flatten", "transpose", "expand", "getitem"}  # likewise the removal of a mean
 
 
-class Refused(Exception):
+class NotFoldable(Exception):
     """A norm cannot be folded, for this reason."""
 
 
@@ -90,11 +90,11 @@ class ModelGraph:
         """Return the layer that a node is, None for another node.
 
         Raises:
-            Refused: its weights have another use.
+            NotFoldable: its weights have another use.
         """
         is_shared = any(self.uses[id(tensor)] > 1 for tensor in self.tensors.get(node, []))
         if node.target is F.linear or is_shared:
-            raise Refused("the weight beside it is also used elsewhere, as with model.tied=true")
+            raise NotFoldable("the weight beside it is also used elsewhere, as with model.tied=true")
         module = self.modules.get(node)
         return module if isinstance(module, LAYERS) else None
 
@@ -102,7 +102,7 @@ class ModelGraph:
         """Return the layer whose output a norm alone reads; None where there is none.
 
         Raises:
-            Refused: its weights have another use.
+            NotFoldable: its weights have another use.
         """
         before: Any = node.args[0]
         if len(self.readers(before)) > 1:
@@ -113,7 +113,7 @@ class ModelGraph:
         """Yield the layers that read what a node has made.
 
         Raises:
-            Refused: something else reads it, or their weights have another use.
+            NotFoldable: something else reads it, or their weights have another use.
         """
         for user in self.readers(node):
             layer = self.layer(user)
@@ -122,13 +122,13 @@ class ModelGraph:
             elif self.name(user) in PASS_SCALES:
                 yield from self.layers_after(user)
             else:
-                raise Refused(f"{self.name(user)} reads it, which is not a linear layer")
+                raise NotFoldable(f"{self.name(user)} reads it, which is not a linear layer")
 
     def writers(self, node: fx.Node) -> list[StreamWriter]:
         """Return all that writes to the stream of which a node's output is a part.
 
         Raises:
-            Refused: the stream is not made of linear layers and embeddings alone, or its mean is read.
+            NotFoldable: the stream is not made of linear layers and embeddings alone, or its mean is read.
         """
         found = list[StreamWriter]()
         visited = set[fx.Node]()
@@ -162,7 +162,7 @@ class ModelGraph:
         name = self.name(node)
         is_product = name == "mul" and len(parents) > 1
         if name not in PASS_MEANS or is_product:
-            raise Refused(f"{name} writes to the stream, which is not a linear layer")
+            raise NotFoldable(f"{name} writes to the stream, which is not a linear layer")
         return parents
 
     def is_number(self, node: fx.Node) -> bool:
@@ -178,7 +178,7 @@ class ModelGraph:
             if self.name(user) in PASS_MEANS:
                 found.append(user)
             elif not self.is_blind_norm(user):
-                raise Refused(f"{self.name(user)} reads the stream with its mean")
+                raise NotFoldable(f"{self.name(user)} reads the stream with its mean")
         return found
 
     def is_blind_norm(self, node: fx.Node) -> bool:

@@ -13,7 +13,16 @@ from normbench.analysis.answers import Verdict
 from normbench.analysis.statistics import Interval, mean_interval, power
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
-from normbench.studies.findings import Cell, Findings, PairedDifference, Told, Value, correct, corrected_like, label_of
+from normbench.studies.findings import (
+    Findings,
+    FindingsCell,
+    PairedDifference,
+    Told,
+    Value,
+    correct,
+    corrected_like,
+    label_of,
+)
 
 # Heads of columns.
 MEAN = "mean"
@@ -191,14 +200,14 @@ def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) 
     return Table(findings.key, findings.title, pd.DataFrame(columns), tuple(notes), heads=1 + len(findings.by))
 
 
-def correct_cell(cell: Cell, tests: Mapping[Hashable, PairedDifference]) -> Cell:
+def correct_cell(cell: FindingsCell, tests: Mapping[Hashable, PairedDifference]) -> FindingsCell:
     """Return a cell whose difference has p as it is corrected in the tests of its study."""
     if cell.difference is None:
         return cell
     return replace(cell, difference=corrected_like(cell.difference, tests))
 
 
-def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[str, list[str]]:
+def write_columns(label: str, cells: Sequence[FindingsCell], are_several: bool) -> dict[str, list[str]]:
     """Write the columns of one number, without those in which nothing is known.
 
     Args:
@@ -225,7 +234,7 @@ def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[
     return columns
 
 
-def write_cell(cell: Cell) -> dict[str, str]:
+def write_cell(cell: FindingsCell) -> dict[str, str]:
     """Write a mean, its interval, the difference from the baseline with its interval, and p, by their heads."""
     ratio = cell.finding.ratio
     mean, ends = in_unit(*cell.finding.summary, ratio)
