@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from normbench.analysis.baselines import usual_baseline
-from normbench.analysis.contenders import contenders
+from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy
@@ -107,7 +107,7 @@ DESIGNS: dict[str, Callable[[Random], RecordedStudy]] = {
 def judgement_of(made: RecordedStudy, metric: str | None = None) -> Judgement:
     """What a report states of a study."""
     baseline = usual_baseline(made)
-    arms, _ = contenders(made, baseline)
+    arms, _ = choose_contenders(made, baseline)
     return judge(made, arms, baseline, metrics_of(made, metric)[0])
 
 

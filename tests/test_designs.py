@@ -14,7 +14,7 @@ from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
-from normbench.analysis.designs import Contrast, contrasts
+from normbench.analysis.designs import Contrast, find_contrasts
 from normbench.analysis.effect_sentences import say_effects, say_open_effects
 from normbench.analysis.examine import state_effect
 from normbench.analysis.figures.finals import draw_interactions
@@ -36,7 +36,7 @@ def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str
 
 
 def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
-    return contrasts(made, made.arms, baseline, metric)
+    return find_contrasts(made, made.arms, baseline, metric)
 
 
 def said(ones: Sequence[Contrast]) -> list[str]:
@@ -147,7 +147,7 @@ def test_an_arm_that_did_not_train_is_in_no_interaction(tmp_path: Path) -> None:
         how |= {"status": "diverged"} if (placement, warmup) == ("deep", 50) and seed else {}
         make_run(tmp_path, placement=placement, seed=seed, final=final, **how)
     (study_of_all,) = read_studies([tmp_path])
-    shown = contrasts(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS)
+    shown = find_contrasts(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS)
     compared = {(one.arm.name, *one.levels) for one in shown if one.n and one.kind == "change"}
     assert compared == {("deep", 0, 100), ("post", 50, 100)}
 

@@ -15,7 +15,7 @@ from normbench.analysis.answers import Caveat, CaveatKind
 from normbench.analysis.facts import given
 from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
-from normbench.analysis.methods import methods
+from normbench.analysis.methods import write_methods
 from normbench.analysis.records import read_studies
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
@@ -221,9 +221,9 @@ def test_the_methods_say_how_learning_rates_were_chosen(tmp_path: Path) -> None:
     noted = [{"arm": {"norm": norm}, "lr": lr, "edge": None} for norm, lr in (("layernorm", 1e-3), ("rmsnorm", 3e-3))]
     for one in noted:
         make_run(tmp_path, norm=one["arm"]["norm"], lr=one["lr"])
-    assert "All else was held equal" in methods(make_report([tmp_path]))
+    assert "All else was held equal" in write_methods(make_report([tmp_path]))
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     assert "All else but the learning rate was held equal" in words
     assert "AdamW (Loshchilov & Hutter 2019) with betas" in words
     assert "a tenth held out of the training data: layernorm 0.001; rmsnorm 0.003." in words

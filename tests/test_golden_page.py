@@ -13,7 +13,7 @@ import pytest
 from made_runs import make_report, make_run, plan
 
 from normbench import __version__
-from normbench.analysis.report import written_pages
+from normbench.analysis.report import fill_pages
 
 GOLDEN = Path(__file__).parent / "golden_page.html"
 CONSTANT = {"constant": {"loss/val": 3.309}}
@@ -62,7 +62,7 @@ def page_below(folder: Path) -> str:
     study = folder / "golden"
     make_golden_study(study)
     report = make_report([study], margin=0.01)
-    page = written_pages(report, figures=[], studies=[])["report.html"]
+    page = fill_pages(report, figures=[], studies=[])["report.html"]
     shown = page[page.index("<header>") : page.index("</main>")]
     shown = re.sub(rf"\bnormbench {re.escape(__version__)}\b", "normbench VERSION", shown)
     return shown.replace(str(folder), "FOLDER").strip() + "\n"

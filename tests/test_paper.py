@@ -28,7 +28,7 @@ from support import (
 from normbench.analysis.figures.lines import draw_lines
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
-from normbench.analysis.methods import methods
+from normbench.analysis.methods import write_methods
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
 from normbench.analysis.setups import JointFactor, factors, value_in_words
 from normbench.config.groups import options
@@ -93,11 +93,11 @@ def test_settings_that_vary_together_are_told_together(tmp_path: Path) -> None:
     alone, together = factors(study)
     assert alone.keys == ("norm",) and together.keys == ("data.batch_size", "trainer.accumulate")
     assert together.levels == ((2, 1), (2, 16), (32, 1))
-    assert "All else was held equal: for each seed, runs start from the same weights." in methods(
+    assert "All else was held equal: for each seed, runs start from the same weights." in write_methods(
         make_report([tmp_path])
     )
     words = "in data.batch_size together with trainer.accumulate: 2 with 1, 2 with 16 and 32 with 1."
-    assert words in methods(make_report([tmp_path]))
+    assert words in write_methods(make_report([tmp_path]))
 
 
 def test_a_setting_that_goes_along_with_another_is_told_with_it(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_setting_that_goes_along_with_another_is_told_with_it(tmp_path: Path) 
     study = read_study([tmp_path])
     assert study.varied == ("placement",)
     assert factors(study) == [JointFactor(("placement", "schedule.warmup"), (("post", 0.2), ("pre", 0.0)))]
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     assert (
         "(Xiong et al. 2020; He et al. 2016b) with 0." in words
         and "Cosine (Loshchilov & Hutter 2017) with final" in words
@@ -120,13 +120,13 @@ def test_combinations_that_were_not_trained_are_not_said_to_be(tmp_path: Path) -
         make_run(tmp_path, norm=norm, settings={"data.batch_size": size})
     (one,) = factors(read_study([tmp_path]))
     assert one.levels == (("batchnorm", 4), ("batchnorm", 8), ("groupnorm", 4))
-    assert "All of their combinations" not in methods(make_report([tmp_path]))
+    assert "All of their combinations" not in write_methods(make_report([tmp_path]))
 
 
 def test_what_varies_by_itself_has_a_sentence_of_its_own(tmp_path: Path) -> None:
     for norm, placement in product(("layernorm", "rmsnorm"), ("pre", "post")):
         make_run(tmp_path, norm=norm, placement=placement)
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     assert re.search(r"They differ in norm: [^:]+\. They also differ in placement: [^:]+\. All of", words)
 
 
@@ -138,7 +138,7 @@ def test_weights_are_the_same_up_to_what_a_placement_scales(tmp_path: Path, gain
     for placement, gain in zip(("pre", "deep"), gains, strict=True):
         make_run(tmp_path, placement=placement, ledger={"branch_gain": gain})
     make_run(tmp_path, placement="pre", seed=1, status="interrupted")
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     scaled = "the same weights (up to the scaling that the placement prescribes) and see" in words
     assert scaled is (gains[0] != gains[1]) and (scaled or "start from the same weights and see" in words)
 
@@ -151,7 +151,7 @@ def test_a_word_that_begins_like_a_list_is_told_as_it_is(word: str) -> None:
 def test_several_data_sets_stand_apart(tmp_path: Path) -> None:
     for width, print_ in ((8, "a" * 16), (16, "b" * 16)):
         make_run(tmp_path, settings={"model.width": width}, data={"fingerprint": print_})
-    assert re.search(r"fingerprint a{8}; [^;]+, fingerprint b{8}\. Each run", methods(make_report([tmp_path])))
+    assert re.search(r"fingerprint a{8}; [^;]+, fingerprint b{8}\. Each run", write_methods(make_report([tmp_path])))
 
 
 def test_tests_of_lost_runs_alone_name_their_correction(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_tests_of_lost_runs_alone_name_their_correction(tmp_path: Path) -> None:
     for norm, seed in product(("layernorm", "rmsnorm", "dyt"), range(5)):
         status = "finished" if norm == "layernorm" else "diverged"
         make_run(tmp_path, norm=norm, seed=seed, status=status)
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     assert "Student" not in words and "Fisher" in words
     assert "these 2 tests were corrected after Holm (Holm 1979), and are called significant below 0.05." in words
 
@@ -168,7 +168,7 @@ def transformer(folder: Path, data: dict[str, Any] | None = None, **settings: An
     """The methods of a run of the model nano, of which some settings were changed; data: what it learns."""
     tree = {f"model.{name}": value for name, value in {**section("model", "nano"), **settings}.items()}
     make_run(folder, settings=tree, data=data or {}, accuracy=0.5 if data else None)
-    return methods(make_report([folder]))
+    return write_methods(make_report([folder]))
 
 
 def test_a_preset_is_named_with_what_was_changed_of_it(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_settings_are_told_of_each_model(tmp_path: Path) -> None:
     noted = json.loads((path / "environment.json").read_text())
     noted["sessions"][0]["choices"]["model"] = "cnn"
     (path / "environment.json").write_text(json.dumps(noted))
-    words = methods(make_report([tmp_path]))
+    words = write_methods(make_report([tmp_path]))
     assert (
         "ConvNet (He et al. 2016b) with depth 3, width 16, stages (1, 2, 2), strides (2, 2, 1) and norm order" in words
     )
@@ -277,7 +277,7 @@ def test_rates_that_were_swept_are_in_the_text_of_a_paper(tmp_path: Path) -> Non
         make_run(tmp_path, norm=norm, lr=lr, seed=seed, final=2.0 + lr + seed / 10)
     report = make_report([tmp_path])
     assert r"\label{tab:rates-short}" in in_text(report.tables) and "learning-rates" in FIGURES_IN_TEXT
-    assert "lowest mean validation loss: layernorm 0.001; rmsnorm 0.001." in methods(report)
+    assert "lowest mean validation loss: layernorm 0.001; rmsnorm 0.001." in write_methods(report)
 
 
 @pytest.mark.parametrize("curve", [None, 5, [{"lr": "a", "losses": []}], [{"lr": 1e-3, "losses": ["<b>"]}]])

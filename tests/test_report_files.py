@@ -344,7 +344,7 @@ def test_no_thread_keeps_the_command_from_its_second_process(
         return work
 
     for part in ("records", "report"):
-        monkeypatch.setattr(f"normbench.analysis.{part}.beside", noted)
+        monkeypatch.setattr(f"normbench.analysis.{part}.run_beside", noted)
     assert main(["report", str(tmp_path)]) == 0
     assert threads == [before, before]
 

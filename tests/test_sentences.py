@@ -13,7 +13,7 @@ from scipy import stats
 from normbench.analysis.answers import Answer, Question
 from normbench.analysis.baselines import usual_baseline
 from normbench.analysis.comparisons import Comparison, Survival, compare_all
-from normbench.analysis.contenders import best_rate, contenders
+from normbench.analysis.contenders import best_rate, choose_contenders
 from normbench.analysis.difference_sentences import say_found, say_not_found
 from normbench.analysis.examine import state_arms, state_difference, state_losses
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
@@ -260,7 +260,7 @@ def rates(**results: Sequence[float | str]) -> RecordedStudy:
 
 def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
     study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, 1.6], rmsnorm_1=[2.0, 2.1], rmsnorm_3=[1.5, "running"])
-    arms, chosen = contenders(study, {"norm": "layernorm"})
+    arms, chosen = choose_contenders(study, {"norm": "layernorm"})
     assert chosen and [one.runs[0].summary["metrics"]["loss/val"] for one in arms] == [1.5, 1.5]
     (finding,) = open_rates(study)
     assert finding.serious and finding.text.endswith("not final, as lr 0.003 lacks seed 1")

@@ -284,7 +284,7 @@ class Survival(BaselineTest):
         return min(1.0, self.choices * self.p)
 
 
-def survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
+def compare_survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
     """Compare how many runs every arm that has a partner lost, and the partner."""
     found = []
     for arm, other in pairs_of(arms, baseline):

@@ -14,7 +14,7 @@ from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
 SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
 
 
-def contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
+def choose_contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
     """Return the arms that are compared, and whether a learning rate was chosen for each.
 
     Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are

@@ -42,8 +42,10 @@ class Contrast(Compared):
     levels: Sequence[Any] = ()
 
 
-def contrasts(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
-    """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
+def find_contrasts(
+    study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric
+) -> tuple[Contrast, ...]:
+    """Find all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
     arms: those that are compared, each at its best learning rate where that was a choice. One that did not train is in
     no interaction: its loss says what a constant predictor reaches, and not what a factor does. Nor is one whose runs

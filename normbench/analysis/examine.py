@@ -36,7 +36,7 @@ from normbench.analysis.comparisons import (
     in_two_groups,
     partner,
 )
-from normbench.analysis.contenders import contenders
+from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import find_caveats
 from normbench.analysis.judgement import Judgement, judge
@@ -120,7 +120,7 @@ def examine(
     directory -> why, where they have failed.
     """
     margin = request.margin
-    arms, chosen = contenders(study, baseline)
+    arms, chosen = choose_contenders(study, baseline)
     partners = {}
     for arm in study.arms:
         other = partner(arm, arms, baseline)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normbench.analysis.comparisons import Baseline, Comparison, Survival, compare_all, corrected_with, survivals
-from normbench.analysis.designs import Contrast, contrasts
+from normbench.analysis.comparisons import (
+    Baseline,
+    Comparison,
+    Survival,
+    compare_all,
+    compare_survivals,
+    corrected_with,
+)
+from normbench.analysis.designs import Contrast, find_contrasts
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, RecordedStudy
 from normbench.analysis.statistics import holm
@@ -33,8 +40,8 @@ def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric:
     arms: those that are compared, each at its best learning rate where that was a choice.
     """
     compared = compare_all(arms, baseline, metric)
-    crossed = contrasts(study, arms, baseline, metric)
-    survived = survivals(arms, baseline)
+    crossed = find_contrasts(study, arms, baseline, metric)
+    survived = compare_survivals(arms, baseline)
     corrected = holm([one.counted for one in (*compared, *crossed, *survived)])
     family = max(sum(p is not None for p in corrected), 1)
     end_of_compared = len(compared)

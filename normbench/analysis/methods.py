@@ -11,7 +11,7 @@ from normbench.analysis.setups import RateChoice, Setup, describe_setup
 from normbench.analysis.wording import count, one_line
 
 
-def methods(found: Examined) -> str:
+def write_methods(found: Examined) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
     setup = describe_setup(found.study, found.arms, found.chosen)
     return say_methods(setup, found.answer)

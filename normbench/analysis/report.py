@@ -16,7 +16,7 @@ from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.figure import Figure, is_wide
 from normbench.analysis.figures.style import COLUMN, our_style
 from normbench.analysis.measures import final, runs_frame, seconds_at
-from normbench.analysis.methods import methods
+from normbench.analysis.methods import write_methods
 from normbench.analysis.pages import page_of
 from normbench.analysis.records import RecordedStudy, shortened
 from normbench.analysis.references import bibliography
@@ -158,7 +158,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = to_csv(report.blocks)
-    pages = written_pages(report, shown, studies_below(report.study.folders, out))
+    pages = fill_pages(report, shown, studies_below(report.study.folders, out))
     files["report.bib"] = bibliography(latex.cited_in(pages["report.tex"] + pages["appendix.tex"])).encode()
     for name, page in pages.items():
         files[name] = page.encode()
@@ -178,7 +178,7 @@ def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     return files
 
 
-def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies: Sequence[Studied]) -> dict[str, str]:
+def fill_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies: Sequence[Studied]) -> dict[str, str]:
     """Return the page, the text in GitHub's Markdown, and the tables and figures for LaTeX, by their names."""
     study, answer = report.study, report.answer
     baseline = report.baseline.name if answer.differences else ""
@@ -195,7 +195,7 @@ def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies:
         "lead": facts.lead(study),
         "question": say_question(answer.question),
         "caveats": answer.caveats,
-        "methods": methods(report),
+        "methods": write_methods(report),
         "command": answer.question.command,
         "facts": facts.facts(study, options_of(study), report.by.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},

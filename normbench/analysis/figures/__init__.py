@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all
-from normbench.analysis.contenders import contenders
+from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.finals import (
@@ -39,7 +39,7 @@ def draw_all(
         width: of each figure, in inches.
         comparisons: as they are corrected in what they belong to; by default they are all that is stated.
     """
-    arms, chosen = contenders(study, baseline)
+    arms, chosen = choose_contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
     if comparisons is None:
         comparisons = compare_all(arms, baseline, primary)
