@@ -72,8 +72,9 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
         entries += [{"step": step, "loss/val": None if step == 50 else step / 7}] if step % 10 == 0 else []
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    curves, *wrong = read_recorded(path)
-    assert wrong == [False, ""]
+    recorded = read_recorded(path)
+    curves = recorded.curves
+    assert not recorded.is_torn and not recorded.damage
     for tag in ("loss/train", "time/step_ms", "loss/val"):
         wanted = [(entry["step"], entry[tag]) for entry in entries if tag in entry]
         curve = curves[tag]
@@ -105,8 +106,9 @@ def test_curves_end_at_a_line_that_cannot_be_read(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
-    curves, *wrong = read_recorded(path)
-    assert curves["loss/train"].steps.tolist() == steps and wrong == [torn, damage]
+    recorded = read_recorded(path)
+    assert recorded.curves["loss/train"].steps.tolist() == steps
+    assert (recorded.is_torn, recorded.damage) == (torn, damage)
 
 
 # ---- bad input
