@@ -35,8 +35,10 @@ class Factor:
 class Held:
     """What runs have in common beside what varies.
 
-    what: `steps`, `batch` or `rate`. values: one where it is held equal. goes_with: the settings that it follows, by
-    name; empty where it is equal.
+    Attributes:
+        what: `steps`, `batch` or `rate`.
+        values: one where it is held equal.
+        goes_with: the settings that it follows, by name; empty where it is equal.
     """
 
     what: str
@@ -48,9 +50,19 @@ class Held:
 class Question:
     """What was asked.
 
-    metric: by which arms are judged first. margin: a difference in it that does not matter. data, model, norm: the
-    options of the runs. parameters: the fewest and the most that a model has. seeds: all of them. by_hand: the words
-    of the command that all runs were given. command: that of the sweep; empty where there is none, or several.
+    Attributes:
+        task: the kind of task.
+        metric: by which arms are judged first.
+        margin: a difference in it that does not matter.
+        varied: the settings that tell the arms apart.
+        data: the data options of the runs.
+        model: the model options of the runs.
+        norm: the norm options of the runs.
+        held: what runs have in common beside what varies.
+        parameters: the fewest and the most that a model has.
+        seeds: all of them.
+        by_hand: the words of the command that all runs were given.
+        command: that of the sweep; empty where there is none, or several.
     """
 
     task: str
@@ -74,8 +86,12 @@ class Question:
 class Stuck:
     """A run that finished and did not train.
 
-    loss: its last validation loss (nats). constant_loss, constant_accuracy: what a constant guess reaches, in nats and
-    as a share; None where that is not known, or accuracy is not measured.
+    Attributes:
+        run: its name.
+        loss: its last validation loss (nats).
+        constant_loss: what a constant guess reaches (nats); None where that is not known.
+        constant_accuracy: the share that a constant guess gets right; None where that is not known, or accuracy is not
+            measured.
     """
 
     run: str
@@ -86,9 +102,13 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Result:
-    """How an arm ended in a metric: mean and interval, in its unit, over the n seeds that have a result.
+    """How an arm ended in a metric.
 
-    Both are missing where runs end in two groups, of which some did not train.
+    Attributes:
+        metric: its tag.
+        n: how many seeds have a result.
+        mean: over them, in the metric's unit; missing where runs end in two groups, of which some did not train.
+        interval: Student's, of 95 %; missing as the mean is.
     """
 
     metric: str
@@ -101,8 +121,15 @@ class Result:
 class ArmResult:
     """The runs of one arm.
 
-    compared_as: its name among the arms that are compared; None where another learning rate of the arm is better.
-    statuses: how many runs there are of each. trained: whether most of those that finished did.
+    Attributes:
+        name: such as `rmsnorm · pre`.
+        settings: what it has of what varies.
+        compared_as: its name among the arms that are compared; None where another learning rate of the arm is better.
+        seeds: of its runs.
+        statuses: how many runs there are of each.
+        trained: whether most of those that finished did.
+        stuck: the runs that did not train.
+        results: how it ended in each metric.
     """
 
     name: str
@@ -139,8 +166,13 @@ class Verdict(StrEnum):
 class StatedTest:
     """What is tested of an arm against its baseline.
 
-    corrected: p after Holm, and for learning rates that one of the two had more of to choose from. family: over how
-    many tests Holm corrects. real: whether it may be called a difference.
+    Attributes:
+        arm: its name.
+        baseline: that of the baseline.
+        p: of the test by itself.
+        corrected: p after Holm, and for learning rates that one of the two had more of to choose from.
+        family: over how many tests Holm corrects.
+        real: whether it may be called a difference.
     """
 
     arm: str
@@ -155,8 +187,14 @@ class StatedTest:
 class Paired(StatedTest):
     """What is found of an arm less what is found of its baseline, seed by seed.
 
-    values: one for each of the seeds. tried: how many seeds either arm has. sd: of the values; 0 where all are equal.
-    interval: Student's, of 95 %.
+    Attributes:
+        metric: what is found of them.
+        seeds: those that are compared.
+        values: one for each of the seeds.
+        tried: how many seeds either arm has.
+        mean: of the values.
+        sd: of the values; 0 where all are equal.
+        interval: Student's, of 95 %.
     """
 
     metric: Metric
@@ -194,11 +232,20 @@ class Deciding:
 class ArmDifference(Paired):
     """An arm less its baseline in a metric's unit.
 
-    better: whether the arm's mean is the better one. effect_size: Hedges' g. detectable: the smallest difference that
-    so many seeds find four times in five, and its interval. untrained: which of the two did not train. torn: which have
-    no mean, so that nothing is tested. survived: whether seeds were lost beside those that are compared. lost: how many
-    the arm and the baseline lost, of those that ended in both. ranks, ranked_p: of the test of signed ranks, a run that
-    was lost as the last one. skewed: whether values are, or one is an outlier. deciding: the one seed that decides.
+    Attributes:
+        verdict: what can be said of it.
+        better: whether the arm's mean is the better one.
+        effect_size: Hedges' g.
+        detectable: the smallest difference that so many seeds find four times in five.
+        detectable_interval: its 95 % interval, as the spread is known from few seeds.
+        untrained: which of the two did not train.
+        torn: which of the two have no mean, so that nothing is tested.
+        survived: whether seeds were lost beside those that are compared.
+        lost: how many the arm and the baseline lost, of those that ended in both.
+        ranks: how many are in the test of signed ranks, a run that was lost as the last one.
+        ranked_p: p of that test.
+        skewed: whether values are, or one is an outlier.
+        deciding: the one seed that decides.
     """
 
     verdict: Verdict
@@ -230,8 +277,12 @@ class EffectKind(StrEnum):
 class Effect(Paired):
     """What a factor does to an arm, less what it does to the baseline.
 
-    factor: the setting, or two of a grid. levels: its values, the usual one first, or all from low to high. own, other:
-    the effects on the arm and on the baseline, by seed.
+    Attributes:
+        kind: what it is an effect on.
+        factor: the setting, or two of a grid.
+        levels: its values, the usual one first, or all from low to high.
+        own: the effects on the arm, by seed.
+        other: the effects on the baseline, by seed.
     """
 
     kind: EffectKind
@@ -243,9 +294,14 @@ class Effect(Paired):
 
 @dataclass(frozen=True, kw_only=True)
 class Losses(StatedTest):
-    """How many runs of an arm and of its baseline were lost, of those that finished or diverged.
+    """How many runs of an arm and of its baseline were lost.
 
-    counted: whether so few runs can show anything. diverged, stuck: whether some diverged, or did not train.
+    Attributes:
+        lost: so many of the arm, and of the baseline.
+        runs: of so many that finished or diverged.
+        counted: whether so few runs can show anything.
+        diverged: whether some diverged.
+        stuck: whether some did not train.
     """
 
     lost: tuple[int, int]
@@ -284,7 +340,10 @@ class Reason:
 class Cause:
     """What probes show of an arm that did not train, or that differs from its baseline.
 
-    baseline: None for one that did not train. reasons: none where the runs were not probed.
+    Attributes:
+        arm: its name.
+        baseline: None for one that did not train.
+        reasons: none where the runs were not probed.
     """
 
     arm: str
@@ -328,8 +387,12 @@ class CaveatKind(StrEnum):
 class Evidence:
     """What shows that something is unfair.
 
-    value: that some arms have, in words, or why a run is missing; empty where what follows tells all. arms, runs: by
-    their names. seeds: that are missing. numbers: by name.
+    Attributes:
+        value: that arms have, in words, or why a run is missing; empty where the rest tells all.
+        arms: by their names.
+        runs: by their names.
+        seeds: those that are missing.
+        numbers: what was counted or measured, by name.
     """
 
     value: str
@@ -343,7 +406,11 @@ class Evidence:
 class Caveat:
     """What is unfair.
 
-    serious: whether it may decide who wins. found: what shows it. text: the sentence that is made of that.
+    Attributes:
+        kind: of what makes it so.
+        serious: whether it may decide who wins.
+        found: what shows it.
+        text: the sentence that is made of that.
     """
 
     kind: CaveatKind
@@ -379,8 +446,13 @@ class Remedy(StrEnum):
 class NextStep:
     """What to do next.
 
-    command: a line for a shell, or the word that is to be added to one's own; empty where nobody knows it. arm,
-    remedies: the one that did not train. seeds: how many more. size: of the difference, in the metric's unit.
+    Attributes:
+        kind: of what to do.
+        command: a line for a shell, or the word that is to be added to one's own; empty where nobody knows it.
+        arm: the one that did not train.
+        remedies: what may make it train.
+        seeds: how many more.
+        size: of the difference that they would show, in the metric's unit.
     """
 
     kind: StepKind
@@ -398,9 +470,21 @@ class NextStep:
 class Answer:
     """All that a report says of runs of one task.
 
-    baseline: the settings in which the partner of an arm differs from it. metrics: the primary one first. differences:
-    in it, corrected as one family with effects and losses. others: those in the other metrics, corrected by metric.
-    damaged: runs that cannot be read, and why. missing: those that were planned and have no directory, and why.
+    Attributes:
+        version: of `answer.json`.
+        question: what was asked.
+        baseline: the settings in which the partner of an arm differs from it.
+        metrics: the primary one first.
+        arms: what became of each.
+        differences: in the primary metric, corrected as one family with effects and losses.
+        others: those in the other metrics, corrected by metric.
+        effects: of crossed factors.
+        losses: how many runs were lost.
+        causes: what probes show.
+        caveats: what is unfair, what may decide it first.
+        next: what to do.
+        damaged: runs that cannot be read, and why.
+        missing: runs that were planned and have no directory, and why.
     """
 
     version: int = VERSION

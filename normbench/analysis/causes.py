@@ -42,7 +42,7 @@ PILOT_SEEDS = 4  # more, where nothing is known of how much seeds differ
 class Readings:
     """Means over an arm's finished runs; NaN for what was not probed.
 
-    Args:
+    Attributes:
         entering: root mean square of what enters the first norm, at the first probed step.
         passed: root mean square of what leaves it there.
         gradient: norm of all gradients, at the end.

@@ -50,7 +50,7 @@ from normbench.analysis.wording import in_words
 class Request:
     """What a person asks of runs.
 
-    Args:
+    Attributes:
         baseline: words of the arm that others are compared with, such as `norm=layernorm`.
         metric: the tag by which arms are judged first.
         margin: a difference in it that does not matter.
@@ -67,7 +67,7 @@ class Request:
 class Examined:
     """A study and what is found of it.
 
-    Args:
+    Attributes:
         study: the runs.
         baseline: the settings in which the partner of an arm differs from it, without runs.
         arms: those that are compared.

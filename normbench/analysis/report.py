@@ -39,8 +39,12 @@ MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 class Report(Examined):
     """What is found of a study, in words and tables.
 
-    runs: of `runs_frame`. verdict: sentences, each with the key of the table behind it. why: what probes say of the
-    cause. next: what to do now, and the commands for it.
+    Attributes:
+        runs: as `runs_frame` has them.
+        tables: those that have rows.
+        verdict: sentences, each with the key of the table behind it.
+        why: what probes say of the cause.
+        next: what to do now, and the commands for it.
     """
 
     runs: pd.DataFrame
@@ -208,7 +212,17 @@ def fill_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies: Se
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the table of all runs, in words. final: its last value in the primary metric."""
+    """A run in the table of all runs, in words.
+
+    Attributes:
+        run: its name.
+        arm: that of its arm.
+        seed: of its weights and batches.
+        status: how it stands.
+        step: how far it got.
+        final: its last value in the primary metric.
+        time: of training.
+    """
 
     run: str
     arm: str

@@ -44,9 +44,29 @@ class RateChoice(Enum):
 class Setup:
     """How the runs of a study were made, in words; where runs differ, all that they have is joined by `or`.
 
-    factors: what varied, with its levels. alike: what runs of one seed have in common. norm_and_placement: those that
-    do not vary. amounts: of data. average: the decay of a moving average of the weights. rates: the learning rate of
-    each arm that is judged, after its name. scores: how translations were judged. Empty is what there is not.
+    Empty is what there is not.
+
+    Attributes:
+        factors: what varied, with its levels.
+        alike: what runs of one seed have in common.
+        model: its class and its settings.
+        init: how weights are initialised.
+        norm_and_placement: those that do not vary.
+        data: what they are called.
+        amounts: how many data there are.
+        steps: of a run.
+        batch: what it has.
+        optimizer: its class and its settings.
+        schedule: its class and its settings.
+        clip: at which norm gradients are clipped.
+        precision: in which runs compute.
+        average: the decay of a moving average of the weights.
+        rate_choice: on what learning rates were chosen.
+        rates: the learning rate of each arm that is judged, after its name.
+        scores: how translations were judged.
+        code: its commits.
+        versions: of torch, numpy and Python.
+        machine: what runs were made on.
     """
 
     factors: tuple[str, ...]

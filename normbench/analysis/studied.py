@@ -40,8 +40,12 @@ SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 class Studied:
     """A study that has been made.
 
-    key: its id in a page. about: its title, question, source, command and machine. figures: their name, title and
-    caption, the SVG ready to stand in a page, whether it is as wide as one, and the place of the files from the page.
+    Attributes:
+        key: its id in a page.
+        about: its title, question, source, command and machine.
+        tables: as the study wrote them.
+        figures: of each the name, title and caption, the SVG ready to stand in a page, whether it is as wide as one,
+            and the place of the files from the page.
     """
 
     key: str
