@@ -217,14 +217,13 @@ class AffineNorm(Norm, ABC):
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        precise = x.to(dtype)
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
-            y = self.normalize(precise, weight, bias, None)
+            y = self.normalize(x.to(dtype), weight, bias, None)  # without a name, so that it is gone before the cast
             return y.to(x.dtype)
         is_real = mask.unsqueeze(self.channel_dim)
-        cleaned = precise.masked_fill(~is_real, 0)
+        cleaned = x.to(dtype).masked_fill(~is_real, 0)
         real = is_real.to(dtype)
         y = self.normalize(cleaned, weight, bias, real) * real
         return y.to(x.dtype)
