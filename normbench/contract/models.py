@@ -103,7 +103,7 @@ def start_is_seeded(part: ModelPart, kind: str) -> None:
 
     drawn = drawn_by(make_twice)
     first, second = starts
-    different = [name for name, weight in first.items() if not torch.equal(weight, second[name])]
+    different = [name for name in first if not torch.equal(first[name], second[name])]
     cure = "draw from torch, whose random numbers are seeded where a model is made"
     expect(not (drawn or different), f"draws from {drawn or 'elsewhere'}: {cure}")
 

@@ -128,7 +128,9 @@ class Depth(Study):
             **self.captions["worth"],
         )
         pairs = rows[rows["what"] == "pair"]
-        maps = [(label_of(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
+        maps = []
+        for arm in arms_of(pairs):
+            maps.append((label_of(arm), pairs[is_arm(pairs, arm.settings)]))
         return [*worth, *draw_each("distances", maps, draw_map, **self.captions["distances"])]
 
 

@@ -66,6 +66,12 @@ def is_arm(rows: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Series:
     return found
 
 
+def at_largest(rows: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
+    """Return the rows whose value in a column is the largest among those of their kind. by: the column of the kinds."""
+    largest = rows.groupby(by)[column].transform("max")
+    return rows[rows[column] == largest]
+
+
 def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
     """Return the arms of rows, in their order, by the settings that vary."""
     keys = [key for key in keys_of(rows) if key not in leave_out]

@@ -121,8 +121,10 @@ def device_name(device: torch.device) -> str:
 @cache
 def our_code() -> str:
     """Return a digest of all code of normbench."""
-    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Study(ABC):

@@ -230,7 +230,8 @@ def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
     pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
     fitted = rows.iloc[0]
     x = np.linspace(rows["input"].min(), rows["input"].max(), 200)
-    y = fitted["gamma"] * np.tanh(fitted["alpha"] * x) + fitted["beta"]
+    gamma, alpha, beta = fitted[["gamma", "alpha", "beta"]]
+    y = gamma * np.tanh(alpha * x) + beta
     pane.plot(x, y, color=style.INK)
     tanh, line = number(fitted["tanh_left"]), number(fitted["line_left"])
     return pane, f"The tanh leaves {tanh} of the variance, a line {line}."

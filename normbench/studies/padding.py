@@ -16,7 +16,7 @@ from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, PairedDifference, compare, compare_kinds
+from normbench.studies.findings import Findings, PairedDifference, at_largest, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.evaluation import evaluate, to_device
@@ -119,9 +119,8 @@ class Padding(Study):
         return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
 
     def tables(self, rows: pd.DataFrame) -> list[Findings]:
-        most = rows[rows["level"] == rows.groupby("kind")["level"].transform("max")]
         found = []
-        for kind, own in most.groupby("kind", sort=False):
+        for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
             title = f"{self.captions[str(kind)]['title']}, at {own['level'].iloc[0]:g}"
             values = ["accuracy", "change"]
             found.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))

@@ -228,7 +228,9 @@ def position_gradient(passing: Passing) -> float:
 
 def deepest(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the deepest stacks."""
-    return rows[rows[DEPTH] == rows[DEPTH].max()] if DEPTH in rows else rows
+    if DEPTH not in rows:
+        return rows
+    return rows[rows[DEPTH] == rows[DEPTH].max()]
 
 
 def exponents_table(rows: pd.DataFrame) -> Findings:

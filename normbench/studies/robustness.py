@@ -21,6 +21,7 @@ from normbench.studies.findings import (
     PairedDifference,
     Told,
     Value,
+    at_largest,
     compare,
     compare_with_baseline,
     values_of,
@@ -90,9 +91,8 @@ class Robustness(Study):
         return differences or values
 
     def tables(self, rows: pd.DataFrame) -> list[Findings]:
-        strongest = rows[rows["strength"] == rows.groupby("kind")["strength"].transform("max")]
         table = compare(
-            strongest,
+            at_largest(rows, "strength", by="kind"),
             values=["increase"],
             by=["kind", "place", "strength"],
             columns=self.columns,

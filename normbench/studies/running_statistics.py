@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import Annotated, Any
 
 import pandas as pd
@@ -111,8 +110,10 @@ def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Yield the same examples in batches of about this size, and no smaller one unless there are fewer examples."""
     for batch in batches:
         count = max(1, len(batch.inputs) // size)
-        pieces = [repeat(None) if one is None else one.tensor_split(count) for one in batch]  # some have no mask
-        for _, *parts in zip(range(count), *pieces, strict=False):
+        pieces = []
+        for part in batch:
+            pieces.append([None] * count if part is None else part.tensor_split(count))  # some have no mask
+        for parts in zip(*pieces, strict=True):
             yield Batch(*parts)
 
 

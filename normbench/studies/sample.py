@@ -262,7 +262,8 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
     """Write a page of classified images."""
     found = classify(model, data.eval_batches("val"), wanted.count or 60)
     title = title_of(run, found, data)
-    images = [data.pixels(one.inputs[None])[0].numpy() for one in found.examples]
+    inputs = torch.stack([one.inputs for one in found.examples])
+    images = list(data.pixels(inputs).numpy())
     page = draw_page(title, found.examples, images, class_names(data))
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:

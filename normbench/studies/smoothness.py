@@ -186,7 +186,8 @@ class Smoothness(Study):
             words = f"{label_of(arm)} {rate:g}"
             if self.rates and rate in (self.rates[0], self.rates[-1]):
                 words += " (an end of study.rates)"
-            diverged = (own.groupby("seed")["step"].max() < rows["step"].max()).sum()
+            last_steps = own.groupby("seed")["step"].max()
+            diverged = (last_steps < rows["step"].max()).sum()
             if diverged:
                 words += f", {diverged} seeds diverged"
             yield words
@@ -391,7 +392,9 @@ def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
 @contextmanager
 def add_noise(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
     """Add noise to what norms put out, if it is wanted, and take it away at the end."""
-    handles = [norm.register_forward_hook(noise) for norm in norms.values()] if wanted else []
+    handles = []
+    if wanted:
+        handles = [norm.register_forward_hook(noise) for norm in norms.values()]
     try:
         yield
     finally:
