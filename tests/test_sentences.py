@@ -148,7 +148,8 @@ def test_survivors_are_said_to_be() -> None:
         "(signed ranks)."
     )
     (one,) = lost_runs(found)
-    assert one.text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
+    (evidence,) = one.found
+    assert (evidence.value, evidence.arms, evidence.numbers) == ("diverged", ("rmsnorm",), {"lost": 2, "runs": 5})
     worse = [1.4, 1.41, 1.42, 1.43, 1.44]
     found = comparisons({"rmsnorm": ["diverged", *BASE[1:]]}, ["failed", *worse[1:]])  # as many in both
     assert words(found).startswith("rmsnorm is worse than layernorm: ") and "; 4 of 5 seeds, p " in words(found)
@@ -262,8 +263,9 @@ def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
     study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, 1.6], rmsnorm_1=[2.0, 2.1], rmsnorm_3=[1.5, "running"])
     arms, chosen = choose_contenders(study, {"norm": "layernorm"})
     assert chosen and [one.runs[0].summary["metrics"]["loss/val"] for one in arms] == [1.5, 1.5]
-    (finding,) = open_rates(study)
-    assert finding.serious and finding.text.endswith("not final, as lr 0.003 lacks seed 1")
+    (caveat,) = open_rates(study)
+    assert caveat.serious and caveat.text.endswith("not final, as lr 0.003 lacks seed 1")
+    assert [(one.value, one.arms, one.seeds) for one in caveat.found] == [("0.003", ("rmsnorm",), (1,))]
 
 
 def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_ended() -> None:
@@ -295,10 +297,11 @@ def test_small_validation_sets_say_their_own_uncertainty() -> None:
     found = comparisons({"rmsnorm": [98.0, 98.3]}, [98.0, 98.3], ACCURACY)
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 297}
     (one,) = few_examples(found)
-    assert one.text.startswith(
-        "the accuracy is that of 297 examples, each of which counts 0.34 points: on as many other"
-    )
-    assert "98.0 % would differ by about 0.8 points (binomial standard error)" in one.text
+    (evidence,) = one.found
+    standard_error = (0.98 * 0.02 / 297) ** 0.5
+    assert evidence.arms == ("layernorm",)
+    assert evidence.numbers == pytest.approx({"examples": 297, "accuracy": 0.98, "standard_error": standard_error})
+    assert "each of which counts 0.34 points" in one.text and "98.0 % would differ by about 0.8 points" in one.text
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 50_000}
     assert not [*few_examples(found)] and not [*few_examples(comparisons({"rmsnorm": BASE}))]
 
@@ -307,12 +310,14 @@ def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
     base = [2.0 + 0.01 * seed for seed in range(6)]
     ours = [loss + more for loss, more in zip(base, (0.01, 0.012, 0.009, 0.011, 0.01, 0.5), strict=True)]
     (one,) = skewed_differences(comparisons({"rmsnorm": ours}, base))
-    assert one.text.startswith("rmsnorm and layernorm: the differences by seed are skewed or have an outlier")
+    assert one.found[0].arms == ("rmsnorm", "layernorm")
+    assert one.found[0].numbers == {"ranks": 6, "ranked_p": pytest.approx(2 / 2**6)}
     assert one.text.endswith("the test of signed ranks gives p = 0.031")
     (one,) = skewed_differences(comparisons({"rmsnorm": ours[1:]}, base[1:]))
+    assert one.found[0].numbers == {"ranks": 5, "ranked_p": pytest.approx(2 / 2**5)}
     assert one.text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
     (one,) = skewed_differences(comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base))
-    assert one.text.endswith("the test of signed ranks gives p = 0.031")
+    assert one.found[0].numbers["ranks"] == 6  # the lost run is the last one
 
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:
@@ -320,7 +325,8 @@ def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() ->
     found = compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS)
     assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
     (one,) = unequal_choices(found)
-    assert one.text == "dyt had 4 learning rates to choose from and layernorm 1, so p is multiplied by 4"
+    assert [(side.arms[0], side.numbers["rates"]) for side in one.found] == [("dyt", 4), ("layernorm", 1)]
+    assert one.text.endswith(", so p is multiplied by 4")
     assert [*unequal_choices(comparisons({"dyt": WORSE}))] == []
     many = compare_all([layernorm, replace(dyt, rates=100_000)], {"norm": "layernorm"}, LOSS)
     assert "not certain after correction for more learning rates (p = 0." in words(many)
