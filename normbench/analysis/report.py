@@ -120,6 +120,21 @@ def all_tables(found: Examined, runs: pd.DataFrame) -> Iterable[Table]:
 # ---- the files
 
 
+@dataclass(frozen=True)
+class Part:
+    """The report of one task, as the page that leads to several shows it.
+
+    Attributes:
+        page: the path of its page, from the one that leads to it.
+        title: its task, in words.
+        verdict: its sentences.
+    """
+
+    page: Path
+    title: str
+    verdict: Sequence[Statement]
+
+
 def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, width: float = COLUMN) -> Path:
     """Write reports, of several tasks each in a folder of its own below a page that leads to them; return the page.
 
@@ -136,7 +151,8 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
     parts = []
     for report in reports:
         page = save(report, inside(out, report.study.task), width)
-        parts.append((page.relative_to(out), report))
+        title = report.study.task.replace("_", " ").capitalize()
+        parts.append(Part(page.relative_to(out), title, report.verdict))
     write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
     return out / "report.html"
 

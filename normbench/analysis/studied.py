@@ -18,6 +18,7 @@ from normbench.analysis.figures.figure import Figure, Group, is_wide
 from normbench.analysis.pages import page_of
 from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.tables import Table
+from normbench.analysis.wording import count
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_bytes, read_json, remove_written, write_bytes, write_json
 from normbench.record.shapes import COMMAND, fits
@@ -52,6 +53,17 @@ class Studied:
     about: Mapping[str, Any]
     tables: Sequence[Table]
     figures: Sequence[Mapping[str, Any]]
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """Return the paragraphs of its question."""
+        return str(self.about["question"]).split("\n\n")
+
+    @property
+    def machine(self) -> str:
+        """Return what it was measured on, in words."""
+        machine = self.about["machine"]
+        return f"{machine['cpu']}, {count(machine['threads'], 'thread')}, torch {machine['torch']}"
 
 
 def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
@@ -168,8 +180,8 @@ def check_apart(names: Sequence[str]) -> None:
     Raises:
         ValueError: with one that is there twice.
     """
-    for name, count in Counter(names).items():
-        if count > 1:
+    for name, number in Counter(names).items():
+        if number > 1:
             raise ValueError(f"{name} is there twice")
 
 
