@@ -109,7 +109,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     path = str(tree[section]["_target_"])
     where = f"{section}._target_={path}"
     found = import_target(path, where)
-    made = product(found)
+    made = class_made_by(found)
     kind = kind_of(section)
     if not (made and issubclass(made, kind)):
         base = BY_NAME[section].makes
@@ -165,11 +165,6 @@ def find_missing(made: object, kind: type, said: str = "") -> list[str]:
     return missing
 
 
-def product(found: Any) -> type | None:
-    """Return the class that a `_target_` is, or that a function's annotation says it returns; None for neither."""
-    return found if isinstance(found, type) else class_made_by(found)
-
-
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """Return what `<section>._target_` names with the section's settings, to be called with the rest.
 
@@ -182,7 +177,8 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     given = BY_NAME[section].given
     path = tree[section]["_target_"]
     where = f"{section}._target_={path}"
-
+    if section == "optim":
+        return make  # what an optimizer refuses, make_optimizer says
     if section == "norm" and not takes_place(found):
         make = partial(make_fitted, make)
 
@@ -200,7 +196,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
             raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
         return made
 
-    return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says
+    return call
 
 
 def settings_of(tree: Tree, section: str) -> dict[str, Any]:
@@ -272,15 +268,14 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     if rule:
         given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
-    trainer = tree["trainer"]
-    if trainer.get("recompute"):
-        what = ""
-        if trainer["compile"]:
-            what = f"trainer.compile={show(trainer['compile'])}"
-        elif getattr(model, "recompute", None) is None:
-            what = f"model={names['model']}, which cannot"
-        if what:
-            raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
+    if tree["trainer"].get("recompute"):
+        refused = ""
+        if tree["trainer"]["compile"]:
+            refused = f"trainer.compile={show(tree['trainer']['compile'])}"
+        elif model.recompute is None:
+            refused = f"model={names['model']}, which cannot"
+        if refused:
+            raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
     return facts
 
 
@@ -472,7 +467,8 @@ def rehearse(
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
         stack.enter_context(torch.no_grad())
         tensors = [tensor for tensor in batch if tensor is not None]
-        kept = stack.enter_context(nullcontext(Kept()) if group.shards else count_kept(model, tensors))
+        counting = nullcontext(Kept()) if group.shards else count_kept(model, tensors)
+        kept = stack.enter_context(counting)
         logits = model.train()(*batch.arguments)
         if logits.shape == shape:
             data.task.loss(logits, batch.targets)

@@ -106,7 +106,8 @@ def place_of(error: BaseException) -> str:
         if not path.exists() or any(path.is_relative_to(other) for other in others):
             continue
         place = f"{path.name}, line {frame.lineno}"
-        if not {"site-packages", "dist-packages"} & {*path.parts}:
+        is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+        if not is_installed:
             return place
         installed = installed or place
     return installed

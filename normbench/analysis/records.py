@@ -461,7 +461,7 @@ def read_recorded(path: Path) -> RecordedMetrics:
         return RecordedMetrics({}, is_torn=False, damage=f"metrics.jsonl cannot be read ({error.strerror})")
     points = defaultdict[str, list[tuple[float, float]]](list)
     good = 0  # lines
-    for _, step, numbers in takewhile(lambda line: line[1] != UNREADABLE, lines):
+    for _, step, numbers in takewhile(lambda line: line.step != UNREADABLE, lines):
         good += 1
         for tag, value in numbers.items():
             points[tag].append((step, value))

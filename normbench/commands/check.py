@@ -13,7 +13,7 @@ from typing import Any
 from normbench.config.compose import SEARCH_PATH, read
 from normbench.config.groups import find_own_classes
 from normbench.config.sections import COMPARED
-from normbench.config.signatures import import_target
+from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import UsageError
 
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
@@ -109,7 +109,7 @@ def section_of(path: str) -> str:
     from normbench.types import Branch
 
     find_own_classes()
-    made = build.product(import_target(path))
+    made = class_made_by(import_target(path))
     for section in ("placement", "model", "data", "norm"):  # a norm may be any module
         if made and issubclass(made, build.kind_of(section)) and not issubclass(made, Branch):
             return section

@@ -111,10 +111,15 @@ def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield from makers(returned)
 
 
-def class_made_by(function: Callable[..., Any]) -> type | None:
-    """Return the class that a function is annotated to return; None where it is not, or where that cannot be read."""
+def class_made_by(maker: Any) -> type | None:
+    """Return what makes something, where it is a class, or the class that a function is annotated to return.
+
+    None where it is neither, or where the annotation cannot be read.
+    """
+    if isinstance(maker, type):
+        return maker
     with suppress(Exception):  # an annotation may hold anything
-        plain = inspect.unwrap(function)
+        plain = inspect.unwrap(maker)
         returned = read_annotation(plain.__annotations__["return"], plain.__globals__)
         if isinstance(returned, type):
             return returned
@@ -246,34 +251,34 @@ class Source(dict[str, Any]):
                     elif name == (alias.asname or alias.name):
                         return name_in(module, alias.name)
             elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return partial(self.settings, node)
+                return partial(self.read_settings, node)
             elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
-                return self.value(node.value)
+                return self.evaluate(node.value)
         return getattr(builtins, name)
 
-    def value(self, expression: ast.expr) -> Any:
+    def evaluate(self, expression: ast.expr) -> Any:
         """Evaluate an annotation, or what one is made of."""
         return eval(compile(ast.Expression(expression), "annotation", "eval"), {"__builtins__": {}}, self)
 
-    def settings(self, node: ast.ClassDef | ast.FunctionDef) -> dict[str, Setting] | None:
+    def read_settings(self, node: ast.ClassDef | ast.FunctionDef) -> dict[str, Setting] | None:
         """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
         if isinstance(node, ast.FunctionDef):
-            own = self.parameters(node.args, node.args.args)
-            return self.handed_on(node.returns, own) if node.args.kwarg else own
+            own = self.read_parameters(node.args, node.args.args)
+            return self.add_rest(node.returns, own) if node.args.kwarg else own
         base = node.bases[0] if node.bases else None
         for line in node.body:
             if isinstance(line, ast.FunctionDef) and line.name == "__init__":
-                own = self.parameters(line.args, line.args.args[1:])
-                return self.handed_on(base, own) if line.args.kwarg else own
-        own = self.fields(node)
-        return self.handed_on(base, own) if base else own
+                own = self.read_parameters(line.args, line.args.args[1:])
+                return self.add_rest(base, own) if line.args.kwarg else own
+        own = self.read_fields(node)
+        return self.add_rest(base, own) if base else own
 
-    def handed_on(self, maker: ast.expr | None, own: dict[str, Setting]) -> dict[str, Setting] | None:
+    def add_rest(self, maker: ast.expr | None, own: dict[str, Setting]) -> dict[str, Setting] | None:
         """Return the settings of what takes the rest, and one's own; None where anything is taken."""
         more = self[maker.id]() if isinstance(maker, ast.Name) else None
         return None if more is None else {**more, **own}
 
-    def parameters(self, arguments: ast.arguments, positional: list[ast.arg]) -> dict[str, Setting]:
+    def read_parameters(self, arguments: ast.arguments, positional: list[ast.arg]) -> dict[str, Setting]:
         """Return the settings among the parameters of a function.
 
         Args:
@@ -282,29 +287,29 @@ class Source(dict[str, Any]):
         found: dict[str, Setting] = {}
         without_default = len(positional) - len(arguments.defaults)
         for argument in positional[without_default:]:
-            found[argument.arg] = self.setting(argument.annotation)
+            found[argument.arg] = self.read_setting(argument.annotation)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            found[argument.arg] = replace(self.setting(argument.annotation), required=default is None)
+            found[argument.arg] = replace(self.read_setting(argument.annotation), required=default is None)
         if without_default <= MOST_BARE:
             for argument in positional[:without_default]:
-                found[argument.arg] = self.setting(argument.annotation)
+                found[argument.arg] = self.read_setting(argument.annotation)
         return {name: setting for name, setting in found.items() if name not in GIVEN}
 
-    def fields(self, node: ast.ClassDef) -> dict[str, Setting]:
+    def read_fields(self, node: ast.ClassDef) -> dict[str, Setting]:
         """Return the settings that the fields of a dataclass are."""
         found: dict[str, Setting] = {}
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and node.decorator_list:
                 name = ast.unparse(line.target)
                 if name not in GIVEN:
-                    found[name] = replace(self.setting(line.annotation), required=line.value is None)
+                    found[name] = replace(self.read_setting(line.annotation), required=line.value is None)
         return found
 
-    def setting(self, annotation: ast.expr | None) -> Setting:
+    def read_setting(self, annotation: ast.expr | None) -> Setting:
         """Return what an annotation allows; anything, where there is none or the sources do not tell."""
         if annotation is not None:
             with suppress(Exception):
-                return setting_from(self.value(annotation))
+                return setting_from(self.evaluate(annotation))
         return Setting()
 
 

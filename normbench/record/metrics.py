@@ -6,30 +6,42 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from normbench.record.files import keep_damaged, read_bytes, write_atomically
 
 UNREADABLE = math.inf
 
 
-def logged_lines(path: Path) -> list[tuple[bytes, float, dict[str, float]]]:
-    """Return the lines of a metrics.jsonl, each with its step and its numbers by tag, NaN for those that are null.
+class LoggedLine(NamedTuple):
+    """A line of a metrics.jsonl.
 
-    The step of a line that cannot be read is UNREADABLE, larger than all others; empty lines are left out.
+    Attributes:
+        text: as it stands there.
+        step: UNREADABLE, larger than all others, where the line cannot be read.
+        numbers: by tag; NaN for those that are null.
+    """
+
+    text: bytes
+    step: float
+    numbers: dict[str, float]
+
+
+def logged_lines(path: Path) -> list[LoggedLine]:
+    """Return the lines of a metrics.jsonl; empty ones are left out.
 
     Raises:
         OSError: the file cannot be read.
     """
-    lines = [line for line in read_bytes(path).splitlines() if line.strip()]
-    objects = parse(b"[%s]" % b",".join(lines)) or []  # all at once take a third of the time that one by one take
-    if len(objects) != len(lines):
-        objects = [parse(line) for line in lines]
-    found: list[tuple[bytes, float, dict[str, float]]] = []
-    for line, numbers in zip(lines, objects, strict=True):
-        step, values = understand(numbers)
-        found.append((line, step, values))
-    return found
+    texts = [text for text in read_bytes(path).splitlines() if text.strip()]
+    objects = parse(b"[%s]" % b",".join(texts)) or []  # all at once take a third of the time that one by one take
+    if len(objects) != len(texts):
+        objects = [parse(text) for text in texts]
+    lines: list[LoggedLine] = []
+    for text, logged in zip(texts, objects, strict=True):
+        step, numbers = understand(logged)
+        lines.append(LoggedLine(text, step, numbers))
+    return lines
 
 
 def parse(text: bytes) -> Any:
@@ -60,8 +72,8 @@ def truncate_metrics(path: Path, last_step: int) -> str:
     if not lines:
         return ""
     damaged = ""
-    if any(step == UNREADABLE for _, step, _ in lines[:-1]):
+    if any(line.step == UNREADABLE for line in lines[:-1]):
         damaged = keep_damaged(path)
-    kept = [line + b"\n" for line, step, _ in lines if step <= last_step]
+    kept = [line.text + b"\n" for line in lines if line.step <= last_step]
     write_atomically(path, lambda file: file.writelines(kept))
     return damaged

@@ -221,7 +221,7 @@ def last_logged_step(metrics: Path, last_step: int) -> float:
     """Return the last step up to `last_step` in a metrics.jsonl; 0 where there is none."""
     if not metrics.exists():
         return 0
-    steps = [step for _, step, _ in logged_lines(metrics) if step <= last_step]
+    steps = [line.step for line in logged_lines(metrics) if line.step <= last_step]
     return max(steps, default=0)
 
 

@@ -16,7 +16,7 @@ from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
 from normbench.record.directory import RECORD, RunDirectory
 from normbench.record.files import read_json
-from normbench.record.metrics import UNREADABLE, logged_lines
+from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
 from normbench.settings import flat
 
@@ -194,14 +194,14 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     for name, run in run_directories(folder).items():
         if read_json(run.summary):
             altered += altered_files(name, run, [LOGGED])
-        lines: list[tuple[bytes, float, dict[str, float]]] = []
+        lines: list[LoggedLine] = []
         with suppress(OSError):
             lines = logged_lines(run.metrics)
-        for _, step, numbers in lines:
-            if step == UNREADABLE:
+        for line in lines:
+            if line.step == UNREADABLE:
                 break
-            for tag, value in numbers.items():
-                found.append((name, step, tag, value))
+            for tag, value in line.numbers.items():
+                found.append((name, line.step, tag, value))
     warn_of(altered)
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
