@@ -404,11 +404,29 @@ def watch(folder: Path) -> int:
         UsageError: there is no sweep.
     """
     reported = SweepFolder(folder)
-    places = (SweepFolder(Path(f"{folder}{tuning.SUFFIX}")), reported)
+    choosing = SweepFolder(Path(f"{folder}{tuning.SUFFIX}"))
     console = Console()
     if not reported.read_notes():
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
+    over = follow(console, reported, (choosing, reported))
+    planned = reported.read_plans()
+    is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
+    if is_planned and all(entry.run in over for entry in (*choosing.read_plans(), *planned)):
+        standings = [over[entry.run] for entry in planned]
+        say_done(console, reported, standings, reported.command())
+    else:
+        say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
+    failed = [one for one in over.values() if one.state == "failed"]
+    return show_failures(failed, reported.command())
 
+
+def follow(console: Console, reported: SweepFolder, places: Sequence[SweepFolder]) -> dict[str, Standing]:
+    """Show how far runs are until no process works on them; return how those stand that are over, by name.
+
+    Args:
+        reported: the folder of the sweep, which its processes mark.
+        places: all folders of its runs.
+    """
     over: dict[str, Standing] = {}
     working = True
     while working:
@@ -427,15 +445,4 @@ def watch(folder: Path) -> int:
             over |= view.over
         if working:
             time.sleep(LOOK_SECONDS)
-
-    entries = []
-    for runs in places:
-        entries += runs.read_plans()
-    is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
-    if is_planned and all(entry.run in over for entry in entries):
-        standings = [over[entry.run] for entry in reported.read_plans()]
-        say_done(console, reported, standings, reported.command())
-    else:
-        say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
-    failed = [one for one in over.values() if one.state == "failed"]
-    return show_failures(failed, reported.command())
+    return over

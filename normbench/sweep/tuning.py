@@ -85,12 +85,17 @@ def extend_grid(grid: Sequence[float]) -> list[float]:
     up = grid[-1] / grid[-2]
     rates = list(grid)
     for step in range(1, BEYOND + 1):
-        lower = float(f"{grid[0] * down**step:.4g}")
+        lower = round_to(4, grid[0] * down**step)
         rates.insert(0, lower)
-        higher = float(f"{grid[-1] * up**step:.4g}")
+        higher = round_to(4, grid[-1] * up**step)
         if higher <= SETTINGS["lr_grid"].high:
             rates.append(higher)
     return rates
+
+
+def round_to(digits: int, number: float) -> float:
+    """Return a number with so many significant digits."""
+    return float(f"{number:.{digits}g}")
 
 
 def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:
@@ -103,7 +108,7 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
     for choice in choices:
         for point in choice["curve"]:
             tried[choice["name"]][point["lr"]] = point["mean"]
-    grid = sorted({float(f"{lr:.12g}") for lr in settings.lr_grid})
+    grid = sorted({round_to(12, lr) for lr in settings.lr_grid})
     following = {name: propose(grid, means) for name, means in tried.items()}
     if not any(following.values()):
         return []
