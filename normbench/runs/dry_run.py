@@ -57,30 +57,38 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    with make_dry_folder() as folder, closing(Recorder(folder)) as session.loop.recorder:
+    with make_dry_folder() as folder, closing(Recorder(folder)) as recorder:
+        session.loop.recorder = recorder
         return estimate(session.loop, folder)
 
 
 def describe(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     """Return what steps take of memory, time and disk; the time of writing checkpoints is not counted."""
-    rows: dict[str, Scalar] = {"state": state_of(run)}
-    whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
-    rows["memory, peak of a step"] = found.peak and f"{decimal(found.peak)} ({whose})"
-    rows["time of a step"] = found.step_ms and f"{three_digits(found.step_ms)} ms (median of {found.measured})"
-    probed = f"{found.probed(steps):,} of the steps"
-    rows["time of a probed step"] = f"{three_digits(found.probed_ms)} ms ({probed})"
+    peak = None
+    if found.peak:
+        whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
+        peak = f"{decimal(found.peak)} ({whose})"
+    step = None
+    if found.step_ms:
+        step = f"{three_digits(found.step_ms)} ms (median of {found.measured})"
+    probed = f"{three_digits(found.probed_ms)} ms ({found.probed(steps):,} of the steps)"
     evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
-    rows["time of an evaluation"] = f"{evaluations}, {found.last_evaluation:,.3g} s for the last"
     whole = timedelta(seconds=round(found.seconds(steps)))
-    rows["time in all, about"] = f"{whole}, without the start of the process"
     stay = "2 stay"
     keep = run.config.closed.trainer.keep_checkpoint
     if keep == "best":
         stay = f"2 stay, with {decimal(size_of_weights(found.loop.model))} of the best weights"
     elif keep == "none":
         stay = "none stays"
-    rows["disk, checkpoints"] = f"{decimal(found.checkpoint)} each: 3 while one is written, {stay}"
-    return rows
+    return {
+        "state": state_of(run),
+        "memory, peak of a step": peak,
+        "time of a step": step,
+        "time of a probed step": probed,
+        "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
+        "time in all, about": f"{whole}, without the start of the process",
+        "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, {stay}",
+    }
 
 
 def size_of_weights(model: nn.Module) -> int:
