@@ -37,11 +37,7 @@ def logged_lines(path: Path) -> list[LoggedLine]:
     objects = parse(b"[%s]" % b",".join(texts)) or []  # all at once take a third of the time that one by one take
     if len(objects) != len(texts):
         objects = [parse(text) for text in texts]
-    lines: list[LoggedLine] = []
-    for text, logged in zip(texts, objects, strict=True):
-        step, numbers = understand(logged)
-        lines.append(LoggedLine(text, step, numbers))
-    return lines
+    return [understand(text, logged) for text, logged in zip(texts, objects, strict=True)]
 
 
 def parse(text: bytes) -> Any:
@@ -50,15 +46,16 @@ def parse(text: bytes) -> Any:
         return json.loads(text)
 
 
-def understand(numbers: Any) -> tuple[float, dict[str, float]]:
-    """Return the step of a logged object and its numbers by tag; UNREADABLE and none where it is something else."""
+def understand(text: bytes, logged: Any) -> LoggedLine:
+    """Return a line whose text stands for what is logged; UNREADABLE where that is not a step with numbers."""
     try:
-        step = int(numbers.pop("step"))
-        if set(map(type, numbers.values())) <= {float}:
-            return step, numbers
-        return step, {tag: math.nan if value is None else float(value) for tag, value in numbers.items()}
+        step = int(logged.pop("step"))
+        if set(map(type, logged.values())) <= {float}:
+            return LoggedLine(text, step, logged)
+        numbers = {tag: math.nan if value is None else float(value) for tag, value in logged.items()}
+        return LoggedLine(text, step, numbers)
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
-        return UNREADABLE, {}
+        return LoggedLine(text, UNREADABLE, {})
 
 
 def truncate_metrics(path: Path, last_step: int) -> str:
