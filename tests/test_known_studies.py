@@ -29,6 +29,8 @@ def report(tmp_path: Path, request: pytest.FixtureRequest) -> Report:
     STUDIES[request.param](tmp_path)
     made = make_report([tmp_path])
     assert Answer.from_json(made.answer.to_json()) == made.answer
+    for caveat in made.answer.caveats:
+        assert caveat.found and all(one.arms or one.runs for one in caveat.found)
     return made
 
 

@@ -202,6 +202,19 @@ def test_an_answer_is_what_the_report_writes_and_comes_back_from_json(tmp_path: 
     assert found.next[0].kind == StepKind.MAKE_TRAIN and found.causes[0].arm == "dyt · warmup=0"
 
 
+def test_an_answer_that_an_older_version_wrote_is_read(tmp_path: Path) -> None:
+    """It has the values of evidence, and the arms, alone."""
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0]})
+    found = normbench.answer(tmp_path)
+    content = json.loads(found.to_json())
+    for caveat in content["caveats"]:
+        caveat["found"] = [{"value": one["value"], "arms": one["arms"]} for one in caveat["found"]]
+    older = Answer.from_json(json.dumps(content))
+    assert [one.text for one in older.caveats] == [one.text for one in found.caveats]
+    assert older.caveats[0].found[0].arms == found.caveats[0].found[0].arms
+    assert older.differences == found.differences
+
+
 def test_an_answer_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1, 2.05], "rmsnorm": [2.03, 2.1, 2.11], "dyt": [2.4, 2.52, 2.44]})
     (report,) = make_reports([tmp_path])

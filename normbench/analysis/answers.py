@@ -547,8 +547,10 @@ def from_plain(kind: Any, value: Any) -> Any:
             return math.nan
         return float(value) if isinstance(value, str) else value  # an infinity is a word
     if isinstance(kind, type) and (kind is Interval or is_dataclass(kind)):
-        hints = get_type_hints(kind)
-        own = {name: from_plain(hint, value[name]) for name, hint in hints.items() if name in value}
+        own = {}
+        for name, hint in get_type_hints(kind).items():
+            if name in value:  # an older answer may lack what has a default now
+                own[name] = from_plain(hint, value[name])
         make: type[Any] = kind
         return make(**own)
     if origin is tuple:
@@ -556,4 +558,6 @@ def from_plain(kind: Any, value: Any) -> Any:
         return tuple(from_plain(one, own) for one, own in zip(kinds, value, strict=True))
     if origin is Mapping:
         return {key: from_plain(arguments[1], own) for key, own in value.items()}
-    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
+    return value
