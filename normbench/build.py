@@ -121,7 +121,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
     if missing:
-        raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
+        raise ContractError(f"{where} has no {' and no '.join(missing)}: {help_command(kind)} says what it is for")
     if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
         raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
@@ -147,7 +147,7 @@ def kind_of(section: str) -> type:
     return kind
 
 
-def pages(kind: type) -> str:
+def help_command(kind: type) -> str:
     """Return the command that shows what a class says of itself."""
     return f"python -m pydoc {kind.__module__}.{kind.__qualname__}"
 
@@ -172,7 +172,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
     """
     found, _ = target(tree, section)
-    make = partial(found, **settings_of(tree, section))
+    make = partial(found, **arguments_in(tree, section))
     kind = kind_of(section)
     given = BY_NAME[section].given
     path = tree[section]["_target_"]
@@ -193,14 +193,14 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
         missing = find_missing(made, kind)
         if missing:
-            raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
+            raise ContractError(f"{where} has no {' and no '.join(missing)}: {help_command(kind)} says what it is for")
         return made
 
     return call
 
 
-def settings_of(tree: Tree, section: str) -> dict[str, Any]:
-    """Return what a section sets of its class."""
+def arguments_in(tree: Tree, section: str) -> dict[str, Any]:
+    """Return what a section gives its class by keyword."""
     return {name: value for name, value in tree[section].items() if not name.startswith("_")}
 
 
@@ -236,7 +236,7 @@ def facts_of(tree: Tree, section: str) -> NormFacts:
     """Return what a section's norm declares about itself under its options; what is measured, of another's."""
     found, norm = target(tree, section)
     if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
-        facts: NormFacts = norm.facts_for(**settings_of(tree, section))
+        facts: NormFacts = norm.facts_for(**arguments_in(tree, section))
         takes_mask = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
         if takes_mask or facts.sees_future == "never":
             return facts
@@ -352,7 +352,7 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
         model = factory(tree, "model")(task, norms, place)
     if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
         what = f"model._target_={tree['model']['_target_']} has no blocks"
-        raise ContractError(f"{what}, and no anatomy of its own: {pages(Model)} says what it is for")
+        raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
     return model, norms.made
 
 

@@ -65,7 +65,7 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
     """
     if words and "=" not in words[0]:
         path, *settings = words
-        section = section_of(path)
+        section = find_section(path)
         words = [f"{section}._target_={path}"]
         words += [f"{section}.{word.removeprefix(f'{section}.')}" for word in settings]
     keys: list[str] = []
@@ -97,7 +97,7 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
     return name, PARTS[section](config.tree)
 
 
-def section_of(path: str) -> str:
+def find_section(path: str) -> str:
     """Return the section that a class belongs to, or a function annotated to return one.
 
     Raises:

@@ -81,7 +81,7 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
             meaning += f" (now {chosen[group]})"
         formatter.write_paragraph()
         write_group(formatter, group, meaning, *folders)
-    settings = settings_of(tree)
+    settings = list_settings(tree)
     values = {}
     for path in flat(tree):
         values[path] = show(lookup(tree, path)).partition("${")[0]  # what another key decides is left open
@@ -130,7 +130,7 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
     formatter.write_dl(rows)
 
 
-def settings_of(tree: Tree) -> dict[str, Setting]:
+def list_settings(tree: Tree) -> dict[str, Setting]:
     """Return what each key of a configuration may hold, by its path, as far as it is known."""
     found = dict(KEYS)
     for section, values in class_sections(tree).items():
@@ -159,4 +159,4 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     for path in flat(config.tree):
         if not path.endswith(HYDRA_KEYS):
             values[path] = show(lookup(config.tree, path))
-    write_keys(formatter, values, settings_of(config.tree), values)
+    write_keys(formatter, values, list_settings(config.tree), values)

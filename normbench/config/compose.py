@@ -300,7 +300,7 @@ def start_hydra() -> Iterator[None]:
         yield
 
 
-def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def read_experiment(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
     chosen = [word.lstrip("+") for word in words]
     with start_hydra(), translate_errors():

@@ -34,19 +34,19 @@ def logged_lines(path: Path) -> list[LoggedLine]:
         OSError: the file cannot be read.
     """
     texts = [text for text in read_bytes(path).splitlines() if text.strip()]
-    objects = parse(b"[%s]" % b",".join(texts)) or []  # all at once take a third of the time that one by one take
+    objects = parse_json(b"[%s]" % b",".join(texts)) or []  # all at once take a third of the time that one by one take
     if len(objects) != len(texts):
-        objects = [parse(text) for text in texts]
-    return [understand(text, logged) for text, logged in zip(texts, objects, strict=True)]
+        objects = [parse_json(text) for text in texts]
+    return [read_line(text, logged) for text, logged in zip(texts, objects, strict=True)]
 
 
-def parse(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Return what JSON says, or None where it is damaged."""
     with suppress(ValueError, RecursionError):
         return json.loads(text)
 
 
-def understand(text: bytes, logged: Any) -> LoggedLine:
+def read_line(text: bytes, logged: Any) -> LoggedLine:
     """Return a line whose text stands for what is logged; UNREADABLE where that is not a step with numbers."""
     try:
         step = int(logged.pop("step"))

@@ -75,7 +75,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     # An experiment is composed without the other words: what they set may belong to an option that varies.
     experiment = [word for word in words if key_of(word) in ("experiment", compose.SEARCH_PATH)]
     if experiment:
-        name, params = compose.study(experiment)
+        name, params = compose.read_experiment(experiment)
 
     given: list[str] = []
     for key, value in params.items():
