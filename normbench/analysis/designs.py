@@ -76,8 +76,18 @@ def is_able(arm: Arm, metric: Metric) -> bool:
     return arm.trained and 2 * sum(lost) <= len(lost) and not torn
 
 
-def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metric, **about: Any) -> Contrast:
-    """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
+def contrast(
+    own: Effects,
+    other: Effects,
+    *,
+    arm: Arm,
+    baseline: Arm,
+    metric: Metric,
+    kind: EffectKind,
+    factor: str,
+    levels: Sequence[Any],
+) -> Contrast:
+    """Return the contrast of two effects, one on an arm and one on its baseline, over the seeds that both have."""
     found = paired_difference(own, other)
     return Contrast(
         found.values,
@@ -88,7 +98,9 @@ def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metr
         metric=metric,
         own=tuple(own[seed] for seed in found.seeds),
         other=tuple(other[seed] for seed in found.seeds),
-        **about,
+        kind=kind,
+        factor=factor,
+        levels=levels,
     )
 
 
@@ -99,8 +111,14 @@ def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metr
 class Crossing:
     """A factor of a study, the subject, whose levels are arms, and another one.
 
-    arms: the baseline first. levels: of the other factor, the usual one first. cells: a column for each pair of places
-    in `arms` and in `levels`, a row for each setting of what else varies and each seed.
+    Attributes:
+        subject: the setting in which the arms differ.
+        factor: the other one.
+        arms: the baseline first.
+        levels: of the other factor, the usual one first.
+        cells: how runs ended; a column for each pair of places in `arms` and in `levels`, a row for each setting of
+            what else varies and each seed.
+        metric: in which they ended.
     """
 
     subject: str
@@ -118,9 +136,17 @@ class Crossing:
                 sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
                 by_seed = sides.dropna().groupby(level="seed").mean()
                 own, other = by_seed.to_dict().values()
-                levels = [self.levels[key] for key in weights]
-                about: dict[str, Any] = {"kind": kind, "factor": self.factor, "levels": levels}
-                found.append(contrast(own, other, self.arms[place], self.arms[0], self.metric, **about))
+                one = contrast(
+                    own,
+                    other,
+                    arm=self.arms[place],
+                    baseline=self.arms[0],
+                    metric=self.metric,
+                    kind=kind,
+                    factor=self.factor,
+                    levels=[self.levels[key] for key in weights],
+                )
+                found.append(one)
         return found
 
     def shared_levels(self, place: int) -> dict[int, Any]:
@@ -217,15 +243,24 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
     """Compare arms at the same levels of a setting: the largest that trains, and sensitivity to the learning rate."""
     found = []
     for one, other in permutations(tried_levels(arms, key), 2):
-        levels = [*one.by_level]
-        is_partner = other.arm.settings == {**one.arm.settings, **baseline}
-        if is_partner and [*other.by_level] == levels:
-            sides = {EffectKind.LARGEST: (one.largest, other.largest)}
-            if key == LEARNING_RATE:
-                sides[EffectKind.SENSITIVITY] = (one.sensitivity, other.sensitivity)
-            for kind, (own, others) in sides.items():
-                about: dict[str, Any] = {"kind": kind, "factor": key, "levels": levels}
-                found.append(contrast(own, others, one.arm, other.arm, loss_on("val"), **about))
+        levels = list(one.by_level)
+        if not is_partner(other.arm, one.arm, baseline) or list(other.by_level) != levels:
+            continue
+        sides = {EffectKind.LARGEST: (one.largest, other.largest)}
+        if key == LEARNING_RATE:
+            sides[EffectKind.SENSITIVITY] = (one.sensitivity, other.sensitivity)
+        for kind, (own, others) in sides.items():
+            effect = contrast(
+                own,
+                others,
+                arm=one.arm,
+                baseline=other.arm,
+                metric=loss_on("val"),
+                kind=kind,
+                factor=key,
+                levels=levels,
+            )
+            found.append(effect)
     return found
 
 
@@ -233,8 +268,21 @@ def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
     """Compare the shares of a grid in which arms train."""
     found = []
     for one, other in permutations(mapped, 2):
-        is_partner = other.arm.settings == {**one.arm.settings, **baseline}
-        if is_partner and one.keys == other.keys:
-            about: dict[str, Any] = {"kind": EffectKind.AREA, "factor": one.words, "levels": one.levels[1]}
-            found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
+        if is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
+            effect = contrast(
+                one.shares,
+                other.shares,
+                arm=one.arm,
+                baseline=other.arm,
+                metric=AREA,
+                kind=EffectKind.AREA,
+                factor=one.words,
+                levels=one.levels[1],
+            )
+            found.append(effect)
     return found
+
+
+def is_partner(other: Arm, arm: Arm, baseline: Baseline) -> bool:
+    """Say whether one arm has the baseline's settings, and is like another in all else."""
+    return other.settings == {**arm.settings, **baseline}
