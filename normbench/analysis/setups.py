@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -100,13 +100,15 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
     varied = {*study.varied, *along(study)}
     aside = {*varied, LEARNING_RATE} if study.fairly_chosen else varied
 
+    def describe(read: Callable[[RecordedRun], str]) -> str:
+        return join(read(run) for run in runs)
+
     def describe_part(group: str) -> str:
-        return join(part_in_words(run, group, aside) for run in runs)
+        return describe(lambda run: part_in_words(run, group, aside))
 
     def describe_option(group: str) -> str:
-        return join(option_in_words(run, group, aside) for run in runs)
+        return describe(lambda run: option_in_words(run, group, aside))
 
-    decays = [run.config.get("trainer.ema") for run in runs]
     return Setup(
         factors=tuple(factor_in_words(study, factor) for factor in factors(study)),
         alike=alike_in_words(study, varied),
@@ -115,13 +117,13 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
         norm_and_placement=fixed_in_words(study, varied),
         data=describe_option("data"),
         amounts=shortened(facts.distinct(runs, facts.amounts), MOST_AMOUNTS, between="; "),
-        steps=join(facts.steps(run) for run in runs),
-        batch=join(facts.batch(run) for run in runs),
+        steps=describe(facts.steps),
+        batch=describe(facts.batch),
         optimizer=describe_part("optim"),
         schedule=describe_part("schedule"),
-        clip=join(facts.clip(run) for run in runs),
-        precision=join(precision_in_words(run) for run in runs),
-        average=join(value_in_words(decay) for decay in decays if decay),
+        clip=describe(facts.clip),
+        precision=describe(precision_in_words),
+        average=describe(average_in_words),
         rate_choice=rate_choice(study, chosen),
         rates=tuple(rates_of(arm) for arm in judged),
         scores=facts.every(runs, facts.bleu),
@@ -262,6 +264,12 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
 def precision_in_words(run: RecordedRun) -> str:
     """Write in which precision a run computes."""
     return PRECISIONS[run.config.get("trainer.precision", "fp32")]
+
+
+def average_in_words(run: RecordedRun) -> str:
+    """Write the decay of a run's moving average of the weights; nothing where it has none."""
+    decay = run.config.get("trainer.ema")
+    return value_in_words(decay) if decay else ""
 
 
 def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
