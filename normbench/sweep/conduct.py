@@ -99,7 +99,7 @@ class Sweep:
     # ---- --dry-run
 
     def show(self) -> int:
-        """Say what would run; returns the exit status."""
+        """Say what would run; return the exit status."""
         choosing = self.plan_choosing()
         while choosing is not None and self.count_to_do(choosing) == 0:
             self.choices = tuning.choose(choosing, self.settings.lr_grid)
@@ -174,7 +174,7 @@ class Sweep:
     # ---- the runs
 
     def run(self, report: Report) -> int:
-        """Make the runs and report on them; returns the exit status."""
+        """Make the runs and report on them; return the exit status."""
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
@@ -191,7 +191,7 @@ class Sweep:
         return show_failures(list(self.failed.values()), self.command)
 
     def make_runs(self) -> list[Standing]:
-        """Make the runs that choose, if any, and then those that are reported; returns how these stand in the end."""
+        """Make the runs that choose, if any, and then those that are reported; return how these stand in the end."""
         if self.settings.lr:
             say(self.console, "learning rates are chosen on held-out data: a few first, then those near the best")
             self.folder.write_plan((), self.words, self.asked_runs)
@@ -238,7 +238,7 @@ class Sweep:
         return plan.folder == self.plan.folder
 
     def finish(self, plan: SweepPlan) -> list[Standing]:
-        """Make the runs of a plan, and show how far they are; returns how they stand in the end.
+        """Make the runs of a plan, and show how far they are; return how they stand in the end.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -314,7 +314,7 @@ def understand(words: Sequence[str]) -> Sweep:
 
 
 def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
-    """Make many runs and report on them, or say what they would take; returns the exit status.
+    """Make many runs and report on them, or say what they would take; return the exit status.
 
     Raises:
         UsageError: any mistake in the words; nothing was started.
@@ -345,7 +345,7 @@ def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
 
 
 def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, trust: bool = False) -> int:
-    """Go on with the sweeps that were started on a folder; returns the exit status.
+    """Go on with the sweeps that were started on a folder; return the exit status.
 
     Args:
         words: in place of some of theirs, or beside them.
@@ -396,7 +396,7 @@ def report_nothing(folder: Path, quiet: bool) -> None:
 
 
 def watch(folder: Path) -> int:
-    """Show how far the sweeps of a folder are, as long as a process is working on them; returns the exit status.
+    """Show how far the sweeps of a folder are, as long as a process is working on them; return the exit status.
 
     Where learning rates are being chosen, those runs come first.
 

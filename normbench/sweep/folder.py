@@ -376,7 +376,7 @@ def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
 
 
 def show_failures(failed: Sequence[Standing], command: str) -> int:
-    """Print why runs have failed, if any, and for each cause a command that repeats one; returns the exit status.
+    """Print why runs have failed, if any, and for each cause a command that repeats one; return the exit status.
 
     Args:
         command: that goes on with all.

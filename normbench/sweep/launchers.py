@@ -315,7 +315,7 @@ class Submitit(Launcher):
 
 
 def keep_apart(log: Path) -> IO[str]:
-    """Send what C++ code prints as errors to a file; Python's own stay where they were. Returns the file."""
+    """Send what C++ code prints as errors to a file; Python's own stay where they were. Return the file."""
     terminal = os.dup(2)
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 2)

@@ -206,7 +206,7 @@ def read_values(word: str, parsed: Override) -> list[str]:
 def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Point], Counter[str]]:
     """Leave out the points whose words have all settings of an exclusion, such as `norm=dyt,seed=1`.
 
-    Returns the other points, and how many each exclusion leaves out.
+    Return the other points, and how many each exclusion leaves out.
 
     Raises:
         UsageError: an exclusion is something else, or fits no point.

@@ -185,7 +185,7 @@ class Execution:
                 kill()
 
     def start(self) -> bool:
-        """Start as many runs as have a place and are free; returns whether there are any.
+        """Start as many runs as have a place and are free; return whether there are any.
 
         Raises:
             RunFailure: the launcher starts nothing.
