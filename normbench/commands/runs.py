@@ -46,7 +46,9 @@ def show_runs(folder: Path) -> int:
         UsageError: the folder is not there, or holds neither.
     """
     sweeps = {path.parent for path in folder.rglob(".sweep")}
-    lines = [line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)) for path in sweeps]
+    lines: list[Line] = []
+    for path in sweeps:
+        lines.append(line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)))
     for name, run in find_runs(folder, bool(sweeps)).items():
         if run.path.parent == folder or run.path.parent not in sweeps:
             lines.append(line_of_run(name, run))

@@ -334,11 +334,11 @@ def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
     here = settings_in(now)
     parts: list[str] = []
     for key in there | here:
-        own = there.get(key, "not given")
-        other = here.get(key, "not given")
+        was = there.get(key, "not given")
+        is_now = here.get(key, "not given")
         decides = key not in HOW and key.partition(".")[0] not in HOW
-        if decides and own != other:
-            parts.append(f"{key}: {own} there, {other} here")
+        if decides and was != is_now:
+            parts.append(f"{key}: {was} there, {is_now} here")
     if not parts:
         return "its words make other runs now: a default, the device, the data or a class has changed"
     return "; ".join(parts)
