@@ -201,6 +201,11 @@ def take_apart(annotation: Any) -> tuple[list[Setting], list[Any]]:
 # ---- words
 
 
+def key_of(word: str) -> str:
+    """Return the key that a word of a command line sets or deletes."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def either(words: Iterable[str]) -> str:
     """Join words: `a`, `a or b`, `a, b or c`; with a comma before `or` where a word has blanks of its own."""
     *first, last = list(words) or [""]

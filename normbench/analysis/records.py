@@ -22,7 +22,7 @@ from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, logged_lines
 from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.load import flat, run_directories
-from normbench.settings import Setting, show
+from normbench.settings import Setting, key_of, show
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
@@ -281,7 +281,7 @@ class RecordedStudy:
             return ""
         kept = []
         for word in plans[0]:
-            key = word.lstrip("+~").partition("=")[0]
+            key = key_of(word)
             if key not in changes and key != "sweep.report":
                 kept.append(word)
         if not kept:

@@ -15,6 +15,7 @@ from normbench.config.groups import find_own_classes
 from normbench.config.sections import COMPARED
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import UsageError
+from normbench.settings import key_of
 
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
@@ -71,7 +72,7 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
     keys: list[str] = []
     sections: list[str] = []
     for word in words:
-        key = word.lstrip("+~").partition("=")[0]
+        key = key_of(word)
         if key == SEARCH_PATH:
             continue
         keys.append(key)

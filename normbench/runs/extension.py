@@ -13,7 +13,7 @@ from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory, extended_runs
 from normbench.record.files import write_bytes
 from normbench.record.tensorboard import event_files
-from normbench.settings import lookup
+from normbench.settings import key_of, lookup
 from normbench.training.checkpoint import is_whole
 from normbench.types import Data
 
@@ -56,7 +56,7 @@ def change(tree: dict[str, Any], word: str, config: Config) -> None:
     Raises:
         UsageError: an extension may not set it.
     """
-    path = word.lstrip("+~").partition("=")[0]
+    path = key_of(word)
     if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
         why = "everything but trainer.* is the run's own, and of that precision, accumulate and ema"
         raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")

@@ -17,7 +17,7 @@ from normbench.record.tensorboard import RESULTS, event_files
 from normbench.runs.ledger import make_ledger
 from normbench.runs.notes import caveats
 from normbench.runs.plan import Run
-from normbench.settings import flat
+from normbench.settings import flat, key_of
 from normbench.training.clock import peak_memory
 from normbench.training.loop import Loop
 
@@ -116,7 +116,7 @@ def comparison(run: Run) -> list[str]:
     norm_words = []
     has_norm_settings = False
     for word in run.config.words:
-        key = word.lstrip("+~").partition("=")[0]
+        key = key_of(word)
         if key == "norm":
             norm_words.append(word)
         elif key not in ("seed", "name", "quiet", "rerun"):

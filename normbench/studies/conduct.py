@@ -30,12 +30,12 @@ from normbench.record.directory import RunDirectory
 from normbench.record.files import inside, write_bytes
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
-from normbench.settings import show
+from normbench.settings import key_of, show
 from normbench.studies.frame import Row, Study, Subject, device_name, make_study, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import PlannedRun, SweepPlan
-from normbench.sweep.words import AS_IT_IS, TIE, key_of
+from normbench.sweep.words import AS_IT_IS, TIE
 from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 

@@ -26,10 +26,9 @@ from normbench.errors import UsageError
 from normbench.record.directory import fingerprint
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
-from normbench.settings import Setting, Tree
+from normbench.settings import Setting, Tree, key_of
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, Findings, Told, compare, compare_with_baseline, keys_of, values_of
-from normbench.sweep.words import key_of
 from normbench.training.memory import memory_of
 from normbench.types import Data, Model, NormFacts, Task
 

@@ -24,6 +24,7 @@ from normbench.runs.contexts import explain_limits, show_notes
 from normbench.runs.dry_run import busy, measure
 from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
+from normbench.settings import key_of
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import (
@@ -37,7 +38,7 @@ from normbench.sweep.plan import (
     read_grid,
     replace_settings,
 )
-from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings, settings_in
+from normbench.sweep.words import HOW, ONCE, SweepConfig, read_settings, settings_in
 from normbench.sweep.work import Execution, Stopped
 
 Report = Callable[[Path, bool], None]  # on the runs of a folder; the second: whether the person asked for quiet

@@ -22,10 +22,10 @@ from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.record.directory import fingerprint
 from normbench.runs.plan import Run, prepare
-from normbench.settings import Tree, show
+from normbench.settings import Tree, key_of, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Here, Launcher
-from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings, settings_in
+from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, read_settings, settings_in
 from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.

@@ -10,9 +10,10 @@ from typing import Any
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json, write_json
+from normbench.settings import key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
-from normbench.sweep.words import SETTINGS, SweepConfig, key_of
+from normbench.sweep.words import SETTINGS, SweepConfig
 
 HELD_OUT = 0.1  # of the training data
 RATE = "optim.lr"

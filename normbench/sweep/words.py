@@ -12,7 +12,7 @@ from normbench.config.groups import check_option, content, options_with, section
 from normbench.config.schema import TARGET, check_values, closed_settings
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, either
+from normbench.settings import Setting, either, key_of
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet"
 def is_own(word: str) -> bool:
     """Tell whether a word is the sweep's own, rather than one for `train`."""
     return re.match(r"\+*(sweep\.|launcher[.=])", word) is not None
-
-
-def key_of(word: str) -> str:
-    """Return the key that a word sets or deletes."""
-    return word.lstrip("+~").partition("=")[0]
 
 
 def settings_in(words: Iterable[str]) -> dict[str, str]:
