@@ -66,7 +66,7 @@ class Recorded(TorchDispatchMode):
         took = defaultdict[str, list[float]](list)
         with torch.no_grad():
             for number in range(rounds + 1):  # the first warms up
-                spent = Counter[str]()
+                spent = defaultdict[str, float](float)
                 before = time.perf_counter()
                 for kind, call in self.calls:
                     call()

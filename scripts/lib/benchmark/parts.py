@@ -257,8 +257,8 @@ def scaling(bench: Bench) -> Iterator[Row]:
     """How a step's time grows with the model, against how its operations grow."""
     larger = {"depth": LARGER["depth"]} if bench.quick else LARGER
     bench.say(f"{bench.pairs} rounds")
-    settings = {"words": [*NANO, "probes=off"], "larger": larger, "rounds": bench.pairs, "steps": bench.size(12, 4)}
-    found = bench.worker("scaling", **settings)
+    words = [*NANO, "probes=off"]
+    found = bench.worker("scaling", words=words, larger=larger, rounds=bench.pairs, steps=bench.size(12, 4))
     for name in larger:
         rows = [row for row in found if row["name"] == name]
         pairs = [(row["time"], row["flops"]) for row in rows]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -61,14 +62,14 @@ def nanogpt_copy(bench: Bench) -> Path:
     return copy
 
 
-def column(folder: Path, split: str, name: str) -> list[str]:
+def column(folder: Path, split: str, name: str) -> list[Any]:
     """Return a column of the parquet files of a split."""
     files = sorted(folder.glob(f"{split}-*.parquet"))
     if not files:
         raise Failed(
             f"failed: {folder} has no parquet file of {split}: NORMBENCH_DATA must name the folder of the data sets"
         )
-    values = []
+    values = list[Any]()
     for file in files:
         values += parquet.read_table(file, columns=[name])[name].to_pylist()
     return values
