@@ -232,7 +232,7 @@ class Bench(Study):
     def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
         count = self.steps + WARM_UP + COUNTED
-        timed = [timed_steps(subject, count) for subject in subjects]
+        timed = [warm_up_steps(subject, count) for subject in subjects]
         calls = list[Call]()
         for one in timed:
             calls += [one.with_norms, one.without_norms]
@@ -299,8 +299,8 @@ class TimedSteps(NamedTuple):
     row: Row
 
 
-def timed_steps(subject: Subject, count: int) -> TimedSteps:
-    """Return a subject's training steps once they are warm and their operators are counted; count: of all steps."""
+def warm_up_steps(subject: Subject, count: int) -> TimedSteps:
+    """Take the first of a subject's training steps, and return how the others are taken. count: of all steps."""
     with_norms, norms = training_step(subject, subject.tree["norm"], count)
     without_norms, _ = training_step(subject, section_of("norm", "none"), count)
     for take_next in (with_norms, without_norms):
