@@ -14,7 +14,7 @@ MOST_OF_ONE_VALUE = 4  # arms
 MOST_MISSING = 3  # runs, each with why it is missing
 
 
-def arms_of(found: Iterable[Evidence]) -> list[str]:
+def arms_in(found: Iterable[Evidence]) -> list[str]:
     """Return the arms that evidence names, each once."""
     return [*dict.fromkeys(arm for one in found for arm in one.arms)]
 
@@ -60,7 +60,7 @@ def say_unequal(sentence: str, found: Iterable[Evidence]) -> str:
 
 def say_of_arms(found: Iterable[Evidence], sentence: str) -> str:
     """Say of which arms a sentence is true."""
-    return f"{shortened(arms_of(found), MOST)}: {sentence}"
+    return f"{shortened(arms_in(found), MOST)}: {sentence}"
 
 
 # ---- step times
@@ -71,7 +71,7 @@ def say_step_times(found: Sequence[Evidence]) -> str:
     worst = max(one.numbers["ratio"] for one in found)
     return (
         f"step times differ up to {worst:.1f}-fold between seeds of one arm, so runs disturbed each other, or the "
-        f"machine did other work: their times say little: {shortened(arms_of(found), MOST)}"
+        f"machine did other work: their times say little: {shortened(arms_in(found), MOST)}"
     )
 
 
@@ -99,7 +99,7 @@ def say_chosen_for_none(found: Evidence, command: str) -> str:
 
 def say_open_rate(found: Sequence[Evidence]) -> str:
     """Say at which rates an arm lacks seeds."""
-    (name,) = arms_of(found)
+    (name,) = arms_in(found)
     lacking = []
     for one in found:
         seeds = shortened([str(seed) for seed in one.seeds], MOST)

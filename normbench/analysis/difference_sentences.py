@@ -208,7 +208,7 @@ def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) 
     if max(one.tried for one in every) == 1:
         words = "With one seed for each arm nothing can be said about differences:"
     else:
-        words = f"{arms_of(ones)}: one seed has finished both there and in the baseline, so nothing can be said:"
+        words = f"{name_arms(ones)}: one seed has finished both there and in the baseline, so nothing can be said:"
     few, more, many = (fixed(detectable_difference(n, 1.0, family=len(every)), 1) for n in (3, 5, 10))
     return (
         f"{words} add at least 2 seeds. To be found four times in five, a difference must be {few} times the standard "
@@ -219,7 +219,7 @@ def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) 
 
 def say_no_seed(ones: Sequence[ArmDifference]) -> str:
     """Say that no seed has a result in both arms."""
-    return f"{arms_of(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
+    return f"{name_arms(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
 
 
 def say_not_compared(arms: int) -> str:
@@ -238,7 +238,7 @@ def compared(one: ArmDifference) -> str:
     return "better than" if one.better else "worse than"
 
 
-def arms_of(ones: Sequence[ArmDifference]) -> str:
+def name_arms(ones: Sequence[ArmDifference]) -> str:
     """Name the arms of some comparisons."""
     return shortened([one.arm for one in ones])
 

@@ -70,12 +70,12 @@ def say_largest(one: Effect) -> str:
     word = word_of(one)
     is_rate = word == "learning rate"
     name, levels = ("lr", "rates") if is_rate else (word, "values")
-    words = f"{winner} trains up to {name} {levels_of(one, gains)}, {loser} up to {levels_of(one, losses)}"
+    words = f"{winner} trains up to {name} {write_levels(one, gains)}, {loser} up to {write_levels(one, losses)}"
     gap = gap_of(one)
     if gap is None:
         return f"{words}, in each of {count(one.n, 'seed')}."
     times = fixed(2 ** abs(one.mean), 1)
-    return f"{words}, at {levels} {times} times as large {evidence(one, span(gap.powers, 1))}."
+    return f"{words}, at {levels} {times} times as large {write_evidence(one, span(gap.powers, 1))}."
 
 
 def say_area(one: Effect) -> str:
@@ -83,17 +83,18 @@ def say_area(one: Effect) -> str:
     (winner, gains), (loser, losses) = sides(one)
     return (
         f"{winner} trains in {mean_share(gains)} % of the grid of {word_of(one)}, {loser} in {mean_share(losses)} %: "
-        f"{amount(one)} more {evidence(one)}."
+        f"{amount(one)} more {write_evidence(one)}."
     )
 
 
 def say_sensitivity(one: Effect) -> str:
     """Say which arm is more sensitive to the learning rate."""
     (winner, gains), (loser, losses) = sides(one)
+    verb = "is" if one.real else "may be"
     return (
-        f"{loser} {'is' if one.real else 'may be'} {amount(one)} more sensitive to the learning rate than {winner} "
-        f"{evidence(one)}: on average over the rates its loss is {mean_size(one, losses)} above that at its best rate, "
-        f"against {mean_size(one, gains)}."
+        f"{loser} {verb} {amount(one)} more sensitive to the learning rate than {winner} {write_evidence(one)}: on "
+        f"average over the rates its loss is {mean_size(one, losses)} above that at its best rate, against "
+        f"{mean_size(one, gains)}."
     )
 
 
@@ -111,7 +112,7 @@ def say_change(one: Effect) -> str:
     verb = f"{verb}s" if one.real else f"may {verb}"
     other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
     return (
-        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {evidence(one)}: the "
+        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {write_evidence(one)}: the "
         f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
         f"{mean_size(one, losses)}."
     )
@@ -174,7 +175,7 @@ def gap_of(one: Effect) -> Interval | None:
     return interval
 
 
-def evidence(one: Effect, ratios: str = "") -> str:
+def write_evidence(one: Effect, ratios: str = "") -> str:
     """Write interval, seeds and p, in brackets. ratios: the interval, where it is one of ratios."""
     words = ""
     if one.interval:
@@ -204,7 +205,7 @@ def direction(effects: Sequence[float]) -> str:
     return "falls" if sum(effects) < 0 else "rises"
 
 
-def levels_of(one: Effect, effects: Sequence[float]) -> str:
+def write_levels(one: Effect, effects: Sequence[float]) -> str:
     """Write the levels up to which seeds train. effects: their logarithms to base 2."""
     low, high = 2 ** min(effects), 2 ** max(effects)
     lowest_tried, largest_tried = one.levels[0], one.levels[-1]

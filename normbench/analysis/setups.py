@@ -169,11 +169,11 @@ def factors(study: RecordedStudy) -> list[JointFactor]:
         groups[groups.index(one)] = (*one, *other)
         groups.remove(other)
         tied = tied_pair(study, groups)
-    found = [JointFactor(keys, levels_of(study, keys)) for keys in groups]
+    found = [JointFactor(keys, joint_levels(study, keys)) for keys in groups]
     combinations_of_all = math.prod(len(one.levels) for one in found)
     if combinations_of_all > len(study.arms):  # pairs are whole, and triples are not
         every = tuple(chain.from_iterable(groups))
-        return [JointFactor(every, levels_of(study, every))]
+        return [JointFactor(every, joint_levels(study, every))]
     return found
 
 
@@ -194,31 +194,31 @@ def along(study: RecordedStudy) -> list[str]:
         asked.discard(LEARNING_RATE)
     found = []
     for key in candidates(study.runs):
-        if key in asked and len(levels_of(study, (key,))) > 1:
+        if key in asked and len(joint_levels(study, (key,))) > 1:
             found.append(key)
     return found
 
 
 def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Say whether some values of settings are not taken together."""
-    together = len(levels_of(study, (*one, *other)))
-    return together < len(levels_of(study, one)) * len(levels_of(study, other))
+    together = len(joint_levels(study, (*one, *other)))
+    return together < len(joint_levels(study, one)) * len(joint_levels(study, other))
 
 
-def levels_of(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+def joint_levels(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the values that settings take together, in order."""
-    found = {level_of(run, keys) for run in study.runs}
+    found = {joint_level(run, keys) for run in study.runs}
     return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
 
 
-def level_of(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
+def joint_level(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
     """Return the values that a run has in some settings."""
     return tuple(run.config.get(key) for key in keys)
 
 
 def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
     """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
-    by_level = {level_of(run, factor.keys): run for run in study.runs}
+    by_level = {joint_level(run, factor.keys): run for run in study.runs}
     levels = []
     for level in factor.levels:
         words = [level_in_words(study, by_level[level], key) for key in factor.keys]
