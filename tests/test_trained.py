@@ -12,6 +12,7 @@ import torch
 from made_runs import make_report, make_run, read_study
 from scipy import stats
 
+from normbench.analysis.answers import ReasonKind, Remedy, StepKind, TwoGroups, Verdict
 from normbench.analysis.facts import lead
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.finals import draw_learning_rates
@@ -111,13 +112,15 @@ def test_data_that_know_the_accuracy_of_a_constant_alone_are_enough(tmp_path: Pa
 
 def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": [3.341, 3.342, 3.343], "dyt": STUCK})
-    assert text_of(report).endswith("dyt and layernorm are not compared: neither of them trained.")
+    (one,) = report.answer.differences
+    assert (one.verdict, one.untrained) == (Verdict.UNTRAINED, ("dyt", "layernorm"))
 
 
 def test_an_arm_of_which_one_run_did_not_train_has_no_mean(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": [3.349, 2.6, 2.61]})
-    assert text_of(report).startswith("dyt did not train in 1 of 3 runs: ")
-    assert "end in two groups far apart: 2 of 3 trained" in text_of(report)
+    (one,) = report.answer.differences
+    assert (one.verdict, one.torn) == (Verdict.TORN, (TwoGroups("dyt", trained=2, runs=3),))
+    assert {arm.name: len(arm.stuck) for arm in report.answer.arms} == {"dyt": 1, "layernorm": 0}
     cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
     assert cells["differences"].loc["dyt", "found"] == "two groups"
     captions = {figure.name: figure.caption for figure in draw_all(report.study, {"norm": "layernorm"})}
@@ -197,10 +200,13 @@ def test_the_probes_say_why_an_arm_did_not_train(tmp_path: Path) -> None:
                 file = path / "metrics.jsonl"
                 file.write_text(f"{json.dumps(begun)}\n{file.read_text()}{json.dumps(ended)}\n")
     report = make_report([tmp_path])
+    (cause,) = report.answer.causes
+    assert (cause.arm, cause.baseline) == ("dyt", None)
+    reasons = {reason.kind: reason.evidence for reason in cause.reasons}
+    assert reasons[ReasonKind.SMALL_STREAM] == pytest.approx({"entering": 0.028, "passed": 0.014})
+    assert reasons[ReasonKind.SATURATED] == pytest.approx({"saturated": 0.95})
+    assert reasons[ReasonKind.VANISHING] == pytest.approx({"in_blocks": 2e-6, "gradient": 0.4})
+    (step,) = report.answer.next
+    assert (step.kind, step.arm, step.remedies[0]) == (StepKind.MAKE_TRAIN, "dyt", Remedy.LARGER_STREAM)
     (why,) = report.why
-    assert why.startswith(
-        "dyt did not train: the stream enters the first norm with RMS 0.028, where its bounded function"
-    )
-    assert "passes on values of RMS 0.014" in why and "up to 95 % of what enters" in why
-    assert "gradients vanish: their norm is 2e-06 in all blocks together, and 0.4 outside of them" in why
-    assert report.next[0].startswith("To make dyt train, try model.embedding_scale=unit or a larger norm.alpha0")
+    assert why.startswith("dyt did not train: the stream enters the first norm with RMS 0.028, where its bounded")
