@@ -86,7 +86,7 @@ def make_foreign_study(place: Path) -> Path:
 def test_our_drawings_only_draw(study: Path) -> None:
     drawing = (study / "figures/lines.svg").read_text()
     check_drawing(drawing)
-    shown = ElementTree.fromstring(read_study(study, study).figures[0]["svg"])
+    shown = ElementTree.fromstring(read_study(study, study).figures[0].svg)
     whole = [part.tag for part in ElementTree.fromstring(drawing).iter()]
     assert [part.tag for part in shown.iter()] == [tag for tag in whole if tag != f"{SVG}style"]
     ids = {part.get("id") for part in shown.iter()}

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
 from normbench.analysis.references import split_at_citations
+from normbench.analysis.shown import ShownFigure, by_group
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import by_group, tex
+from normbench.analysis.wording import tex
 
 ROOM = 342.0  # points: the lines of article at its usual size, of 345 pt, and a little to spare
 CHARACTER = 4.25  # points, of a letter in \footnotesize, which has 8 pt
@@ -173,17 +173,17 @@ def figure_for(label: str, caption: str, drawings: Sequence[str], size: str) -> 
     return "\n".join(lines) + "\n"
 
 
-def written_figures(figures: Sequence[Mapping[str, Any]], in_text: bool) -> str:
+def written_figures(figures: Sequence[ShownFigure], in_text: bool) -> str:
     """Write the figures for the text of a paper, or all others, for an appendix."""
     written = list[str]()
     for group, own in by_group(figures):
         if group is None:
             for figure in own:
-                name = figure["name"]
+                name = figure.name
                 if (name in FIGURES_IN_TEXT) == in_text:
-                    written.append(figure_for(name, figure["caption"], [name], ALONE))
+                    written.append(figure_for(name, figure.caption, [name], ALONE))
         elif (group.name in FIGURES_IN_TEXT) == in_text:
-            written += panels_for(group.name, group.caption, [figure["name"] for figure in own])
+            written += panels_for(group.name, group.caption, [figure.name for figure in own])
     return "\n".join(written)
 
 

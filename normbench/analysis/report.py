@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,6 +23,7 @@ from normbench.analysis.safe import to_csv
 from normbench.analysis.sensitivity import areas, failing, searches, tried_levels
 from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
 from normbench.analysis.setups import options_of
+from normbench.analysis.shown import ShownFigure
 from normbench.analysis.studied import Studied, places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import duration, fixed
@@ -85,7 +85,14 @@ def put_in_words(found: Examined) -> Report:
     answer = found.answer
     runs = runs_frame(found.study, found.by)
     return Report(
-        **vars(found),
+        study=found.study,
+        baseline=found.baseline,
+        arms=found.arms,
+        chosen=found.chosen,
+        by=found.by,
+        judgement=found.judgement,
+        blocks=found.blocks,
+        answer=answer,
         runs=runs,
         tables=[table for table in all_tables(found, runs) if table.rows],
         verdict=say(answer),
@@ -171,8 +178,16 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     files = figure_files(figures)
     shown = []
     for one in figures:
-        svg = files[f"figures/{one.name}.svg"].decode()
-        shown.append({**vars(one), "svg": svg, "place": "figures", "wide": is_wide(one)})
+        figure = ShownFigure(
+            name=one.name,
+            title=one.title,
+            caption=one.caption,
+            svg=files[f"figures/{one.name}.svg"].decode(),
+            place="figures",
+            wide=is_wide(one),
+            group=one.group,
+        )
+        shown.append(figure)
     files["answer.json"] = report.answer.to_json().encode()
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)
@@ -198,7 +213,7 @@ def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     return files
 
 
-def fill_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies: Sequence[Studied]) -> dict[str, str]:
+def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence[Studied]) -> dict[str, str]:
     """Return the page, the text in GitHub's Markdown, and the tables and figures for LaTeX, by their names."""
     study, answer = report.study, report.answer
     baseline = report.baseline.name if answer.differences else ""

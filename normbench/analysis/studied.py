@@ -17,6 +17,7 @@ import pandas as pd
 from normbench.analysis.figures.figure import Figure, Group, is_wide
 from normbench.analysis.pages import page_of
 from normbench.analysis.safe import check_drawing, for_page
+from normbench.analysis.shown import ShownFigure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.errors import UsageError
@@ -45,14 +46,13 @@ class Studied:
         key: its id in a page.
         about: its title, question, source, command and machine.
         tables: as the study wrote them.
-        figures: of each the name, title and caption, the SVG ready to stand in a page, whether it is as wide as one,
-            and the place of the files from the page.
+        figures: as a page shows them.
     """
 
     key: str
     about: Mapping[str, Any]
     tables: Sequence[Table]
-    figures: Sequence[Mapping[str, Any]]
+    figures: Sequence[ShownFigure]
 
     @property
     def paragraphs(self) -> list[str]:
@@ -140,7 +140,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         place = os.path.relpath(folder / "figures", page)
         figures = [read_figure(folder, one, key, place) for one in found.pop("figures")]
         tables = [read_table(one) for one in found.pop("tables")]
-        check_apart([one["name"] for one in figures])
+        check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
@@ -154,7 +154,7 @@ def read_table(words: Mapping[str, Any]) -> Table:
     return Table(**{**words, "frame": frame})
 
 
-def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> dict[str, Any]:
+def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> ShownFigure:
     """Return what a page shows of a figure. words: as `words_of` has them. study: its key. place: of the files.
 
     Raises:
@@ -165,13 +165,15 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
     group = words.get("group")  # which older studies do not have
     if group and not fits(group, WORDS):
         raise ValueError(f"a group of figures is not what {FOUND} has")
-    return {
-        **words,
-        "svg": for_page(drawing, f"{study}--drawing--{words['name']}-"),
-        "place": place,
-        "wide": words.get("wide", False),
-        "group": Group(**group) if group else None,
-    }
+    return ShownFigure(
+        name=words["name"],
+        title=words["title"],
+        caption=words["caption"],
+        svg=for_page(drawing, f"{study}--drawing--{words['name']}-"),
+        place=place,
+        wide=words.get("wide", False),
+        group=Group(**group) if group else None,
+    )
 
 
 def check_apart(names: Sequence[str]) -> None:

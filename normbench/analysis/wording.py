@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from markupsafe import Markup, escape
 from normbench.analysis.measures import rounded_up
 from normbench.analysis.records import PLAIN
 from normbench.analysis.safe import is_formula
+from normbench.analysis.shown import by_group
 from normbench.analysis.statistics import ALPHA, Interval
 
 NONE = "–"
@@ -169,14 +168,6 @@ def tex_letter(letter: str) -> str:
     if greek != name and greek.isalpha() and greek != "OMICRON":
         return rf"$\{greek.lower().replace('lamda', 'lambda')}$"
     return f"U+{ord(letter):04X}"
-
-
-def by_group(figures: Iterable[Mapping[str, Any]]) -> list[tuple[Any, list[Mapping[str, Any]]]]:
-    """Return figures, each as its parts by name, by the group that several in a row belong to; None for single ones."""
-    found = []
-    for group, own in groupby(figures, key=lambda figure: figure["group"]):
-        found.append((group, [*own]))
-    return found
 
 
 # ---- templates
