@@ -78,15 +78,20 @@ def damaged_runs(study: RecordedStudy) -> Iterator[Caveat]:
 
 def contradictions(study: RecordedStudy) -> Iterator[Caveat]:
     """Find runs whose summary has other final metrics than they have logged."""
-    arms = dict[str, None]()
-    wrong = dict[str, None]()
+    arms = list[str]()
+    runs = list[str]()
     for arm, run in study.pairs:
         if contradicts_itself(run):
-            arms[arm.name] = None
-            wrong[run.name] = None
-    if wrong:
-        evidence = Evidence("", tuple(arms), runs=tuple(wrong))
+            arms.append(arm.name)
+            runs.append(run.name)
+    if runs:
+        evidence = Evidence("", each_once(arms), runs=each_once(runs))
         yield Caveat(kind=CaveatKind.DAMAGED_RECORD, found=(evidence,), text=sentences.say_contradictions(evidence))
+
+
+def each_once(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in their order, without those that were there before."""
+    return tuple(dict.fromkeys(names))
 
 
 def contradicts_itself(run: RecordedRun) -> bool:
@@ -102,9 +107,11 @@ def contradicts_itself(run: RecordedRun) -> bool:
 
 def missing_runs(missing: Mapping[str, str]) -> Iterator[Caveat]:
     """Find runs that were planned and have no directory; missing: name -> why, where it failed."""
-    found = tuple(Evidence(why, (), runs=(name,)) for name, why in missing.items())
+    found = []
+    for name, why in missing.items():
+        found.append(Evidence(why, (), runs=(name,)))
     if found:
-        yield Caveat(kind=CaveatKind.MISSING_RUNS, found=found, text=sentences.say_missing_runs(found))
+        yield Caveat(kind=CaveatKind.MISSING_RUNS, found=tuple(found), text=sentences.say_missing_runs(found))
 
 
 def missing_seeds(study: RecordedStudy) -> Iterator[Caveat]:
@@ -125,17 +132,29 @@ def missing_seeds(study: RecordedStudy) -> Iterator[Caveat]:
 
 def records_of(study: RecordedStudy) -> list[Record]:
     """Return all sessions of all runs."""
-    return [Record(arm, run, session) for arm, run in study.pairs for session in run.sessions]
+    found = []
+    for arm, run in study.pairs:
+        for session in run.sessions:
+            found.append(Record(arm, run, session))
+    return found
 
 
 def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
     """Return the names of the arms whose runs have each value, but none for None; answers: arm, value."""
-    found: dict[Any, dict[str, None]] = {}
+    found: dict[Any, list[str]] = {}
     for name, value in answers:
-        if value is not None:
-            key = tuple(value) if isinstance(value, list) else value
-            found.setdefault(key, {})[name] = None
-    return {value: [*names] for value, names in found.items()}
+        if value is None:
+            continue
+        key = tuple(value) if isinstance(value, list) else value
+        names = found.setdefault(key, [])
+        if name not in names:
+            names.append(name)
+    return found
+
+
+def arms_by_setting(study: RecordedStudy, key: str) -> dict[Any, list[str]]:
+    """Return the names of the arms whose runs have each value of a setting."""
+    return arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
 
 
 def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comparison]) -> bool:
@@ -146,8 +165,8 @@ def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comp
     if not comparisons:
         return True
     for one in comparisons:
-        own = {value for value, names in values.items() if one.arm.name in names}
-        other = {value for value, names in values.items() if one.baseline.name in names}
+        own = [value for value, names in values.items() if one.arm.name in names]
+        other = [value for value, names in values.items() if one.baseline.name in names]
         if len(own) != 1 or own != other:
             return True
     return False
@@ -164,7 +183,8 @@ def unequal_facts(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) 
     for rule in SHOULD_BE_ALIKE:
         if any(matching(study.varied, pattern) for pattern in rule.unless):
             continue
-        values = arms_by_value((record.arm.name, rule.read(record)) for record in records)
+        answers = [(record.arm.name, rule.read(record)) for record in records]
+        values = arms_by_value(answers)
         if len(values) > 1 and (rule.everywhere or concerns_any(values, comparisons)):
             found = evidence_of(values)
             text = sentences.say_unequal(rule.sentence, found)
@@ -175,9 +195,9 @@ def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
     """Find what no run should have."""
     records = records_of(study)
     for rule in SHOULD_NEVER_BE:
-        names = dict.fromkeys(record.arm.name for record in records if rule.is_true(record))
+        names = [record.arm.name for record in records if rule.is_true(record)]
         if names:
-            found = (Evidence("", tuple(names)),)
+            found = (Evidence("", each_once(names)),)
             text = sentences.say_of_arms(found, rule.sentence)
             yield Caveat(kind=rule.kind, serious=rule.serious, found=found, text=text)
 
@@ -192,7 +212,7 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
         is_asked_for = key in asked and not key.endswith("._target_")
         if key in aside or (is_of_option and not is_asked_for):
             continue
-        values = arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
+        values = arms_by_setting(study, key)
         if len(values) > 1 and concerns_any(values, comparisons):
             found = evidence_of(values)
             text = sentences.say_unequal(f"the arms differ in {key} too", found)
@@ -240,18 +260,17 @@ def launches(study: RecordedStudy) -> Iterator[Caveat]:
     if len(study.arms) < 2:
         return
     found = []
-    arms_by_gpu: dict[str, dict[str, None]] = {}
+    answers = []  # arm, its GPU
     for arm in study.arms:
         waiting = [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
         if 2 * len(waiting) <= len(arm.runs):
             return
         for run in waiting:
-            gpu = run.session.get("accelerator") or "GPU"
-            arms_by_gpu.setdefault(gpu, {})[arm.name] = None
+            answers.append((arm.name, run.session.get("accelerator") or "GPU"))
         operators = median(run.operators for run in waiting)
         host_share = min(run.host_share for run in waiting)
         found.append(Evidence("", (arm.name,), numbers={"operators": operators, "host_share": host_share}))
-    gpus = [Evidence(gpu, tuple(names)) for gpu, names in arms_by_gpu.items()]
+    gpus = [Evidence(gpu, tuple(names)) for gpu, names in arms_by_value(answers).items()]
     text = sentences.say_launches(gpus, found)
     yield Caveat(kind=CaveatKind.STEP_TIMES, serious=False, found=(*gpus, *found), text=text)
 
@@ -261,7 +280,7 @@ def launches(study: RecordedStudy) -> Iterator[Caveat]:
 
 def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
     """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
-    values = arms_by_value((arm.name, run.config.get(LEARNING_RATE)) for arm, run in study.pairs)
+    values = arms_by_setting(study, LEARNING_RATE)
     if LEARNING_RATE in study.varied or not values or len(study.arms) < 2:
         return
     found = evidence_of(values)
@@ -298,7 +317,8 @@ def rates_at_an_edge(study: RecordedStudy) -> Iterator[Caveat]:
     """Find arms whose chosen learning rate is the lowest or the highest of those tried."""
     found = []
     for arm in study.arms:
-        edges = [study.choices[run.path]["edge"] for run in arm.runs if study.choices.get(run.path, {}).get("edge")]
+        choices = [study.choices[run.path] for run in arm.runs if run.path in study.choices]
+        edges = [choice["edge"] for choice in choices if choice.get("edge")]
         if edges:
             found.append(Evidence(str(edges[0]), (arm.name,)))
     if found:
@@ -316,7 +336,9 @@ def own_rates(study: RecordedStudy) -> str:
 def open_rates(study: RecordedStudy) -> Iterator[Caveat]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(study):
-        every = {run.seed for arm in family for run in arm.runs}
+        every = set[int]()
+        for arm in family:
+            every |= arm.seeds
         name = without(family[0], LEARNING_RATE).name
         found = []
         for arm in family:
@@ -374,7 +396,8 @@ def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
     """Find accuracies of few examples; one of the first baseline stands for all, as they differ little."""
     if not comparisons or comparisons[0].metric.symbol != "%":
         return
-    tag, baseline = comparisons[0].metric.tag, comparisons[0].baseline
+    tag = comparisons[0].metric.tag
+    baseline = comparisons[0].baseline
     run = baseline.runs[0]
     split = tag.split("/")[1]
     data = run.session["data"]

@@ -74,8 +74,9 @@ class Sample:
     @cached_property
     def sd(self) -> float:
         """Return the standard deviation (n − 1); 0 where values are all the same, or there is one."""
-        spread = np.ptp(self.values) if self.n else 0.0
-        return float(np.std(self.values, ddof=1)) if spread > self.resolution else 0.0
+        if not self.n or np.ptp(self.values) <= self.resolution:
+            return 0.0
+        return float(np.std(self.values, ddof=1))
 
     @property
     def standard_error(self) -> float:
@@ -105,7 +106,8 @@ class Sample:
     def p(self) -> float | None:
         """Return that of the two-sided t test against 0 (Student 1908)."""
         if not self.sd:
-            return 1.0 if self.n > 1 and not self.mean else None
+            are_all_zero = self.n > 1 and self.mean == 0
+            return 1.0 if are_all_zero else None
         t = self.mean / self.standard_error
         return 2 * float(special.stdtr(self.n - 1, -abs(t)))
 
@@ -135,16 +137,16 @@ class Sample:
         """
         if self.p is None or self.n <= FEWEST_WITHOUT_ONE:
             return None
-        below = self.p < level
-        found: list[tuple[int, float]] = []
+        is_below = self.p < level
+        found = dict[int, float]()  # p by the seed that is left out
         for place, seed in enumerate(self.seeds):
             p = self.without(place).p
-            if p is not None and (p < level) != below:
-                found.append((seed, p))
+            if p is not None and (p < level) != is_below:
+                found[seed] = p
         if not found:
             return None
-        furthest = max if below else min
-        return furthest(found, key=lambda one: one[1])
+        seed = max(found, key=found.__getitem__) if is_below else min(found, key=found.__getitem__)
+        return seed, found[seed]
 
     @property
     def skewed(self) -> bool:
@@ -169,8 +171,9 @@ class Sample:
             positive = np.pad(chances, (rank, 0))
             chances = (negative + positive) / 2
         observed = int(ranks[moved > 0].sum())
-        at_most, at_least = chances[: observed + 1].sum(), chances[observed:].sum()
-        return min(1.0, 2 * float(min(at_most, at_least)))
+        at_most = float(chances[: observed + 1].sum())
+        at_least = float(chances[observed:].sum())
+        return min(1.0, 2 * min(at_most, at_least))
 
 
 # ---- means and differences
@@ -229,8 +232,9 @@ def least_fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
     all says nothing of which side lost them.
     """
     total = sum(lost)
-    ends = (min(total, runs[0]), max(0, total - runs[1]))
-    return min(fisher_p((one, total - one), runs) for one in ends)
+    first, second = runs
+    most, least = min(total, first), max(0, total - second)  # that the first side may have lost
+    return min(fisher_p((most, total - most), runs), fisher_p((least, total - least), runs))
 
 
 # ---- power
@@ -245,8 +249,10 @@ def paired_power(difference: float, sd: float, n: int, *, family: int = 1) -> fl
     is NaN for 2 to 5 seeds at the levels that Holm's correction asks for. Its noncentral F is 0 where the noncentrality
     is next to nothing, and NaN for some that are so large that the power is 1.
     """
-    critical = float(special.stdtrit(n - 1, 1 - ALPHA / family / 2))
-    noncentrality = min(max(math.sqrt(n) * abs(difference) / sd, 1e-5), 1e100)
+    level = ALPHA / family
+    critical = float(special.stdtrit(n - 1, 1 - level / 2))
+    noncentrality = math.sqrt(n) * abs(difference) / sd
+    noncentrality = min(max(noncentrality, 1e-5), 1e100)
     missed = float(special.ncfdtr(1, n - 1, noncentrality**2, critical**2))
     return 1.0 if math.isnan(missed) else 1 - missed
 
@@ -312,7 +318,9 @@ def learning_rate_sensitivity(losses: Mapping[float, float], loss_at_init: float
     initialisation. Several seeds: one call a seed, then `mean_interval`. None where no rate ends below the start, so
     that there is no best one to measure from.
     """
-    capped = [min(loss, loss_at_init) if math.isfinite(loss) else loss_at_init for loss in losses.values()]
+    capped = []
+    for loss in losses.values():
+        capped.append(min(loss, loss_at_init) if math.isfinite(loss) else loss_at_init)
     best = min(capped)
     if best >= loss_at_init:
         return None
