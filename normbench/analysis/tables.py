@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis import statistics, wording
 from normbench.analysis.answers import ArmDifference, ArmResult, Effect, EffectKind, Paired, Verdict
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
 from normbench.analysis.difference_sentences import compared
@@ -27,7 +26,27 @@ from normbench.analysis.measures import (
 from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, count_trained, tried_levels
-from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
+from normbench.analysis.statistics import (
+    Sample,
+    mean_interval,
+    paired_difference,
+    paired_power,
+    sd_upper_limit,
+    seeds_needed,
+)
+from normbench.analysis.wording import (
+    NONE,
+    bound,
+    chance,
+    duration,
+    effect,
+    fixed,
+    in_words,
+    plain,
+    precision,
+    significant,
+    span,
+)
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 
@@ -258,17 +277,19 @@ def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> T
     ordered = sorted(found, key=badness_of_difference)
     rows = []
     for one in ordered:
-        places = wording.precision(one.mean, one.interval) if one.n else 0
+        places = precision(one.mean, one.interval) if one.n else 0
         is_corrected = family > 1 or one.corrected != one.p
-        row = pair_of(one)
-        row[f"difference, {metric.unit}"] = NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean))
-        row["95 % interval"] = span(one.interval, places, sign=True)
-        row["effect size"] = wording.effect(one.effect_size)
-        row["p"] = wording.chance(one.p)
-        row["p after Holm"] = wording.chance(one.corrected) if is_corrected else NONE
-        row["Wilcoxon p"] = wording.chance(one.ranked_p)
-        row["minimum detectable effect"] = detectable_of(one)
-        row["found"] = found_in(one)
+        row = {
+            **pair_of(one),
+            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean)),
+            "95 % interval": span(one.interval, places, sign=True),
+            "effect size": effect(one.effect_size),
+            "p": chance(one.p),
+            "p after Holm": chance(one.corrected) if is_corrected else NONE,
+            "Wilcoxon p": chance(one.ranked_p),
+            "minimum detectable effect": detectable_of(one),
+            "found": found_in(one),
+        }
         rows.append(row)
     title = f"Differences in {metric.words}"
     table = make_table(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
@@ -298,7 +319,7 @@ def detectable_of(one: ArmDifference) -> str:
     interval = one.detectable_interval
     if interval is None:
         return NONE
-    return f"{wording.bound(one.detectable)} ({wording.bound(interval.lower)} to {wording.bound(interval.upper)})"
+    return f"{bound(one.detectable)} ({bound(interval.lower)} to {bound(interval.upper)})"
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
@@ -322,7 +343,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
         if not variance.n:
             continue
         scale = ratio_of(one, lambda run: gradient_noise(run).scale)
-        mean_scale, _ = statistics.mean_interval(known(gradient_noise(run).scale for run in one.arm.runs))
+        mean_scale, _ = mean_interval(known(gradient_noise(run).scale for run in one.arm.runs))
         row = name_sides(one, variance.n)
         row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
         row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
@@ -339,18 +360,18 @@ def name_sides(one: Comparison, seeds: int) -> dict[str, str]:
     return {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(seeds)}
 
 
-def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> statistics.Sample:
+def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> Sample:
     """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: what, of a run."""
-    return statistics.paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
+    return paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
 
 
-def write_ratio(ratio: statistics.Sample) -> tuple[str, str]:
+def write_ratio(ratio: Sample) -> tuple[str, str]:
     """Write the geometric mean of ratios with the t interval of their logarithms, which are given."""
     mean = 2.0**ratio.mean
     if ratio.interval is None:
         return fixed(mean, 2), NONE
     ends = ratio.interval.powers
-    places = wording.precision(mean, ends)
+    places = precision(mean, ends)
     return fixed(mean, places), span(ends, places)
 
 
@@ -367,8 +388,8 @@ def designs_table(found: Sequence[Effect]) -> Table:
             continue
         row = {"what": step_of(one), **pair_of(one)}
         row.update(write_largest(one) if one.kind == EffectKind.LARGEST else write_effect(one))
-        row["p"] = wording.chance(one.p)
-        row["p after Holm"] = NONE if one.family == 1 else wording.chance(one.corrected)
+        row["p"] = chance(one.p)
+        row["p after Holm"] = NONE if one.family == 1 else chance(one.corrected)
         rows.append(row)
     kinds = {one.kind for one in found}
     family = max((one.family for one in found), default=1)
@@ -391,7 +412,7 @@ def write_largest(one: Effect) -> dict[str, str]:
 def write_effect(one: Effect) -> dict[str, str]:
     """Write what a factor does to an arm and to its baseline, and the difference of the two."""
     own, other = sum(one.own) / one.n, sum(one.other) / one.n
-    places = wording.precision(one.mean, one.interval)
+    places = precision(one.mean, one.interval)
     has_sign = one.kind != EffectKind.AREA
     return {
         "for the arm": fixed(own, places, sign=has_sign),
@@ -431,7 +452,7 @@ def areas_table(mapped: Sequence[Area]) -> Table:
     """Say in which share of a grid of two settings arms train."""
     rows = []
     for one in mapped:
-        share, interval = statistics.mean_interval(list(one.shares.values()), AREA.bounds)
+        share, interval = mean_interval(list(one.shares.values()), AREA.bounds)
         row = {
             "arm": one.arm.name,
             "grid of": one.words,
@@ -448,7 +469,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = statistics.mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
+        sensitivity, interval = mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
         lost = [f"{number} at {rate:g}" for rate, number in one.lost.items() if number]
         row = {
             "arm": one.arm.name,
@@ -549,15 +570,15 @@ def plan_table(one: Comparison, difference: float | None) -> Table:
     if not sd:
         needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
-    cautious = statistics.sd_upper_limit(sd, n)
+    cautious = sd_upper_limit(sd, n)
     sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
     rows = []
     for size in sizes:
-        found = statistics.paired_power(size, sd, n)
+        found = paired_power(size, sd, n)
         row = {
             f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
-            "seeds": f"{statistics.seeds_needed(size, sd):,}",
-            "cautious": f"{statistics.seeds_needed(size, cautious):,}",
+            "seeds": f"{seeds_needed(size, sd):,}",
+            "cautious": f"{seeds_needed(size, cautious):,}",
             f"found with {n} seeds": f"{100 * found:.0f} %",
         }
         rows.append(row)
