@@ -174,7 +174,10 @@ def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comp
 
 def evidence_of(values: Mapping[Any, Sequence[str]]) -> tuple[Evidence, ...]:
     """Return values, with the names of the arms that have them, as evidence."""
-    return tuple(Evidence(in_words(value), tuple(names)) for value, names in values.items())
+    found = []
+    for value, names in values.items():
+        found.append(Evidence(in_words(value), tuple(names)))
+    return tuple(found)
 
 
 def unequal_facts(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:

@@ -134,7 +134,8 @@ def in_text(tables: Sequence[Table]) -> str:
         if table.key == "arms":
             kept = kept[:SLIM_RESULTS]
         if len(kept) > table.heads:  # else they are names of arms alone, as none has a mean
-            short = replace(table, key=f"{table.key}-short", frame=table.frame.iloc[:, kept], marked=())
+            frame = table.frame.iloc[:, kept]
+            short = replace(table, key=f"{table.key}-short", frame=frame, marked=())
             written.append(table_for(short))
     return "\n".join(written)
 

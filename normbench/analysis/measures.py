@@ -268,8 +268,9 @@ def seconds_at(run: RecordedRun, steps: Any) -> Any:
     ends = np.concatenate([[0], timed.steps])
     milliseconds = np.cumsum(timed.values * np.diff(ends))
     seconds = np.concatenate([[0.0], milliseconds / 1e3])
-    pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
-    return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
+    last_steps, last_seconds = np.diff(ends)[-1], np.diff(seconds)[-1]
+    after = np.maximum(steps - ends[-1], 0)
+    return np.interp(steps, ends, seconds) + after * (last_seconds / last_steps)
 
 
 class GradientNoise(NamedTuple):
@@ -398,12 +399,15 @@ def fastest(runs: Iterable[RecordedRun], tag: str) -> float:
 def last_alike(run: RecordedRun) -> float:
     """Return the last validation loss (nats) of a finished run that is like those before it; NaN where it has none."""
     values = finite(alike(run, VALIDATION_LOSS)).values
-    return float(values[-1]) if len(values) and run.status == "finished" else NAN
+    if run.status != "finished" or not len(values):
+        return NAN
+    return float(values[-1])
 
 
 def rounded_up(value: float, digits: int) -> float:
     """Round to so many significant digits, away from zero."""
-    return float(Context(prec=digits, rounding=ROUND_UP).create_decimal(f"{value:.{digits + 6}g}"))
+    context = Context(prec=digits, rounding=ROUND_UP)
+    return float(context.create_decimal(f"{value:.{digits + 6}g}"))
 
 
 # ---- all runs
@@ -473,7 +477,8 @@ def best_on_way(run: RecordedRun, metric: Metric) -> tuple[float, int]:
     """Return the best value of evaluations that are alike, in the metric's unit, and its step; NaN and 0 of none."""
     sign = 1 if metric.lower_is_better else -1
     curve = finite(alike(run, metric.tag))
-    best, step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
+    badness = sign * curve.values
+    best, step = min(zip(badness, curve.steps, strict=True), default=(NAN, 0))
     return metric.scale * sign * float(best), int(step)
 
 
@@ -502,7 +507,8 @@ def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
         common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
         values = np.array([curve.values[-common:] for curve in curves])
         whole = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
-        found[block] = Curve(curves[0].steps[-common:], np.asarray(whole))
+        steps = curves[0].steps[-common:]
+        found[block] = Curve(steps, np.asarray(whole))
     return found
 
 

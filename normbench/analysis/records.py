@@ -436,7 +436,8 @@ def check_types(section: str, values: Mapping[str, Any], known: Mapping[str, Set
     """
     for name in known.keys() & values.keys():
         if not known[name].has_type(values[name]):
-            wrong = f"{section}.{name}={show(values[name]):.100}".lstrip(".")
+            key = f"{section}.{name}" if section else name
+            wrong = f"{key}={show(values[name]):.100}"
             raise ValueError(f"config.yaml is damaged ({wrong}, where only {known[name].allowed} is allowed)")
 
 

@@ -69,7 +69,8 @@ def check_drawing(text: str) -> None:
             raise ValueError("a figure is more than a drawing: it has rules for more than itself")
         for key, value in part.attrib.items():
             if not is_harmless(key, value):
-                raise ValueError(f"a figure is more than a drawing: it has {key.rpartition('}')[2]}={value[:40]!r}")
+                word = key.rpartition("}")[2]
+                raise ValueError(f"a figure is more than a drawing: it has {word}={value[:40]!r}")
 
 
 def is_harmless(key: str, value: str) -> bool:

@@ -108,7 +108,8 @@ class Tried:
         for seed, runs in self.by_seed.items():
             starts, ends = list[float](), dict[float, float]()
             for rate, run in runs.items():
-                starts += finite(run.curves.get(TRAINING_LOSS)).values[:1].tolist()
+                logged = finite(run.curves.get(TRAINING_LOSS))
+                starts += logged.values[:1].tolist()
                 ends[rate] = final(run, loss_on("val"))
             if starts:
                 score = learning_rate_sensitivity(ends, float(np.mean(starts)))

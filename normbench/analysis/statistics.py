@@ -151,7 +151,9 @@ class Sample:
     @property
     def skewed(self) -> bool:
         """Say whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
-        return self.n > 2 and self.sd > 0 and float(stats.shapiro(self.values).pvalue) < ALPHA
+        if self.n < 3 or not self.sd:
+            return False
+        return float(stats.shapiro(self.values).pvalue) < ALPHA
 
     @property
     def wilcoxon_p(self) -> float | None:

@@ -161,7 +161,8 @@ def result_row(arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, by: Yardstic
         targets = set(by.targets.values())
         which = "its target" if len(targets) > 1 else f"{plain(target)} nats"
         ended = own[own["status"].isin(["finished", "diverged"])]
-        row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+        times = ended["target_seconds"].fillna(math.inf)
+        row[f"time to {which}"] = time_to_target(times)
     return row
 
 
@@ -178,7 +179,9 @@ def on_the_way(runs: pd.DataFrame, by: Yardstick) -> dict[str, str]:
 
 def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
     """Return a number that sorts the best arm first, and one without a result last."""
-    mean = finished[metric.tag].mean() if metric.tag in finished else math.nan
+    if metric.tag not in finished:
+        return math.inf
+    mean = finished[metric.tag].mean()
     if math.isnan(mean):
         return math.inf
     return float(mean if metric.lower_is_better else -mean)
@@ -253,7 +256,8 @@ def activations_table(blocks: pd.DataFrame) -> Table:
         shown = own.iloc[sorted({0, len(own) // 2, last})]
         for column in IN_BLOCKS:
             values = shown[column]
-            row[column] = " → ".join(map(significant, values)) if values.notna().any() else NONE
+            written = " → ".join(map(significant, values))
+            row[column] = written if values.notna().any() else NONE
         trend = math.nan
         if own["mean γ"].nunique() > 2:
             trend = own["block"].corr(own["mean γ"], method="spearman")
@@ -319,7 +323,8 @@ def detectable_of(one: ArmDifference) -> str:
     interval = one.detectable_interval
     if interval is None:
         return NONE
-    return f"{bound(one.detectable)} ({bound(interval.lower)} to {bound(interval.upper)})"
+    least, most = bound(interval.lower), bound(interval.upper)
+    return f"{bound(one.detectable)} ({least} to {most})"
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
@@ -343,7 +348,8 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
         if not variance.n:
             continue
         scale = ratio_of(one, lambda run: gradient_noise(run).scale)
-        mean_scale, _ = mean_interval(known(gradient_noise(run).scale for run in one.arm.runs))
+        scales = known(gradient_noise(run).scale for run in one.arm.runs)
+        mean_scale, _ = mean_interval(scales)
         row = name_sides(one, variance.n)
         row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
         row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
@@ -377,7 +383,10 @@ def write_ratio(ratio: Sample) -> tuple[str, str]:
 
 def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
     """Return the logarithm to base 2 of what is measured of an arm's runs, by seed."""
-    return {seed: math.log2(value) for seed, value in by_seed(arm.runs, measure).items()}
+    found = {}
+    for seed, value in by_seed(arm.runs, measure).items():
+        found[seed] = math.log2(value)
+    return found
 
 
 def designs_table(found: Sequence[Effect]) -> Table:
@@ -387,7 +396,10 @@ def designs_table(found: Sequence[Effect]) -> Table:
         if not one.n:
             continue
         row = {"what": step_of(one), **pair_of(one)}
-        row.update(write_largest(one) if one.kind == EffectKind.LARGEST else write_effect(one))
+        if one.kind == EffectKind.LARGEST:
+            row.update(write_largest(one))
+        else:
+            row.update(write_effect(one))
         row["p"] = chance(one.p)
         row["p after Holm"] = NONE if one.family == 1 else chance(one.corrected)
         rows.append(row)
@@ -470,7 +482,10 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     rows = []
     for one in tried:
         sensitivity, interval = mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
-        lost = [f"{number} at {rate:g}" for rate, number in one.lost.items() if number]
+        lost = []
+        for rate, number in one.lost.items():
+            if number:
+                lost.append(f"{number} at {rate:g}")
         row = {
             "arm": one.arm.name,
             "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
@@ -494,7 +509,8 @@ def search_table(found: Sequence[Search]) -> Table:
             seeds = max(seeds, len(losses))
     rows = []
     for one in found:
-        row = {"arm": one.arm.name, "chosen": NONE if one.chosen is None else f"{one.chosen:g}"}
+        row = {"arm": one.arm.name}
+        row["chosen"] = NONE if one.chosen is None else f"{one.chosen:g}"
         for rate in sorted(rates):
             row[f"at {rate:g}"] = search_cell(one, rate)
         row["at an end of those tried"] = one.edge or NONE

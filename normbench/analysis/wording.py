@@ -44,17 +44,24 @@ def fixed(value: float | None, digits: int, sign: bool = False) -> str:
     """Write a number with so many decimals."""
     if value is None or not math.isfinite(value):
         return NONE
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+    written = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return written.replace("-", "−")
 
 
 def decimals(value: float, digits: int) -> int:
     """Return the decimals with which a number has so many significant digits."""
-    return max(digits - 1 - math.floor(math.log10(abs(value))), 0) if value else 0
+    if not value:
+        return 0
+    magnitude = math.floor(math.log10(abs(value)))
+    return max(digits - 1 - magnitude, 0)
 
 
 def significant(value: float, digits: int = 3) -> str:
     """Write a number with so many significant digits, without an exponent."""
-    return f"{value:,.{decimals(value, digits)}f}" if math.isfinite(value) else NONE
+    if not math.isfinite(value):
+        return NONE
+    places = decimals(value, digits)
+    return f"{value:,.{places}f}"
 
 
 def plain(value: float) -> str:

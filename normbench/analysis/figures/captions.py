@@ -123,11 +123,13 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
         "Share of the runs that neither diverged nor ended close to a constant predictor, of "
         f"{counts} at each point, with its 95 % interval (Wilson 1927)."
     )
-    told = at_most([f"{row['arm']} at {row[factor]} {row['train']} of {row['runs']}" for row in rows])
+    told = []
+    for row in rows:
+        told.append(f"{row['arm']} at {row[factor]} {row['train']} of {row['runs']}")
     return words(
         f"share of runs that train by {subject} and {factor}",
         [caption],
-        f"share of runs that train over {factor}: {told}.",
+        f"share of runs that train over {factor}: {at_most(told)}.",
     )
 
 

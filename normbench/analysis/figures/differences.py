@@ -70,8 +70,8 @@ def draw_forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: st
         torn=any(one.torn for one in shown),
         panes=len(ranges),
     )
-    pane = draw_rows(rows, ranges, metric)
-    return in_figures("differences", words.title, words.caption + note + more, words.alt, [Drawing(pane, "", "", data)])
+    drawing = Drawing(draw_rows(rows, ranges, metric), "", "", data)
+    return in_figures("differences", words.title, words.caption + note + more, words.alt, [drawing])
 
 
 # ---- the numbers
@@ -138,14 +138,17 @@ def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> 
             against = f" − {other_settings(one)}"
             name += against
             label += against
-        rows.append(Row(one, entries[one.arm.name], name, wrap(label, room), told))
+        lines = wrap(label, room)
+        rows.append(Row(one, entries[one.arm.name], name, lines, told))
     return rows
 
 
 def other_settings(one: Comparison) -> str:
     """Name a baseline by the settings that it has otherwise than the arm."""
-    mine = one.arm.settings
-    others = {key: value for key, value in one.baseline.settings.items() if mine.get(key) != value}
+    others = {}
+    for key, value in one.baseline.settings.items():
+        if one.arm.settings.get(key) != value:
+            others[key] = value
     return Arm(others).name
 
 

@@ -104,9 +104,16 @@ def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence
     group = Group(name, title, caption)
     figures = []
     for number, one in enumerate(drawings, start=1):
-        own_alt = f"{alt} {one.title}: {one.caption}"
-        canvas = canvas_of(one.pane)
-        figures.append(Figure(f"{name}-{number}", one.title, one.caption, own_alt, canvas, one.data, group))
+        figure = Figure(
+            name=f"{name}-{number}",
+            title=one.title,
+            caption=one.caption,
+            alt=f"{alt} {one.title}: {one.caption}",
+            canvas=canvas_of(one.pane),
+            data=one.data,
+            group=group,
+        )
+        figures.append(figure)
     return figures
 
 
@@ -146,7 +153,8 @@ def finish_svg(drawing: str, name: str, alt: str) -> str:
 def begin_group(found: re.Match[str]) -> str:
     """Return the beginning of a group of an SVG that has an arm's name and value as its title."""
     name, value = split_gid(found[1])
-    return f"<g data-arm={quoteattr(name)}><title>{escape(f'{name} {value}')}</title>"
+    title = escape(f"{name} {value}")
+    return f"<g data-arm={quoteattr(name)}><title>{title}</title>"
 
 
 def name_arm(found: re.Match[str]) -> str:

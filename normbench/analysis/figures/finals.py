@@ -128,9 +128,9 @@ def draw_against(
             far = beyond[beyond["arm"] == entry.arm.name]
             for at, mean in zip(far[x], far["mean"], strict=True):
                 drawn.append(draw_arrow(pane, at, mean, place, entry.color, metric))
-            values = ", ".join(f"{mean:.{metric.decimals}f}" for mean in own["mean"])
+            gid = gid_of(entry.arm, ", ".join(write_value(mean, metric) for mean in own["mean"]))
             for artist in drawn:
-                artist.set_gid(gid_of(entry.arm, values))
+                artist.set_gid(gid)
     return Chart(panels, panes, note)
 
 
@@ -162,14 +162,19 @@ def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "
     for panel, pane in zip(chart.panels, chart.panes, strict=True):
         told = dict[str, str]()
         for entry in panel.entries:
-            values = data.loc[data["arm"] == entry.arm.name, value].dropna()
+            is_own = data["arm"] == entry.arm.name
+            values = data.loc[is_own, value].dropna()
             if len(values):
-                low = f"{values.min():.{metric.decimals}f}"
-                high = f"{values.max():.{metric.decimals}f}"
+                low, high = write_value(values.min(), metric), write_value(values.max(), metric)
                 told[entry.label] = low if low == high else f"{low} to {high}"
         own = data[data["arm"].isin(panel.names)]
         drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {values_told(told)}", own))
     return drawings
+
+
+def write_value(value: float, metric: Metric) -> str:
+    """Write a value in a metric's unit."""
+    return f"{value:.{metric.decimals}f}"
 
 
 # ---- over crossed factors
@@ -195,7 +200,8 @@ def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: s
     subject, factor = short(one.subject), short(one.factor)
     rows = means_of_cells(one, metric)
     drawings, more = draw_levels(one, arms, rows, metric)
-    words = captions.interaction(metric, subject=subject, factor=factor, others=len(one.cells.index.names) > 1)
+    has_others = len(one.cells.index.names) > 1  # beside the seed
+    words = captions.interaction(metric, subject=subject, factor=factor, others=has_others)
     name = f"interaction-{subject}-{factor}"
     return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
@@ -205,8 +211,8 @@ def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
     factor, places = short(one.factor), places_of(one.levels)
     rows = []
     for number, level in one.cells.columns:
-        by_seed = one.cells[number, level].groupby(level="seed").mean()
-        seeds = known(by_seed)
+        cell = one.cells[number, level]
+        seeds = known(cell.groupby(level="seed").mean())
         mean, interval = mean_interval(seeds, metric.bounds)
         low, high = interval or (mean, mean)
         row = {
@@ -245,7 +251,8 @@ def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
     rows = []
     for arm in one.arms:
         for level, place in zip(one.levels, places, strict=True):
-            runs = [run for run in arm.runs if run.ended and run.config.get(one.factor) == level]
+            at_level = [run for run in arm.runs if run.config.get(one.factor) == level]
+            runs = [run for run in at_level if run.ended]
             if not runs:
                 continue
             train = count_trained(runs)
@@ -398,14 +405,16 @@ def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figu
     if len(data) < 2:
         return []
     front = front_of(data, metric)
-    data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
+    is_on_front = data["arm"].isin(front["arm"])
+    data["filled"] = np.where(is_on_front, "yes", "no")
     chart = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
     for pane in chart.panes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     columns = {"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"}
     drawings = drawings_of(chart, data.rename(columns=columns), metric, "final")
     name = f"step-time-{metric.kind}"
-    words = captions.step_time(metric, front=list(front["arm"]), arms=shortened([arm.name for arm in arms]))
+    names = shortened([arm.name for arm in arms])
+    words = captions.step_time(metric, front=list(front["arm"]), arms=names)
     return in_figures(name, words.title, words.caption + note + chart.note + said, words.alt, drawings)
 
 

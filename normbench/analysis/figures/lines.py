@@ -168,7 +168,8 @@ def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
 
     between: lines have values between two places, too, so that runs of unlike speed can be joined.
     """
-    x, having = np.unique(np.concatenate([line.steps for line in lines]), return_counts=True)
+    places = np.concatenate([line.steps for line in lines])
+    x, having = np.unique(places, return_counts=True)
     if not between:
         x = x[having == len(lines)]
     values = np.array([np.interp(x, line.steps, line.values, left=np.nan, right=np.nan) for line in lines])
@@ -177,8 +178,8 @@ def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
     together = -(-len(x) // POINTS)
     if together > 1:
         groups = np.arange(len(x)) // together
-        means = pd.DataFrame(np.array([x, *values]).T).groupby(groups).mean().to_numpy()
-        x, *values = means.T
+        table = pd.DataFrame(np.array([x, *values]).T)
+        x, *values = table.groupby(groups).mean().to_numpy().T
     return pd.DataFrame(
         {
             "runs": len(lines),
@@ -282,14 +283,19 @@ def cells_of(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Li
         steps = three_steps(found.values())
         for panel in panels:
             for step in steps:
-                words = [panel.title, f"step {step:,}"]
-                title = " · ".join(word for word in words if word)
-                lines = {arm: [at_step(run, step) for run in found[arm]] for arm in panel.names}
+                title = f"step {step:,}"
+                if panel.title:
+                    title = f"{panel.title} · {title}"
+                lines = {}
+                for arm in panel.names:
+                    lines[arm] = [at_step(run, step) for run in found[arm]]
                 cells.append(Cell(title, panel.entries, step, bands_of(lines)))
         return cells
     between = axis_of(name) == "time"
     for panel in panels:
-        lines = {arm: [run[max(run)] for run in found[arm]] for arm in panel.names}
+        lines = {}
+        for arm in panel.names:
+            lines[arm] = [run[max(run)] for run in found[arm]]  # of the last block, or the whole network
         cells.append(Cell(panel.title, panel.entries, MEAN, bands_of(lines, between)))
     return cells
 
@@ -348,7 +354,8 @@ def records_a_point(found: Mapping[str, Sequence[Lines]]) -> int:
     longest = 0
     for runs in found.values():
         for run in runs:
-            longest = max(longest, *(len(line.steps) for line in run.values()))
+            for line in run.values():
+                longest = max(longest, len(line.steps))
     return -(-longest // POINTS)
 
 
@@ -365,7 +372,8 @@ def batches_in_words(name: str, arms: Sequence[Arm]) -> str:
 def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
     """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
     _, worst = near(ends)
-    close = means[means["arm"].isin(ends.index[ends <= worst])]
+    close_arms = ends.index[ends <= worst]
+    close = means[means["arm"].isin(close_arms)]
     late = close[close["x"] >= 0.1 * means["x"].max()]
     if not len(late):
         late = close  # all of them ended before, as they diverged
@@ -410,7 +418,8 @@ def draw_cells(
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
     """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
     x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
-    end = f"{mean.iloc[-1]:.4g} ({low.iloc[-1]:.4g} to {high.iloc[-1]:.4g}) at the end"
+    last = band.iloc[-1]
+    end = f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end"
     look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, end)}
     marked = None if len(band) <= FEW else (0.3 * shift, 0.3)
     pane.plot(x, mean, linestyle=entry.dash, marker=entry.marker, mfc="none", markevery=marked, **look)

@@ -117,6 +117,8 @@ def words_in(cells: pd.DataFrame, metric: Metric, inches: float) -> list[str]:
 def write_best(one: Area, cells: pd.DataFrame, metric: Metric) -> str:
     """Write the best mean, and where it is."""
     y, x = one.names
-    place = cells["mean"].idxmin() if metric.lower_is_better else cells["mean"].idxmax()
+    means = cells["mean"]
+    place = means.idxmin() if metric.lower_is_better else means.idxmax()
     best = cells.loc[place]
-    return f"{best['mean']:.{metric.decimals}f}, at {y} {brief(best[y])} and {x} {brief(best[x])}"
+    mean = f"{best['mean']:.{metric.decimals}f}"
+    return f"{mean}, at {y} {brief(best[y])} and {x} {brief(best[x])}"

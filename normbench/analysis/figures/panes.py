@@ -191,7 +191,8 @@ def spread_out(heights: np.ndarray, gap: float) -> np.ndarray:
     """Return places for labels that would stand at sorted heights: with a gap between two, and none above 1."""
     gaps = gap * np.arange(len(heights))
     places = np.maximum.accumulate(heights.clip(0, 1) - gaps) + gaps
-    return np.asarray(places - max(places[-1] - 1, 0))
+    above = max(places[-1] - 1, 0)
+    return np.asarray(places - above)
 
 
 def gid_of(arm: Arm, value: str) -> str:
@@ -256,7 +257,8 @@ def cut_middle(text: str, most: int = 42) -> str:
     if len(text) <= most:
         return text
     half = most // 2
-    return f"{text[:half]}…{text[len(text) + 1 - half :]}"
+    begin, end = text[:half], text[len(text) + 1 - half :]
+    return f"{begin}…{end}"
 
 
 @cache
@@ -302,7 +304,8 @@ def name_ticks(pane: Axes, places: Sequence[float], names: Sequence[str]) -> Non
     """Name places on the axis below; names that have no room beside each other lean, and the figure grows for them."""
     low, high = pane.get_xlim()
     across, _ = size_of(pane)
-    apart = min(np.diff(sorted(places)), default=high - low) * across / (high - low)  # inches
+    closest = min(np.diff(sorted(places)), default=high - low)
+    apart = closest * across / (high - low)  # inches
     if max(map(breadth, names)) < apart - 0.05:
         pane.set_xticks(places, names)
         return

@@ -249,7 +249,8 @@ def proper_value(arm: Arm, key: str) -> Any:
         return PALETTE["names"][value]
     target = config_of(arm).get("norm._target_", "")
     class_name = str(target).rpartition(".")[2]
-    return class_name if class_name.casefold() == str(value).casefold() else value
+    is_same = class_name.casefold() == str(value).casefold()
+    return class_name if is_same else value
 
 
 def config_of(arm: Arm) -> Mapping[str, Any]:
@@ -297,13 +298,16 @@ def tell_absent(
     missing: dict[str, list[str]] = {}
     for arm in arms:
         if is_named(arm, cut):
-            missing.setdefault("no room", []).append(arm.name)
+            why = "no room"
         elif not is_drawn(arm, data):
-            missing.setdefault(without_result(arm) or lacks, []).append(arm.name)
-    if not missing:
-        return ""
-    words = [f"{shortened(names, TOGETHER)} ({why})" for why, names in missing.items()]
-    return f" Not shown: {'; '.join(words)}."
+            why = without_result(arm) or lacks
+        else:
+            continue
+        missing.setdefault(why, []).append(arm.name)
+    words = []
+    for why, names in missing.items():
+        words.append(f"{shortened(names, TOGETHER)} ({why})")
+    return f" Not shown: {'; '.join(words)}." if words else ""
 
 
 def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
