@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from made_runs import read_study
@@ -28,5 +28,20 @@ def panels(figures: Mapping[str, Figure], group: str) -> list[Figure]:
 
 def chosen(*figures: Figure, **having: str) -> list[dict[str, str]]:
     """The rows of figures' data that have some values."""
-    rows = [row for one in figures for row in csv.DictReader(one.data.to_csv(index=False).splitlines())]
-    return [row for row in rows if having.items() <= row.items()]
+    found = []
+    for one in figures:
+        lines = one.data.to_csv(index=False).splitlines()
+        for row in csv.DictReader(lines):
+            if having.items() <= row.items():
+                found.append(row)
+    return found
+
+
+def numbers(row: Mapping[str, str], *columns: str) -> list[float]:
+    """The numbers of a row in some columns."""
+    return [float(row[name]) for name in columns]
+
+
+def column(rows: Iterable[Mapping[str, str]], name: str) -> list[float]:
+    """The numbers of a column."""
+    return [float(row[name]) for row in rows]

@@ -95,9 +95,11 @@ def test_arms_can_be_told_apart_in_grey(tmp_path: Path) -> None:
         entries = [entry for panel in style.panels_of(study.arms) for entry in panel.entries]
         assert len({(entry.dash, entry.marker) for entry in entries}) == 6
         (pane,) = sketched(tmp_path / folder)["loss-val-steps"].canvas.axes
-        labels = [text for text in pane.texts if text.get_text() in {entry.label for entry in entries}]
+        names = {entry.label for entry in entries}
+        labels = [text for text in pane.texts if text.get_text() in names]
         assert len(labels) == 6 and not sketched(tmp_path / folder)["loss-val-steps"].canvas.legends
-        assert len({round(text.get_position()[1], 6) for text in labels}) == 6  # at ends, not over each other
+        heights = {round(text.get_position()[1], 6) for text in labels}
+        assert len(heights) == 6  # at ends, not over each other
 
 
 def test_a_loss_far_above_the_others_is_named_at_the_edge_of_its_figure(tmp_path: Path) -> None:
@@ -180,25 +182,26 @@ def test_no_words_stand_on_each_other(tmp_path: Path, number: int) -> None:
     for name, figure in sketched(tmp_path).items():
         places = words_of(figure.canvas) if name.startswith(kinds) else []
         for (one, own), (other, its) in itertools.combinations(places, 2):
-            width, height = (min(own.max[axis], its.max[axis]) - max(own.min[axis], its.min[axis]) for axis in (0, 1))
+            width, height = np.minimum(own.max, its.max) - np.maximum(own.min, its.min)
             assert width < 2 or height < 2, (name, one, other)
 
 
 def words_of(canvas: Any) -> list[tuple[str, Any]]:
     """The words of a drawn figure and where they stand, in pixels; of ticks those within the axes."""
     canvas.draw_without_rendering()
-    axes = [axis for pane in canvas.axes for axis in (pane.xaxis, pane.yaxis)]
-    ticks = [(axis, tick) for axis in axes for tick in axis.majorTicks]
-    aside = {
-        label for axis in axes for tick in (*axis.majorTicks, *axis.minorTicks) for label in (tick.label1, tick.label2)
-    }
-    shown = [text for text in canvas.findobj(Text) if text not in aside]
-    for axis, tick in ticks:
-        low, high = sorted(axis.get_view_interval())
-        shown += [tick.label1] if low <= tick.get_loc() <= high else []
-    return [
-        (text.get_text(), text.get_window_extent()) for text in shown if text.get_visible() and text.get_text().strip()
-    ]
+    shown, aside = list[Text](), set[Text]()
+    for pane in canvas.axes:
+        for axis in (pane.xaxis, pane.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in (*axis.majorTicks, *axis.minorTicks):
+                aside |= {tick.label1, tick.label2}
+            shown += [tick.label1 for tick in axis.majorTicks if low <= tick.get_loc() <= high]
+    shown += [text for text in canvas.findobj(Text) if text not in aside]
+    found = []
+    for text in shown:
+        if text.get_visible() and text.get_text().strip():
+            found.append((text.get_text(), text.get_window_extent()))
+    return found
 
 
 def test_words_are_broken_where_there_is_no_room() -> None:

@@ -19,7 +19,7 @@ import pytest
 from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
-from sketches import chosen, panels, sketched
+from sketches import chosen, column, numbers, panels, sketched
 
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.finals import Chart, drawings_of, places_of
@@ -73,8 +73,9 @@ def test_panels_are_figures_of_one_size_with_the_same_axes_and_words_of_their_ow
     assert last.caption.startswith("At the right end: LayerNorm · post 4, LayerNorm · pre 4, ")
     sizes = {tuple(one.canvas.get_size_inches()) for one in (first, middle, last)}
     assert sizes == {(3.5, first.canvas.get_figheight())}
-    limits = [(one.canvas.axes[0].get_xlim(), one.canvas.axes[0].get_ylim()) for one in (first, middle, last)]
-    assert limits[0] == limits[1] == limits[2]
+    panes = [one.canvas.axes[0] for one in (first, middle, last)]
+    assert len({pane.get_xlim() for pane in panes}) == 1
+    assert len({pane.get_ylim() for pane in panes}) == 1
 
 
 def test_all_words_of_all_figures_have_one_size(figures: dict[str, Figure]) -> None:
@@ -96,10 +97,9 @@ def test_files_have_the_width_of_a_column(figures: dict[str, Figure]) -> None:
 
 
 def test_a_curve_is_the_mean_of_the_seeds_and_their_range(figures: dict[str, Figure]) -> None:
-    last = chosen(figures["loss-val-steps"], arm="layernorm · post", kind="mean")[-1]
-    assert [float(last[key]) for key in ("runs", "x", "mean", "low", "high")] == pytest.approx([3, 100, 2.03, 2, 2.06])
-    steps = [float(row["x"]) for row in chosen(figures["loss-val-steps"], arm="layernorm · post", kind="mean")]
-    assert steps == [20, 40, 60, 80, 100]
+    rows = chosen(figures["loss-val-steps"], arm="layernorm · post", kind="mean")
+    assert column(rows, "x") == [20, 40, 60, 80, 100]
+    assert numbers(rows[-1], "runs", "mean", "low", "high") == pytest.approx([3, 2.03, 2, 2.06])
     words = "Evaluated on 20 batches on the way, and on all validation data at the last point."
     assert [name for name, figure in figures.items() if words in figure.caption] == ["loss-val-steps", "loss-val-time"]
 
@@ -107,7 +107,8 @@ def test_a_curve_is_the_mean_of_the_seeds_and_their_range(figures: dict[str, Fig
 def test_a_run_that_diverged_is_a_cross_and_in_no_mean(figures: dict[str, Figure]) -> None:
     (cross,) = chosen(figures["loss-val-steps"], kind="diverged")
     assert (cross["arm"], float(cross["x"])) == ("rmsnorm · post", 40)
-    assert {row["runs"] for row in chosen(figures["loss-val-steps"], arm="rmsnorm · post", kind="mean")} == {"2"}
+    means = chosen(figures["loss-val-steps"], arm="rmsnorm · post", kind="mean")
+    assert {row["runs"] for row in means} == {"2"}
     assert "×" in figures["loss-val-steps"].caption
 
 
@@ -117,20 +118,20 @@ def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
     lines = [Curve(steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
     band = band_of(lines, between=True)
     assert (band["x"].min(), band["x"].max()) == (10, 50)
-    for column in ("mean", "low", "high"):
-        np.testing.assert_allclose(band[column], 4 - 0.01 * band["x"])
+    for name in ("mean", "low", "high"):
+        np.testing.assert_allclose(band[name], 4 - 0.01 * band["x"])
     assert band_of([lines[0], Curve(steps * 50.0, 0.0 * steps)], between=True).empty
 
 
 def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str, Figure]) -> None:
     (cell,) = chosen(figures["interaction-norm-placement"], arm="rmsnorm", placement="post")
-    assert [float(cell[key]) for key in ("seeds", "mean")] == pytest.approx([2, 2.115])
+    assert numbers(cell, "seeds", "mean") == pytest.approx([2, 2.115])
     means = chosen(figures["differences"], kind="mean", baseline="layernorm · pre")
     assert [row["arm"] for row in means] == ["layernorm · post", "rmsnorm · pre", "rmsnorm · post"]  # the best first
-    seeds = [float(row["difference"]) for row in chosen(figures["differences"], kind="seed", arm="layernorm · post")]
-    interval = stats.t.interval(0.95, 2, np.mean(seeds), stats.sem(seeds))
+    seeds = column(chosen(figures["differences"], kind="seed", arm="layernorm · post"), "difference")
     assert seeds == pytest.approx([0, 0.02, 0.04])
-    assert [float(means[0][key]) for key in ("difference", "low", "high")] == pytest.approx([0.02, *interval])
+    low, high = stats.t.interval(0.95, 2, np.mean(seeds), stats.sem(seeds))
+    assert numbers(means[0], "difference", "low", "high") == pytest.approx([0.02, low, high])
     (fast,) = chosen(figures["step-time-loss"], on_front="yes")
     assert (fast["arm"], float(fast["step_ms"])) == ("layernorm · pre", 10)
 
@@ -147,22 +148,27 @@ def test_words_of_a_panel_go_from_the_lowest_value_to_the_highest() -> None:
 
 
 def test_depth_has_every_block_at_the_first_the_middle_and_the_last_probed_step(figures: dict[str, Figure]) -> None:
-    found = chosen(*panels(figures, "stream-rms-depth"), arm="layernorm · pre")
-    assert [(int(row["step"]), int(row["block"])) for row in found] == list(itertools.product((20, 60, 100), range(4)))
-    assert [float(row["mean"]) for row in found[:4]] == [1, 2, 3, 4]
+    stream = panels(figures, "stream-rms-depth")
+    for step in (20, 60, 100):
+        found = chosen(*stream, arm="layernorm · pre", step=str(step))
+        assert column(found, "block") == [0, 1, 2, 3]
+        assert column(found, "mean") == [1, 2, 3, 4]
+    assert len(chosen(*stream, arm="layernorm · pre")) == 3 * 4
     gradient = chosen(*panels(figures, "gradient-norm-depth"), arm="layernorm · pre", step="20")
-    assert [float(row["mean"]) for row in gradient] == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
+    assert column(gradient, "mean") == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
     # a run that diverged was probed at step 20 and 40 only, but two others stand for its arm
-    assert chosen(*panels(figures, "stream-rms-depth"), arm="rmsnorm · post", step="100")[0]["runs"] == "2"
+    assert chosen(*stream, arm="rmsnorm · post", step="100")[0]["runs"] == "2"
 
 
 def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -> None:
     with open(make_run(tmp_path) / "metrics.jsonl", "a") as file:
         for part, norm in (("attention", 0.4), ("mlp", 0.3)):
-            file.write(json.dumps({"step": 100} | {f"grad/block{block:02}.{part}/norm": norm for block in range(4)}))
-            file.write("\n")
+            line = {"step": 100.0}
+            for block in range(4):
+                line[f"grad/block{block:02}.{part}/norm"] = norm
+            file.write(json.dumps(line) + "\n")
     found = chosen(*panels(sketched(tmp_path), "gradient-norm-depth"), step="100")
-    assert [float(row["mean"]) for row in found] == pytest.approx([0.5] * 4)
+    assert column(found, "mean") == pytest.approx([0.5] * 4)
 
 
 def test_each_arm_is_shown_over_its_rates_and_elsewhere_at_the_best(tmp_path: Path) -> None:
@@ -173,8 +179,10 @@ def test_each_arm_is_shown_over_its_rates_and_elsewhere_at_the_best(tmp_path: Pa
         make_run(tmp_path, norm=norm, lr=rate, seed=seed, final=final, status=status)
     figures = sketched(tmp_path)
     found = chosen(figures["learning-rates"], arm="dyt")
-    shown = [(float(row["learning_rate"]), float(row["mean"]), row["diverged"], row["best"]) for row in found]
-    assert shown == [(1e-3, 3, "0", "no"), (1e-2, 2, "0", "yes"), (1e-1, 1, "1", "no")]
+    assert column(found, "learning_rate") == [1e-3, 1e-2, 1e-1]
+    assert column(found, "mean") == [3, 2, 1]
+    assert column(found, "diverged") == [0, 0, 1]
+    assert [row["best"] for row in found] == ["no", "yes", "no"]
     assert {one.best for one in tried_levels(read_study([tmp_path]).arms)} == {1e-2}
     assert float(chosen(figures["loss-val-steps"], arm="dyt")[-1]["mean"]) == pytest.approx(2)
     assert "learning rate" in figures["loss-val-steps"].caption
@@ -188,9 +196,11 @@ def test_long_curves_are_averaged_and_a_figure_without_data_is_left_out(tmp_path
     figures = sketched(tmp_path)
     assert set(figures) == {"loss-train-steps", "loss-train-time", "gradient-norm-steps"}
     curve = read_study([tmp_path]).runs[0].curves["loss/train"].values
-    found = [float(row["mean"]) for row in chosen(figures["loss-train-steps"])]
+    found = column(chosen(figures["loss-train-steps"]), "mean")
     assert len(found) <= POINTS
-    assert found[:2] == pytest.approx([curve[:3].mean(), curve[3:6].mean()])
+    first, second, *_ = found
+    assert first == pytest.approx(curve[:3].mean())
+    assert second == pytest.approx(curve[3:6].mean())
     assert "mean of up to 3 records" in figures["loss-train-steps"].caption
 
 
@@ -199,15 +209,17 @@ def test_runs_that_diverged_or_are_under_way_do_not_break(tmp_path: Path) -> Non
     make_run(tmp_path, norm="rmsnorm", status="running", probed=20)
     for seed in range(2):
         path = make_run(tmp_path, norm="dyt", seed=seed, status="diverged", probed=20)
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        lines[-1] = {tag: None if tag != "step" else step for tag, step in lines[-1].items()}
-        (path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines) + '{"step": 60, "lo')
+        *others, last = (path / "metrics.jsonl").read_text().splitlines()
+        nothing = dict.fromkeys(json.loads(last))  # is finite
+        nothing["step"] = json.loads(last)["step"]
+        lines = [*others, json.dumps(nothing), '{"step": 60, "lo']
+        (path / "metrics.jsonl").write_text("\n".join(lines))
     make_run(tmp_path, norm="groupnorm", status="failed")
     figures = sketched(tmp_path)
-    arms = {row["arm"] for row in chosen(figures["loss-train-steps"])}
-    assert arms == {"layernorm", "rmsnorm", "dyt"}
-    values = [float(row[key]) for row in chosen(figures["loss-train-steps"]) for key in ("x", "mean", "low", "high")]
-    assert np.isfinite(values).all()
+    rows = chosen(figures["loss-train-steps"])
+    assert {row["arm"] for row in rows} == {"layernorm", "rmsnorm", "dyt"}
+    for row in rows:
+        assert np.isfinite(numbers(row, "x", "mean", "low", "high")).all()
     assert "Not finished yet: rmsnorm. Not shown: groupnorm (no run" in figures["loss-train-steps"].caption
 
 
@@ -262,8 +274,9 @@ def test_the_same_study_gives_the_same_bytes(figures: dict[str, Figure], grid: P
     command = [sys.executable, "-W", "error", "-c", code, Path(__file__).parent, grid, *WRITTEN]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    for name, content in (file for figure in WRITTEN for file in figures[figure].files().items()):
-        assert (tmp_path / name).read_bytes() == content, name
+    for figure in WRITTEN:
+        for name, content in figures[figure].files().items():
+            assert (tmp_path / name).read_bytes() == content, name
 
 
 def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
@@ -274,7 +287,8 @@ def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
         ids = {str(element.get("id")) for element in root.iter() if element.get("id")}
         assert ids and not ids & seen
         seen |= ids
-        assert set(re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)) <= ids
+        assert ids.issuperset(re.findall(r'href="#([^"]+)"', text))
+        assert ids.issuperset(re.findall(r"url\(#([^)]+)\)", text))
         assert root.get("aria-label") == figures[name].alt
         assert re.search(r"<style[^>]*>(@media|\.nb-figure)", text), "no rule reaches beyond the figure"
 
@@ -313,13 +327,16 @@ def test_runs_that_train_are_counted_at_each_level_in_its_order(tmp_path: Path) 
             make_run(tmp_path, placement=placement, seed=seed, settings={"model.depth": depth}, data=data, **ended)
     figures = sketched(tmp_path, {"model.depth": 12})
     figure = figures["survival-placement-depth"]
-    rows = {(row["arm"], row["depth"]): (row["train"], row["runs"]) for row in chosen(figure)}
-    assert rows == {(arm, str(depth)): (str(fate.count("t")), "3") for (arm, depth), fate in fates.items()}
-    (half,) = chosen(figure, arm="post", depth="12")
+    for (arm, depth), fate in fates.items():
+        (row,) = chosen(figure, arm=arm, depth=str(depth))
+        assert (row["train"], row["runs"]) == (str(fate.count("t")), "3")
+    assert len(chosen(figure)) == len(fates)
+    (third,) = chosen(figure, arm="post", depth="12")
     p, z = 1 / 3, stats.norm.ppf(0.975)
-    centre, reach = p + z**2 / 6, z * np.sqrt(p * (1 - p) / 3 + z**2 / 36)
-    expected = [100 * (centre + sign * reach) / (1 + z**2 / 3) for sign in (-1, 1)]
-    assert [float(half["low"]), float(half["high"])] == pytest.approx(expected)
+    middle = p + z**2 / 6
+    reach = z * np.sqrt(p * (1 - p) / 3 + z**2 / 36)
+    ends = np.array([middle - reach, middle + reach]) / (1 + z**2 / 3)
+    assert numbers(third, "low", "high") == pytest.approx(100 * ends)
     assert "of 3 at each point" in figure.caption and "post at 96 0 of 3" in figure.alt
     assert [row["depth"] for row in chosen(figures["interaction-placement-depth"], arm="pre")] == ["6", "12", "96"]
     assert [tick.get_text() for tick in figure.canvas.axes[0].get_xticklabels()] == ["12", "6", "96"]
