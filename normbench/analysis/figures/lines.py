@@ -231,6 +231,11 @@ class Cell(Panel):
     kind: Any
     bands: Mapping[str, pd.DataFrame]
 
+    @property
+    def has_line(self) -> bool:
+        """Say whether some band has two points."""
+        return any(len(band) > 1 for band in self.bands.values())
+
 
 def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
     """Draw a figure of each panel of one of the `QUANTITIES`; none where no line has two points."""
@@ -238,21 +243,26 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
     for arm in arms:
         lines = [lines_of(run, name) for run in members(arm)]
         found[arm.name] = [own for own in lines if own]
-    every = panels_of(arms, [arm for arm, runs in found.items() if runs])
+    having = [arm for arm, runs in found.items() if runs]
+    every = panels_of(arms, having)
     panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
     cells = cells_of(name, panels, found)
-    if not any(len(band) > 1 for cell in cells for band in cell.bands.values()):
+    if not any(cell.has_line for cell in cells):
         return []
     lost = ends_in(name, panels) if is_of_loss(name) else {}
     data = data_of(cells, lost)
-    why = NEVER_ALL if axis_of(name) == "time" else NOT_RECORDED
-    more += tell_absent(arms, data[["arm", "mean"]], names_in(every[len(panels) :]), why)
     means = data[data["kind"] != DIVERGED]
-    ends = means.groupby("arm")["mean"].last()
-    limits = loss_limits(means, ends) if is_of_loss(name) else None
+    limits = loss_limits(means) if is_of_loss(name) else None
     panes = draw_cells(name, cells, lost, limits)
-    top = limits[1] if limits else np.inf
+    drawings = []
+    for cell, pane in zip(cells, panes, strict=True):
+        drawings.append(finish_panel(cell, pane, rows_of(cell, data, name)))
+    cut = names_in(every[len(panels) :])
+    why = NEVER_ALL if axis_of(name) == "time" else NOT_RECORDED
+    more += tell_absent(arms, data[["arm", "mean"]], cut, why)
     axis = AXES[axis_of(name)]
+    top = limits[1] if limits else np.inf
+    ends = ends_of(means)
     words = captions.lines(
         word=QUANTITIES[name].word,
         by=axis.title,
@@ -261,15 +271,12 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
         arms=shortened([arm.name for arm in arms]),
         seeds=(means["runs"].min(), means["runs"].max()),
         records=records_a_point(found),
-        steps=list(dict.fromkeys(cell.kind for cell in cells)) if is_by_depth(name) else [],
+        steps=steps_of(cells) if is_by_depth(name) else [],
         crosses=bool(lost),
         cut=bool(means["high"].max() > top),
         far=list(ends.index[ends > top]),
         batches=batches_in_words(name, arms),
     )
-    drawings = []
-    for cell, pane in zip(cells, panes, strict=True):
-        drawings.append(finish_panel(cell, pane, rows_of(cell, data, name)))
     return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
 
@@ -298,6 +305,11 @@ def cells_of(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Li
             lines[arm] = [run[max(run)] for run in found[arm]]  # of the last block, or the whole network
         cells.append(Cell(panel.title, panel.entries, MEAN, bands_of(lines, between)))
     return cells
+
+
+def steps_of(cells: Sequence[Cell]) -> list[int]:
+    """Return the steps that panels show, each once."""
+    return list(dict.fromkeys(cell.kind for cell in cells))
 
 
 def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dict[str, pd.DataFrame]:
@@ -369,8 +381,14 @@ def batches_in_words(name: str, arms: Sequence[Arm]) -> str:
     return evaluations_in_words(runs)
 
 
-def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
+def ends_of(means: pd.DataFrame) -> pd.Series:
+    """Return where the mean of each arm ends, by its name."""
+    return means.groupby("arm")["mean"].last()
+
+
+def loss_limits(means: pd.DataFrame) -> tuple[float, float]:
     """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
+    ends = ends_of(means)
     _, worst = near(ends)
     close_arms = ends.index[ends <= worst]
     close = means[means["arm"].isin(close_arms)]
