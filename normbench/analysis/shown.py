@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # imports matplotlib
-    from normbench.analysis.figures.figure import Group
+    from normbench.analysis.figures.figure import FigureGroup
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class ShownFigure:
     svg: str
     place: str
     wide: bool
-    group: Group | None
+    group: FigureGroup | None
 
 
-def by_group(figures: Iterable[ShownFigure]) -> list[tuple[Group | None, list[ShownFigure]]]:
+def by_group(figures: Iterable[ShownFigure]) -> list[tuple[FigureGroup | None, list[ShownFigure]]]:
     """Return figures by the group that several in a row belong to; None for single ones."""
     found = []
     for group, own in groupby(figures, key=lambda figure: figure.group):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.figure import Figure, Group, is_wide
+from normbench.analysis.figures.figure import Figure, FigureGroup, is_wide
 from normbench.analysis.pages import page_of
 from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.shown import ShownFigure
@@ -172,7 +172,7 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
         svg=for_page(drawing, f"{study}--drawing--{words['name']}-"),
         place=place,
         wide=words.get("wide", False),
-        group=Group(**group) if group else None,
+        group=FigureGroup(**group) if group else None,
     )
 
 

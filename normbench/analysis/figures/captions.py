@@ -12,7 +12,7 @@ MOST_TOLD = 12  # rows of a figure in its alternative text
 
 
 @dataclass(frozen=True)
-class Words:
+class FigureWords:
     """The words of a figure. alt: its alternative text."""
 
     title: str
@@ -20,9 +20,9 @@ class Words:
     alt: str
 
 
-def words(title: str, caption: Sequence[str], alt: str) -> Words:
+def words(title: str, caption: Sequence[str], alt: str) -> FigureWords:
     """Return words that begin in upper case; caption: sentences, of which those that are empty are left out."""
-    return Words(capitalized(title), capitalized(" ".join(caption)), capitalized(alt))
+    return FigureWords(capitalized(title), capitalized(" ".join(caption)), capitalized(alt))
 
 
 def capitalized(text: str) -> str:
@@ -50,7 +50,7 @@ def lines(
     cut: bool,
     far: Sequence[str],
     batches: str,
-) -> Words:
+) -> FigureWords:
     """Tell of lines.
 
     by, x: what the axis is, in the title and in full. seeds: the least and the most of a line. records: that a point is
@@ -82,7 +82,9 @@ def lines(
     return words(f"{word} by {by}", caption, f"{word} against {x} for {arms}{at_steps}.")
 
 
-def differences(metric: Metric, *, baselines: Sequence[str], rows: Sequence[str], torn: bool, panes: int) -> Words:
+def differences(
+    metric: Metric, *, baselines: Sequence[str], rows: Sequence[str], torn: bool, panes: int
+) -> FigureWords:
     """Tell of the differences from baselines. rows: of each difference its name and its numbers."""
     baseline = baselines[0] if len(baselines) == 1 else "the arm named after it"
     caption = [
@@ -100,7 +102,7 @@ def differences(metric: Metric, *, baselines: Sequence[str], rows: Sequence[str]
     )
 
 
-def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> Words:
+def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> FigureWords:
     """Tell of two crossed factors. others: whether other settings vary too."""
     over = ", over all else that varies" if others else ""
     caption = [
@@ -115,7 +117,7 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> W
     )
 
 
-def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) -> Words:
+def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) -> FigureWords:
     """Tell of the share of runs that train. rows: with the arm, its level of the factor, `runs` and `train`."""
     numbers = sorted({row["runs"] for row in rows})
     counts = " or ".join(str(number) for number in numbers)
@@ -133,7 +135,7 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> Words:
+def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWords:
     """Tell of maps over two settings."""
     caption = [
         "Mean over the seeds at each pair of values; all panels share the colours.",
@@ -147,7 +149,7 @@ def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> Words:
     )
 
 
-def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> Words:
+def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
     """Tell of how arms end over the learning rate. crosses: whether runs diverged."""
     caption = [
         "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm, "
@@ -163,7 +165,7 @@ def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> Words:
     )
 
 
-def search(*, seeds: int, crosses: bool, arms: str) -> Words:
+def search(*, seeds: int, crosses: bool, arms: str) -> FigureWords:
     """Tell of the search for a learning rate. crosses: whether runs were lost."""
     if seeds == 1:
         mean = "of one seed that is not reported"
@@ -182,7 +184,7 @@ def search(*, seeds: int, crosses: bool, arms: str) -> Words:
     )
 
 
-def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> Words:
+def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> FigureWords:
     """Tell of the step time against how arms end. front: the arms that none is faster and better than."""
     caption = [
         f"Mean {metric.words} of the seeds that finished, and median over the runs of their median step times, with "

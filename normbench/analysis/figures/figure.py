@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Group:
+class FigureGroup:
     """Figures that belong together, one for each panel: small multiples. caption: what holds for all of them."""
 
     name: str
@@ -41,7 +41,7 @@ class Figure:
     alt: str
     canvas: Canvas
     data: pd.DataFrame
-    group: Group | None = None
+    group: FigureGroup | None = None
 
     @cached_property
     @our_style()
@@ -101,7 +101,7 @@ def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence
     if len(drawings) == 1:
         [one] = drawings
         return [Figure(name, title, caption, alt, canvas_of(one.pane), one.data)]
-    group = Group(name, title, caption)
+    group = FigureGroup(name, title, caption)
     figures = []
     for number, one in enumerate(drawings, start=1):
         figure = Figure(
