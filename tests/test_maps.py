@@ -14,6 +14,7 @@ from color_vision import BLINDNESS, distance
 from made_runs import make_report, make_run, read_study
 from sketches import panels
 
+from normbench.analysis.answers import EffectKind
 from normbench.analysis.figures import draw_all
 from normbench.analysis.report import Report
 from normbench.analysis.sensitivity import areas, tried_levels
@@ -45,6 +46,12 @@ def narrow(factor: float, rate: float, seed: int) -> float:
     return 3.29 if factor < 1 and (rate < 1e-1 or seed) else wide(factor, rate, seed)
 
 
+def rows_of(report: Report, key: str) -> list[tuple[str, ...]]:
+    """The cells of a report's table, row by row."""
+    (table,) = [table for table in report.tables if table.key == key]
+    return table.rows
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     folder = tmp_path_factory.mktemp("maps")
@@ -56,20 +63,23 @@ def test_the_share_of_the_grid_is_by_seed_and_has_an_interval(report: Report) ->
     assert mapped["layernorm"].shares == {0: 100.0, 1: 100.0, 2: 100.0}
     # of nine cells 1 × 0.1 and 4 × 0.1 diverge (4 × 0.01 does not), and 0.25 learns in one, with one seed
     assert mapped["dyt"].shares == pytest.approx({0: 500 / 9, 1: 400 / 9, 2: 400 / 9})
-    (table,) = [table for table in report.tables if table.key == "areas"]
-    rows = {row[0]: row[1:] for row in table.rows}
+    rows = {row[0]: row[1:] for row in rows_of(report, "areas")}
     assert rows["layernorm"] == ("factor and lr", "3", "9", "100.0", "–")
     assert rows["dyt"][3] == "48.1"
     assert rows["dyt"][4] == "32.2 to 64.1"  # 400/9 + (0, 0, 100/9), t interval
 
 
 def test_areas_are_compared_by_seed_and_stand_for_what_they_are_made_of(report: Report) -> None:
-    (table,) = [table for table in report.tables if table.key == "designs"]
-    assert {row[0] for row in table.rows} == {"The share of the grid of factor and lr that trains"}
-    assert [row[1] for row in table.rows] == ["dyt", "none"]
-    said = [text for text, key in report.verdict if key == "designs"]
-    start = "layernorm trains in 100 % of the grid of factor and lr, dyt in 48 %: 52 percentage points more (95 %: "
-    assert any(text.startswith(start) for text in said), said
+    effects = report.answer.effects
+    assert [effect.arm for effect in effects] == ["dyt", "none"]
+    for effect in effects:
+        assert (effect.kind, effect.factor, effect.baseline) == (EffectKind.AREA, "factor and lr", "layernorm")
+    dyt = effects[0]
+    assert dyt.own == pytest.approx((500 / 9, 400 / 9, 400 / 9))
+    assert dyt.other == (100, 100, 100)
+    assert dyt.mean == pytest.approx(np.mean(dyt.own) - 100)
+    assert dyt.metric.unit == "percentage points"
+    assert [row[1] for row in rows_of(report, "designs")] == ["dyt", "none"]
 
 
 def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> None:
@@ -140,23 +150,26 @@ def test_the_largest_depth_that_trains_is_a_number_of_each_arm(deep: Report) -> 
     logarithms = tried["post · warmup=0.0"].largest
     assert logarithms == pytest.approx({0: np.log2(6), 1: np.log2(24), 2: np.log2(6)})
     (table,) = [table for table in deep.tables if table.key == "survival-depth"]
-    rows = {row[0]: row[1:] for row in table.rows}
     assert list(table.frame) == ["arm", "6", "24", "100", "200", "all train up to", "most train up to"]
+    rows = {row[0]: row[1:] for row in table.rows}
     assert rows["post · warmup=0.0"] == ("3 of 3", "1 of 3", "0 of 3", "0 of 3", "6", "6")
     assert rows["post · warmup=0.2"] == ("3 of 3", "3 of 3", "2 of 3", "0 of 3", "24", "100")
     assert rows["deep · warmup=0.0"][-2:] == ("200", "200")
 
 
 def test_the_largest_depth_is_compared_by_seed(deep: Report) -> None:
-    said = [text for text, key in deep.verdict if key == "designs"]
-    ratio = 2 ** np.mean(np.log2([200 / 6, 200 / 24, 200 / 6]))
-    sides = "deep · warmup=0.0 trains up to depth 200 (the largest tried), post · warmup=0.0 up to 6 to 24"
-    assert any(text.startswith(f"{sides}, at values {ratio:.1f} times") for text in said), said
+    largest = [effect for effect in deep.answer.effects if effect.kind == EffectKind.LARGEST]
+    (post,) = [effect for effect in largest if effect.arm == "post · warmup=0.0"]
+    assert (post.factor, post.baseline) == ("model.depth", "deep · warmup=0.0")
+    assert post.levels == DEPTHS
+    assert post.own == pytest.approx(np.log2([6, 24, 6]))
+    assert post.other == pytest.approx(np.log2([200, 200, 200]))
+    assert post.mean == pytest.approx(np.mean(np.log2([6 / 200, 24 / 200, 6 / 200])))
 
 
 def test_where_all_train_nothing_is_said_of_the_largest(tmp_path: Path) -> None:
     for placement, depth, seed in product(("deep", "post"), DEPTHS, range(2)):
         make_run(tmp_path, placement=placement, seed=seed, settings={"model.depth": depth}, data=CONSTANT)
     report = make_report([tmp_path])
-    assert not [table for table in report.tables if table.key.startswith("survival")]
-    assert not [row for table in report.tables if table.key == "designs" for row in table.rows if "largest" in row[0]]
+    assert not any(table.key.startswith("survival") for table in report.tables)
+    assert EffectKind.LARGEST not in {effect.kind for effect in report.answer.effects}
