@@ -42,7 +42,14 @@ def outcome(arm: Arm, metric: Metric) -> Outcome:
     """Return how the runs of an arm ended."""
     values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
     diverged = [run for run in arm.runs if run.status == "diverged"]
-    return Outcome(len(arm.runs), len(values), len(diverged), values.mean(), values.min(), values.max())
+    return Outcome(
+        runs=len(arm.runs),
+        finished=len(values),
+        diverged=len(diverged),
+        mean=values.mean(),
+        low=values.min(),
+        high=values.max(),
+    )
 
 
 def is_lost(run: RecordedRun) -> bool:

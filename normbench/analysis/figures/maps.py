@@ -47,7 +47,8 @@ def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> li
     for one, own in zip(drawn, cells, strict=True):
         drawings.append(draw_map(one, own, metric, lowest, highest))
     y, x = mapped[0].names
-    words = captions.map_of(metric, x=x, y=y, arms=[one.arm.name for one in drawn])
+    names = [one.arm.name for one in drawn]
+    words = captions.map_of(metric, x=x, y=y, arms=names)
     return in_figures(f"map-{y}-{x}", words.title, words.caption + more, words.alt, drawings)
 
 
@@ -91,11 +92,16 @@ def draw_map(one: Area, cells: pd.DataFrame, metric: Metric, lowest: float, high
         color = "#000000" if red + green + blue > BRIGHT else "#ffffff"
         pane.text(column + 0.5, row + 0.47, word, ha="center", va="center", color=color)
     pane.grid(visible=False)
-    pane.set_xticks(np.arange(len(columns)) + 0.5, [brief(level) for level in columns], rotation=90)
-    pane.set_yticks(np.arange(len(rows)) + 0.5, [brief(level) for level in rows])
+    pane.set_xticks(middles_of(columns), [brief(level) for level in columns], rotation=90)
+    pane.set_yticks(middles_of(rows), [brief(level) for level in rows])
     add_color_bar(pane, mesh, metric.symbol)
     title = name_settings(one.arm, list(one.arm.settings))
     return Drawing(pane, title, f"The best cell: {write_best(one, cells, metric)}.", cells)
+
+
+def middles_of(levels: Sequence[float]) -> np.ndarray:
+    """Return where the cells of levels have their middles along an axis."""
+    return np.arange(len(levels)) + 0.5
 
 
 def words_in(cells: pd.DataFrame, metric: Metric, inches: float) -> list[str]:

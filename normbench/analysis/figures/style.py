@@ -197,9 +197,8 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
         color_place = ordered.index(value)
         if are_together:
             label = name_settings(arm, list(arm.settings))
-            dash = stroke_at(distinct_titles.index(title) if other_keys else color_place).dash
-            if title in PLACEMENTS:
-                dash = PLACEMENTS[title].dash
+            dash_place = distinct_titles.index(title) if other_keys else color_place
+            dash = PLACEMENTS.get(title, stroke_at(dash_place)).dash
             marker = stroke_at(place).marker
             title = ""
         else:
@@ -213,10 +212,14 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
 
 def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
     """Return the setting that colours tell, which is the norm where it varies, and all others that vary."""
-    values: dict[str, set[Any]] = {}
-    for key in dict.fromkeys(key for arm in arms for key in arm.settings):
-        values[key] = {arm.settings.get(key) for arm in arms}
-    varied = [key for key in values if len(values[key]) > 1]
+    keys: dict[str, None] = {}  # each once, in their order
+    for arm in arms:
+        keys.update(dict.fromkeys(arm.settings))
+    varied = []
+    for key in keys:
+        values = {arm.settings.get(key) for arm in arms}
+        if len(values) > 1:
+            varied.append(key)
     color_key = "norm"
     if varied and "norm" not in varied:
         color_key = varied[0]
