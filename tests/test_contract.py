@@ -12,7 +12,7 @@ import torch
 from support import NORMS, PLACEMENTS, REPOSITORY, refused
 
 from normbench.cli import main
-from normbench.commands.check import find_part, section_of
+from normbench.commands.check import find_part, find_section
 from normbench.config.compose import read
 from normbench.contract import PARTS, trials
 from normbench.contract.checks import CheckResult, Fact, NotApplicable, Part, run_check, takes_settings
@@ -239,10 +239,10 @@ def test_what_comes_of_a_check() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_section_of_a_class_is_found() -> None:
-    found = [section_of(f"mypkg.{name}") for name in ("MyNorm", "parts.Halved", "parts.TwoLayers", "parts.Stripes")]
+def test_the_find_section_a_class_is_found() -> None:
+    found = [find_section(f"mypkg.{name}") for name in ("MyNorm", "parts.Halved", "parts.TwoLayers", "parts.Stripes")]
     assert found == ["norm", "placement", "model", "data"]
-    assert [section_of("torch.nn.Identity"), section_of("normbench.data.digits")] == ["norm", "data"]
+    assert [find_section("torch.nn.Identity"), find_section("normbench.data.digits")] == ["norm", "data"]
 
 
 # ---- the command
