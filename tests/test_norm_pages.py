@@ -46,7 +46,7 @@ FLOWS = {
     "post_inside": "x ─┬─ f ─ N ─⊕─→ x\n   └─────────┘",
     "sandwich": "x ─┬─ N ─ f ─ N ─⊕─→ x\n   └─────────────┘",
     "parallel": "x ─┬─ N ─ attention ─⊕─→ x\n   ├─ N ─ mlp ───────┤\n   └─────────────────┘",
-    "plain": "x ── f ──→ x",
+    "plain": "x ─ f ─→ x",
 }
 
 

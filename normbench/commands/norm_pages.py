@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -401,48 +401,105 @@ class PlacementPage:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """Ways of the stream that a placement adds up."""
+
+    sides: tuple[Flow, ...]
+
+    def draw(self) -> list[str]:
+        """Draw it, a line for each side: the one with the longest way first, the skip last."""
+        skips = [side for side in self.sides if side.is_skip]
+        others = [side for side in self.sides if not side.is_skip]
+        others.sort(key=lambda side: side.length, reverse=True)
+        drawn = [side.draw() for side in others + skips]
+        width = max(len(lines[0]) for lines in drawn)
+        rows: list[str] = []
+        for number, lines in enumerate(drawn):
+            left, right = "├┤"
+            if number == 0:
+                left, right = "┬⊕"
+            elif number == len(drawn) - 1:
+                left, right = "└┘"
+            rows.append(left + lines[0].ljust(width, "─") + right)
+            edge = "│" if number < len(drawn) - 1 else " "
+            rows += [edge + line.ljust(width) + edge for line in lines[1:]]
+        return rows
+
+
+@dataclass(frozen=True)
 class Flow:
     """What a placement does to x, drawn while it does it.
 
     Attributes:
-        sides: the ways that it adds up.
-        after: what follows them.
+        steps: names, and sums of other ways.
     """
 
-    sides: tuple[str, ...] = ("",)
-    after: str = ""
+    steps: tuple[str | Sum, ...] = ()
+    dtype: ClassVar[torch.dtype] = torch.float32  # which a placement may ask of a tensor
 
     def through(self, step: str) -> Flow:
         """Return it with a step more."""
-        more = f"─ {step} "
-        if len(self.sides) > 1:
-            return Flow(self.sides, self.after + more)
-        (side,) = self.sides
-        return Flow((side + more,))
+        return Flow((*self.steps, step))
+
+    def detach(self) -> Flow:
+        """Return it with the step that a gradient does not pass."""
+        return self.through("stopgrad")
 
     def __add__(self, other: Flow) -> Flow:
-        return Flow(self.sides + other.sides)
+        """Return the sum, with what the two have in common before it."""
+        common = 0
+        for mine, theirs in zip(self.steps, other.steps, strict=False):
+            if mine != theirs:
+                break
+            common += 1
+        rest = self.steps[common:]
+        first: tuple[Flow, ...] = (Flow(rest),)
+        if len(rest) == 1 and isinstance(rest[0], Sum):
+            first = rest[0].sides  # of several summands
+        return Flow((*self.steps[:common], Sum((*first, Flow(other.steps[common:])))))
 
-    def __mul__(self, gain: float) -> Flow:
+    def __sub__(self, other: Flow) -> Flow:
+        return self + other.through("·(−1)")
+
+    def __mul__(self, gain: float | Tensor) -> Flow:
         return self.through("·α")
 
     __rmul__ = __truediv__ = __mul__
 
+    @property
+    def is_skip(self) -> bool:
+        """Tell whether x passes unchanged, but for a factor."""
+        return all(step == "·α" for step in self.steps)
+
+    @property
+    def length(self) -> int:
+        """Return the number of steps on the longest way."""
+        count = 0
+        for step in self.steps:
+            count += max(side.length for side in step.sides) if isinstance(step, Sum) else 1
+        return count
+
+    def draw(self) -> list[str]:
+        """Draw the steps on the first line, and other sides of sums below."""
+        rows = [""]
+        for step in self.steps:
+            drawn = step.draw() if isinstance(step, Sum) else [f" {step} "]
+            width = len(rows[0])
+            rows[0] += "─" + drawn[0]
+            for number, line in enumerate(drawn[1:], start=1):
+                if number == len(rows):
+                    rows.append("")
+                rows[number] = rows[number].ljust(width + 1) + line
+        if rows[0]:
+            rows[0] += "─"
+        return rows
+
     def __str__(self) -> str:
-        """Draw it, a line for each side: the branches with the most steps first, the skip last."""
-        skips = ("", "─ ·α ")
-        branches = [side for side in self.sides if side not in skips]
-        branches.sort(key=lambda side: side.count("─"), reverse=True)
-        ordered = branches + [side for side in self.sides if side in skips]
-        longest = max(map(len, ordered))
-        first, *others = [side.ljust(longest, "─") + "─" for side in ordered]
-        if not others:
-            return f"x ─{first}─→ x"
-        lines = [f"x ─┬{first}⊕{self.after}─→ x"]
-        *between, last = others
-        for side in between:
-            lines.append(f"   ├{side}┤")
-        lines.append(f"   └{last}┘")
+        """Draw it from x to x."""
+        first, *others = self.draw()
+        lines = [f"x {first}→ x"]
+        for line in others:
+            lines.append(f"  {line}")
         return "\n".join(lines)
 
 
@@ -465,7 +522,7 @@ def placement_page(tree: Any) -> PlacementPage:
     _, made = build.target(tree, "placement")
     names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
     branches = {name: Step(name) for name in names}
-    site = Site("block", 0, LAYERS, branches=2 * LAYERS)
+    site = Site("block", 1, LAYERS, branches=2 * LAYERS)  # the first block may be an exception
     block = build.factory(tree, "placement")(branches, lambda *_, **__: Step("N"), site)
     norms = [module for module in block.norms.modules() if isinstance(module, Step)]
     return PlacementPage(block, str(block(Flow())), len(norms))

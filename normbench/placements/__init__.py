@@ -18,6 +18,11 @@ def mask_of(context: Mapping[str, Any]) -> dict[str, Tensor]:
     return {"mask": mask}
 
 
+def along_features(vector: Tensor, f: Branch) -> Tensor:
+    """Return a vector over the features of a branch's output in the shape in which it multiplies that output."""
+    return vector.view(-1, 1, 1) if f.channel_dim == 1 else vector
+
+
 class Residual(Placement):
     """A block that applies its branches one after another.
 
@@ -47,11 +52,39 @@ class Residual(Placement):
     def branch_norms(self, role: str, branch: Branch, norm: NormFactory) -> nn.ModuleDict:
         """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
         norms = nn.ModuleDict()
-        for slot in self.slots:
+        for slot in self.slots_of(role):
             width = branch.in_features if slot == "in" else branch.out_features
             site = self.site.at(role, slot if len(self.slots) > 1 else "")
             norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
         return norms
+
+    def slots_of(self, role: str) -> tuple[str, ...]:
+        """Return the slots of a branch's norms."""
+        return self.slots
+
+    @property
+    def place(self) -> int:
+        """Return the block's place in its stack, from 1; each side of an encoder–decoder is a stack."""
+        layer = self.site.layer or 0
+        before = self.site.sides[0] if self.site.side == "decoder" else 0
+        return layer - before + 1
+
+    @property
+    def stack_depth(self) -> int:
+        """Return the number of blocks in the block's stack."""
+        encoder, decoder = self.site.sides
+        if self.site.side == "encoder":
+            return encoder
+        if self.site.side == "decoder":
+            return decoder
+        return self.site.depth
+
+    @property
+    def stack_branches(self) -> int:
+        """Return the number of residual branches in the block's stack."""
+        if not self.site.side:
+            return self.site.branches
+        return self.stack_depth * len(self.branches)
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for role, branch in self.branches.items():
@@ -107,7 +140,7 @@ class Deep(Residual):
             self.residual_gain = 0.81 * root
             self.branch_gain = 0.87 / root
         else:
-            count = 3.0 * decoder if site.side == "decoder" else float(site.branches)
+            count = float(self.stack_branches)
             self.residual_gain = count**0.25
             self.branch_gain = (4.0 * count) ** -0.25
 
