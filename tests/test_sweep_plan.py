@@ -85,7 +85,7 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
     assert run.arm == {"norm": "groupnorm", "placement": "pre"}
     excluded, refused = plan.left_out
     assert excluded == "sweep.exclude=norm=dyt"
-    assert "parallel joins the branches of a block" in refused
+    assert "it joins the branches of a block" in refused
     assert [*plan.left_out.values()] == [2, 1]
 
 

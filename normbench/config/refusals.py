@@ -100,9 +100,9 @@ REFUSALS = (
     ),
     Refusal(
         ("placement", "model"),
-        what="parallel where a block has one branch (CNNs, MLPs)",
-        reason="parallel joins the branches of a block, and with one branch it would be pre",
-        instead="use placement=pre",
+        what="parallel or b2t where a block has one branch (CNNs, MLPs)",
+        reason="it joins the branches of a block, and a block of this model has one",
+        instead="use placement=pre, which parallel would be, or post",
         applies=lacks_branches,
     ),
     Refusal(

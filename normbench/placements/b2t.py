@@ -1,0 +1,32 @@
+"""The bottom-to-top connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from normbench.placements import Post, mask_of
+
+
+class BottomToTop(Post):
+    """Post-norm with a skip around the whole block too: m ← N(x + attention(x)), x ← N(x + m + mlp(m)).
+
+    x joins before the last norm of the block, so its gain around the block is 2. In a decoder the attention to the
+    encoder stands between the two, as in post-norm.
+    Takase et al. 2023 (B2T connection); compared with the authors' code. That also multiplies all weights that a
+    layer has when it is made by 1/√layers, which is left out here: `init=` says how weights start.
+    """
+
+    min_branches = 2
+    residual_gain = 2.0
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        *_, last = self.branches
+        y = x
+        for role, f in self.branches.items():
+            y = y + f(y, **context)
+            if role == last:
+                y = x + y
+            y = self.norms[role]["out"](y, **mask_of(context))  # type: ignore[index]  # a ModuleDict of ModuleDicts
+        return y

@@ -1,0 +1,229 @@
+"""The placements that came after DeepNorm, each against its formula in float64, and how they start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import TEXT, TRANSLATIONS, build, random_batch, section
+from torch import Tensor, nn
+
+from normbench import build as builder
+from normbench.types import Branch, Placement, Site
+
+WIDTH = 5
+DEPTH = 3
+NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit")
+TWO = 2 * DEPTH  # branches in a stack of blocks with two
+
+
+class Function(Branch):
+    """A branch that is a function, and sees the context."""
+
+    in_features = out_features = WIDTH
+
+    def __init__(self, function: Callable[[Tensor], Tensor], channel_dim: int = -1) -> None:
+        super().__init__()
+        self.function = function
+        self.channel_dim = channel_dim
+
+    def forward(self, x: Tensor, **context: object) -> Tensor:
+        assert context == {"mark": 7}
+        return self.function(x)
+
+
+class Normed(nn.Module):
+    """A norm with nothing learned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return n(x)
+
+
+def n(x: Tensor) -> Tensor:
+    return (x - 0.3) / (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
+
+
+def f(x: Tensor) -> Tensor:
+    return torch.tanh(1.3 * x + 0.2)
+
+
+def g(x: Tensor) -> Tensor:
+    return x.flip(-1) * torch.sigmoid(x) - 0.4
+
+
+def make(name: str, layer: int, *functions: Any, side: Any = "", channel_dim: int = -1, **settings: Any) -> Placement:
+    roles = ("attention", "cross", "mlp") if len(functions) == 3 else ("attention", "mlp")
+    branches = {role: Function(each, channel_dim) for role, each in zip(roles, functions, strict=False)}
+    site = Site("block", layer, DEPTH, branches=DEPTH * len(functions), side=side, sides=(2, 4) if side else (0, 0))
+    factory = builder.factory({"placement": section("placement", name, **settings)}, "placement")
+    made: Placement = factory(branches, lambda *_, **__: Normed(), site)
+    return made.double()
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+X = numbers(2, 3, WIDTH)
+
+
+def moved(block: Placement) -> list[Tensor]:
+    """Return what a placement has learned itself, after it has moved away from its start."""
+    own = [parameter for name, parameter in block.named_parameters() if not name.startswith(("branches", "norms"))]
+    with torch.no_grad():
+        for number, parameter in enumerate(own):
+            parameter.add_(0.1 + numbers(*parameter.shape) * 0.2 + number)
+    return [parameter.detach() for parameter in own]
+
+
+def lns(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    root = math.sqrt(layer + 1)
+    x = x + f(n(x) / root)
+    return x + g(n(x) / root)
+
+
+def keel(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    if layer == 0:
+        x = x + f(n(x))
+        return n(x + g(n(x)))
+    x = n(TWO * x + f(n(x)))
+    return n(TWO * x + g(n(x)))
+
+
+def b2t(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    m = n(x + f(x))
+    return n(x + m + g(m))
+
+
+def gpas(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    (gate,) = own
+    kept = 1 - gate / (1 + torch.exp(-gate))
+    x = kept * (x + f(n(x)))
+    return kept * (x + g(n(x)))
+
+
+def admin(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    first, second = own
+    x = n(first * x + f(x))
+    return n(second * x + g(x))
+
+
+def scaled(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    first, second = own[0], own[-1]
+    x = x + first * f(n(x))
+    return x + second * g(n(x))
+
+
+REFERENCES = {"lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin}
+REFERENCES |= dict.fromkeys(("layerscale", "rezero", "skipinit"), scaled)
+
+
+@pytest.mark.parametrize("layer", range(DEPTH))
+@pytest.mark.parametrize("name", NEWER)
+def test_formula(name: str, layer: int) -> None:
+    block = make(name, layer, f, g)
+    expected = REFERENCES[name](X, layer, moved(block))
+    assert (block(X, mark=7) - expected).abs().max() < 1e-12
+
+
+def test_features_of_images_come_first() -> None:
+    """What is learned for each feature is along the channels; the norm of this test is along the last axis here too."""
+    x = numbers(2, WIDTH, 3, 4)
+    block = make("admin", 1, f, channel_dim=1)
+    (gain,) = moved(block)
+    assert (block(x, mark=7) - n(gain.view(-1, 1, 1) * x + f(x))).abs().max() < 1e-12
+    for name in ("layerscale", "rezero", "skipinit"):
+        block = make(name, 1, f, channel_dim=1)
+        (scale,) = moved(block)
+        assert (block(x, mark=7) - (x + scale.view(-1, 1, 1) * f(n(x)))).abs().max() < 1e-12
+
+
+def test_keel_in_a_stack_of_blocks_with_one_branch() -> None:
+    first, second = make("keel", 0, f), make("keel", 1, f)
+    assert (first(X, mark=7) - (X + f(n(X)))).abs().max() < 1e-12
+    assert (second(X, mark=7) - n(DEPTH * X + f(n(X)))).abs().max() < 1e-12
+
+
+def test_bottom_to_top_passes_the_attention_to_the_encoder() -> None:
+    """In the authors' decoder layer x joins before the last norm alone."""
+    block = make("b2t", 3, f, torch.cos, g, side="decoder")
+    m = n(X + f(X))
+    m = n(m + torch.cos(m))
+    assert (block(X, mark=7) - n(X + m + g(m))).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("side", "layer", "place"), [("encoder", 1, 2), ("decoder", 2, 1), ("decoder", 5, 4)])
+def test_each_side_of_a_translator_is_a_stack(side: str, layer: int, place: int) -> None:
+    """Two blocks of the encoder and four of the decoder, whose first is the model's third."""
+    functions = (f, g) if side == "encoder" else (f, torch.cos, g)
+    made: Any = make("lns", layer, *functions, side=side)
+    assert made.scale == place**-0.5
+    first, _, *_ = make("keel", layer, *functions, side=side).norms.values()
+    assert ("out" in first) == (place > 1)
+    branches = 4 if side == "encoder" else 12
+    assert make("keel", layer, *functions, side=side).residual_gain == (branches if place > 1 else 1)
+    assert make("admin", layer, *functions, side=side, gain="linear").residual_gain == math.sqrt(branches)
+
+
+# ---- how they start
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit"])
+def test_a_factor_of_0_is_the_identity(name: str) -> None:
+    block = make(name, 1, f, g)
+    assert torch.equal(block(X, mark=7), X)
+    assert len(list(block.parameters())) == (1 if name == "rezero" else 2)
+
+
+def test_gpas_starts_as_pre_norm_and_scales_no_gradient() -> None:
+    assert torch.equal(make("gpas", 1, f, g)(X, mark=7), make("pre", 1, f, g)(X, mark=7))
+    block = make("gpas", 1, torch.zeros_like, torch.zeros_like)
+    (gate,) = moved(block)
+    x, weight = X.clone().requires_grad_(), numbers(*X.shape)
+    y = block(x, mark=7)
+    (y * weight).sum().backward()
+    kept = 1 - torch.nn.functional.silu(gate)
+    assert torch.allclose(y, kept * kept * X, rtol=0, atol=1e-12)
+    assert torch.equal(x.grad, weight)  # type: ignore[arg-type]  # it has one by now
+    sigmoid = torch.sigmoid(gate)
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    (found,) = [parameter.grad for parameter in block.parameters()]
+    assert torch.allclose(found, -slope * ((X + kept * X) * weight).sum(), rtol=0, atol=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("gain", "start"), [("log", math.sqrt(7 / math.log(7) - 1)), ("linear", math.sqrt(6))])
+def test_admin_starts_at_the_published_gain(gain: str, start: float) -> None:
+    block = make("admin", 1, f, g, gain=gain)
+    assert block.residual_gain == pytest.approx(start)
+    for parameter in block.parameters():
+        assert parameter.shape == (WIDTH,)
+        assert torch.allclose(parameter, torch.tensor(start, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])
+def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
+    factory = builder.factory({"placement": section("placement", "layerscale")}, "placement")
+    block = factory({"mlp": Function(f)}, lambda *_, **__: Normed(), Site("block", 0, depth, branches=depth))
+    (scale,) = block.parameters()
+    assert scale.shape == (WIDTH,) and scale.unique().tolist() == pytest.approx([start])
+
+
+@pytest.mark.parametrize("name", NEWER)
+@pytest.mark.parametrize("model", ["nano", "seq2seq"])
+def test_other_weights_start_as_with_any_placement(name: str, model: str) -> None:
+    """And each parameter has a gradient."""
+    task = TRANSLATIONS if model == "seq2seq" else TEXT
+    made, norms = build("layernorm", name, model, task)
+    usual, _ = build("layernorm", "pre", model, task)
+    in_norms = {id(parameter) for norm in norms.values() for parameter in norm.parameters()}
+    expected = dict(usual.named_parameters())
+    for path, parameter in made.named_parameters():
+        if id(parameter) not in in_norms and path in expected:
+            assert torch.equal(parameter, expected.pop(path)), path
+    assert all("norm" in path for path in expected)
+    batch = random_batch(task)
+    task.loss(made(*batch.arguments), batch.targets).backward()
+    assert all(parameter.grad is not None for parameter in made.parameters())
