@@ -189,7 +189,7 @@ class Placement(nn.Module):
     Attributes:
         slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
         branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
-        residual_gain: factor on the skip (DeepNorm's α).
+        residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
     """
 
     slots: ClassVar[tuple[str, ...]]
