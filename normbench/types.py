@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -100,6 +101,16 @@ def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
     )
 
 
+class Treatment(NamedTuple):
+    """How the optimizer treats a parameter, where the part that it is of says so.
+
+    Attributes:
+        decay: whether it decays as matrices do.
+    """
+
+    decay: bool
+
+
 class Norm(nn.Module):
     """A normalization: `forward(x, mask=None)` keeps the shape and dtype of x, whose features are along `channel_dim`.
 
@@ -110,6 +121,9 @@ class Norm(nn.Module):
     Attributes:
         recorded: attributes that `settings` returns.
         used_in: networks that are known for it.
+        exact_gradient: whether the backward pass is the formula's gradient; not where its authors take a part of the
+            formula for a constant there.
+        treated: the parameters that the optimizer treats otherwise than a norm's, by name.
         stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
@@ -117,6 +131,8 @@ class Norm(nn.Module):
     used_in: ClassVar[str] = ""
     recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
+    exact_gradient: ClassVar[bool] = True
+    treated: ClassVar[Mapping[str, Treatment]] = MappingProxyType({})
 
     channel_dim: int
     stands_at: Site | None = None

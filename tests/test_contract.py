@@ -66,6 +66,10 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     "norm=groupnorm": "yes yes no yes no yes, no no",
     "norm=dyt": "no no no no no no, no no",
     "norm=none": "no no no no no no, no no",
+    **dict.fromkeys(("norm=derf", "norm=dyisru"), "no no no no no no, no no"),
+    **dict.fromkeys(("norm=scalenorm", "norm=crmsnorm", "norm=unitnorm", "norm=bhyt"), "yes no no yes no yes, no no"),
+    "norm=seednorm": "yes no no yes no yes, no no",  # at its start
+    "norm=adanorm": "yes yes no yes no yes, no no",
 }
 
 

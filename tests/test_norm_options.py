@@ -18,6 +18,16 @@ from normbench.types import Norm, NormFacts, Site
 
 AUTO = {"rmsnorm": "native", "dyt": "native"}  # on a CPU
 
+# what a norm has learned beside γ and β
+OWN = {
+    "dyt": ["alpha"],
+    "derf": ["alpha", "shift"],
+    "dyisru": ["alpha", "shift"],
+    "unitnorm": ["k"],
+    "bhyt": ["lam"],
+    "seednorm": ["alpha", "beta"],
+}
+
 # --- the YAML files are the registry
 
 
@@ -43,7 +53,7 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_the_fastest_that_t
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 def test_affine_and_bias(name: str) -> None:
     x, plain, affine = random_input("sequence"), make(name, affine=False), make(name, affine=True)
-    assert [key for key, _ in plain.named_parameters()] == (["alpha"] if name == "dyt" else [])
+    assert [key for key, _ in plain.named_parameters()] == OWN.get(name, [])
     torch.testing.assert_close(plain(x), affine(x))
     assert (plain.settings()["affine"], affine.settings()["affine"]) == (False, True)
     if "bias" in options(name):

@@ -34,6 +34,8 @@ SHARED: dict[str, Any] = {
     "none": norm_pages.SHOWN,
     "groupnorm": (SAMPLE, GROUP, POSITION),
     "instancenorm": (SAMPLE, FEATURE, ALL),
+    **dict.fromkeys(("derf", "dyisru"), norm_pages.SHOWN),
+    **dict.fromkeys(("scalenorm", "crmsnorm", "unitnorm", "adanorm", "bhyt", "seednorm"), (SAMPLE, ALL, POSITION)),
 }
 
 # Operations and bytes (float32) of the formula as it is written, forward: x − mean takes 2 operations and reads 2, ...

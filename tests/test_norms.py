@@ -100,6 +100,27 @@ def standardized(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return (x - mean) / (variance + EPS).sqrt()
 
 
+def length(x: Tensor) -> Tensor:
+    return (x**2).sum(-1, keepdim=True).sqrt()
+
+
+def rms(x: Tensor) -> Tensor:
+    return ((x**2).sum(-1, keepdim=True) / FEATURES + EPS).sqrt()
+
+
+def adanorm(x: Tensor) -> Tensor:
+    """C = 2 and k = 0.1, of which 1 − k·y is a constant; the deviation is by d − 1, and ε beside the root."""
+    centered = x - x.sum(-1, keepdim=True) / FEATURES
+    y = centered / (length(centered) / math.sqrt(FEATURES - 1) + EPS)
+    return 2 * (1 - 0.1 * y.detach()) * y
+
+
+def seednorm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    """(γ + tanh(x·β)·α)·x/rms over γ, by which it is multiplied again."""
+    gain = p["weight"] + torch.tanh(x @ p["beta"]).unsqueeze(-1) * p["alpha"]
+    return gain * x / rms(x) / p["weight"]
+
+
 def grouped(x: Tensor, image: bool) -> Tensor:
     y = x.reshape(*x.shape[:-1], 3, FEATURES // 3)
     return standardized(y, (1, 2, 4) if image else (-1,)).reshape(x.shape)
@@ -110,12 +131,20 @@ Reference = Callable[[Tensor, dict[str, Tensor], bool], Tensor]
 REFERENCES: dict[str, Reference] = {
     "batchnorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),
     "layernorm": lambda x, p, image: standardized(x, (-1,)),
-    "rmsnorm": lambda x, p, image: x / ((x**2).sum(-1, keepdim=True) / FEATURES + EPS).sqrt(),
+    "rmsnorm": lambda x, p, image: x / rms(x),
     "prmsnorm": lambda x, p, image: x / ((x[..., :9] ** 2).sum(-1, keepdim=True) / 9 + EPS).sqrt(),
     "dyt": lambda x, p, image: 1 - 2 / (torch.exp(2 * p["alpha"] * x) + 1),
     "groupnorm": lambda x, p, image: grouped(x, image),
     "instancenorm": lambda x, p, image: standardized(x, tuple(range(1, x.ndim - 1))),
     "none": lambda x, p, image: x,
+    "derf": lambda x, p, image: 2 * torch.special.ndtr(math.sqrt(2) * (p["alpha"] * x + p["shift"])) - 1,
+    "dyisru": lambda x, p, image: torch.sin(torch.atan(p["alpha"] * x + p["shift"])),  # u/√(u²+1)
+    "scalenorm": lambda x, p, image: x / length(x),
+    "crmsnorm": lambda x, p, image: standardized(torch.cat((x, -x.sum(-1, keepdim=True)), -1), (-1,))[..., :-1],
+    "unitnorm": lambda x, p, image: x / length(x) * FEATURES ** (p["k"] / 2),
+    "adanorm": lambda x, p, image: adanorm(x),
+    "bhyt": lambda x, p, image: torch.tanh(p["lam"] * 0.1 * x / rms(x)),
+    "seednorm": lambda x, p, image: seednorm(x, p),
 }
 
 

@@ -38,7 +38,7 @@ CLOCKED = (16, 512, 512)  # samples, positions, features
 ROUNDS = 7  # of timing a norm and layernorm in turn
 COUNTED = (8, 64, 512)  # samples, positions, features
 LAYERS = 12  # of a Transformer, for which a placement's gains are told
-SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α"}
+SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α", "beta": "β", "lam": "λ", "shift": "s"}
 
 
 def tell(group: str, name: str | None, markdown: bool) -> None:

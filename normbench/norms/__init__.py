@@ -1,10 +1,17 @@
 """The normalizations, a file for each formula; `conf/norm/` is their registry."""
 # ruff: noqa: F401 (imported for those who name them, conf/norm above all)
 
+from normbench.norms.adanorm import AdaNorm
 from normbench.norms.batchnorm import BatchNorm
+from normbench.norms.bhyt import BHyT
+from normbench.norms.crmsnorm import CRMSNorm
+from normbench.norms.derf import Derf, DyISRU
 from normbench.norms.dyt import DyT
 from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
 from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm
+from normbench.norms.scalenorm import ScaleNorm
+from normbench.norms.seednorm import SeeDNorm
+from normbench.norms.unitnorm import UnitNorm

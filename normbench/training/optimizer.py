@@ -25,17 +25,21 @@ DECORATED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "s
 def parameter_groups(
     model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
 ) -> list[dict[str, Any]]:
-    """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
-    in_norms = set[nn.Parameter]()
+    """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others).
+
+    What a norm says of a parameter of its own (`Norm.treated`) counts before that.
+    """
+    norm_decays = dict[nn.Parameter, bool]()
     for norm in norms:
-        in_norms.update(norm.parameters())
+        norm_decays.update(dict.fromkeys(norm.parameters(), decay_norms))
+        for name, treatment in getattr(norm, "treated", {}).items():
+            norm_decays[norm.get_parameter(name)] = treatment.decay
     decayed = list[nn.Parameter]()
     others = list[nn.Parameter]()
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        decays = decay_norms if parameter in in_norms else parameter.ndim >= 2
-        if decays:
+        if norm_decays.get(parameter, parameter.ndim >= 2):
             decayed.append(parameter)
         else:
             others.append(parameter)

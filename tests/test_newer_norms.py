@@ -1,0 +1,157 @@
+"""What the newer norms are against the older ones: how they start, what they equal, what is particular to each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from support import build, section
+from test_norms import FEATURES, make, random_input
+from torch import Tensor, nn
+
+from normbench.norms import Derf, SeeDNorm
+from normbench.training.optimizer import parameter_groups
+from normbench.types import Site
+
+DOUBLE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def values(seed: int = 0) -> Tensor:
+    return random_input("sequence", torch.float64, seed=seed)
+
+
+def with_values(norm: Any, **parameters: float | Tensor) -> Any:
+    """The norm in float64, with these values in its parameters."""
+    norm.double()
+    for name, value in parameters.items():
+        parameter = norm.get_parameter(name)
+        parameter.data.copy_(torch.as_tensor(value, dtype=torch.float64).expand_as(parameter))
+    return norm
+
+
+# --- how they start
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("scalenorm", {}), ("unitnorm", {"k0": 1.0, "learned_k": False}), ("seednorm", {})]
+)
+def test_some_start_as_rmsnorm(name: str, settings: dict[str, Any]) -> None:
+    norm = make(name, eps=0.0, **settings).double()
+    torch.testing.assert_close(norm(values()), make("rmsnorm", eps=0.0).double()(values()), rtol=1e-6, atol=1e-7)
+
+
+def test_the_others_start_as_their_authors_have_them() -> None:
+    x = values()
+    rms = x.square().mean(-1, keepdim=True).sqrt()
+    starts = {
+        "derf": torch.erf(x / 2),
+        "dyisru": x / (x.square() + 4).sqrt(),
+        "unitnorm": x / torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+        "bhyt": torch.tanh(0.2 * x / rms),
+    }
+    for name, expected in starts.items():
+        eps = {"eps": 0.0} if "eps" in section("norm", name) else {}
+        torch.testing.assert_close(make(name, **eps).double()(x), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("causal", "alpha0"), [(True, 1.0), (False, 0.5)])
+def test_derf_starts_in_a_language_model_as_its_authors_gpt2(causal: bool, alpha0: float) -> None:
+    norm = make("derf", site=Site("attention", 0, causal=causal))
+    assert (norm.alpha.item(), norm.shift.item(), norm.settings()["alpha0"]) == (alpha0, 0, alpha0)
+    assert make("derf", site=Site("attention", 0, causal=causal), alpha0=0.8).alpha0 == 0.8
+
+
+# --- what they equal
+
+
+def test_dyisru_is_stollenwerks_function() -> None:
+    """√C·x/√(b+x²), with b = 301.1, the one of his figures."""
+    x = values() * 10
+    norm = with_values(make("dyisru"), weight=math.sqrt(FEATURES), alpha=301.1**-0.5)
+    torch.testing.assert_close(norm(x), math.sqrt(FEATURES) * x / (301.1 + x.square()).sqrt(), **DOUBLE)
+
+
+def test_crmsnorm_is_layernorm_of_one_feature_more() -> None:
+    x = values()
+    full = torch.cat((x, -x.sum(-1, keepdim=True)), -1)
+    expected = nn.functional.layer_norm(full, (FEATURES + 1,), eps=0.3)[..., :-1]
+    torch.testing.assert_close(make("crmsnorm", eps=0.3).double()(x), expected, **DOUBLE)
+
+
+def test_adanorm_by_hand() -> None:
+    """Deviations −1, 0 and 1 from the mean, and a standard deviation of 1."""
+    x = torch.tensor([[4.0, 5.0, 6.0]], dtype=torch.float64, requires_grad=True)
+    y = make("adanorm", 3, eps=0.0).double()(x)
+    torch.testing.assert_close(y, torch.tensor([[-2.2, 0.0, 1.8]], dtype=torch.float64), **DOUBLE)
+    y[0, 0].backward()
+    # 2.2 times LayerNorm's gradient, (1 − 1/3 − 1/2, −1/3, −1/3 + 1/2): the factor of 1.1 adds none of its own
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2.2 * torch.tensor([[1, -2, 1]], dtype=torch.float64) / 6, **DOUBLE)
+
+
+def test_unitnorm_scales_what_is_shifted() -> None:
+    x = values()
+    norm = with_values(make("unitnorm", affine=True), weight=3.0, bias=0.5, k=0.4)
+    unit = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    torch.testing.assert_close(norm(x), (3 * unit + 0.5) * FEATURES**0.2, **DOUBLE)
+
+
+def test_seednorm_reads_the_features() -> None:
+    x = values()
+    alpha = torch.linspace(-1, 1, FEATURES, dtype=torch.float64)
+    beta = torch.linspace(0.3, -0.2, FEATURES, dtype=torch.float64)
+    norm = with_values(make("seednorm", eps=0.2), weight=0.7, alpha=alpha, beta=beta)
+    expected = torch.empty_like(x)
+    for row, out in zip(x.flatten(0, 1), expected.flatten(0, 1), strict=True):
+        out.copy_((torch.tanh(row @ beta) * alpha + 0.7) * row / (row.square().mean() + 0.2).sqrt())
+    torch.testing.assert_close(norm(x), expected, **DOUBLE)
+
+
+# --- what is particular
+
+
+@pytest.mark.parametrize("name", ["scalenorm", "unitnorm"])
+def test_a_short_x_is_divided_by_the_least_norm(name: str) -> None:
+    x = torch.full((1, FEATURES), 1e-7, dtype=torch.float64, requires_grad=True)
+    norm = with_values(make(name, eps=1e-5))
+    norm(x).sum().backward()
+    gain = math.sqrt(FEATURES) if name == "scalenorm" else 1.0
+    torch.testing.assert_close(norm(x), gain * x / 1e-5, rtol=1e-7, atol=0)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.full_like(x, gain / 1e-5), rtol=1e-7, atol=0)
+    assert not norm(torch.zeros(1, FEATURES)).any()
+
+
+def test_scalenorm_starts_where_it_is_told() -> None:
+    x = values()
+    norm = make("scalenorm", gain0=5.0)
+    assert norm.weight.shape == (1,)
+    torch.testing.assert_close(torch.linalg.vector_norm(norm(x), dim=-1), torch.full(x.shape[:-1], 5.0).double())
+    torch.testing.assert_close(make("scalenorm", gain0=5.0, affine=False)(x), norm(x))
+
+
+@pytest.mark.parametrize(("name", "bound"), [("derf", 1.8213863677), ("dyisru", 7.0179239), ("bhyt", 2.6466524124)])
+def test_saturation_is_the_share_above_the_bound(name: str, bound: float) -> None:
+    """erf(1.8214) = 7.018/√(7.018²+1) = tanh(2.6467) = 0.99."""
+    norm = make(name, 4)
+    x = torch.tensor([[-1.01, 0.99, 0.5, 1.01]])
+    if name == "bhyt":
+        rms = x.square().mean().sqrt()
+        norm.lam.data.fill_(bound * rms / 0.1)
+    else:
+        norm.alpha.data.fill_(bound)
+    assert norm.saturation(x) == 0.5
+
+
+def test_seednorms_own_parameters_decay_whatever_the_others_do() -> None:
+    model, norms = build("seednorm")
+    own = [id(parameter) for norm in norms.values() for parameter in (norm.alpha, norm.beta)]
+    gains = [id(norm.weight) for norm in norms.values()]
+    for decay_norms in (False, True):
+        decayed = parameter_groups(model, norms.values(), 0.1, decay_norms)[0]
+        ids = {id(parameter) for parameter in decayed["params"]}
+        assert ids.issuperset(own)
+        assert ids.issuperset(gains) == decay_norms
+    assert set(SeeDNorm.treated) == {"alpha", "beta"} and not Derf.treated
