@@ -38,7 +38,7 @@ OURS = [
     *(f"norm={name}" for name in NORMS),
     *("norm=groupnorm norm.groups=5", "norm=groupnorm norm.across_time=true norm.groups=3",
       "norm=batchnorm norm.track_running_stats=false", "norm=instancenorm norm.track_running_stats=true",
-      "norm=batchnorm norm.masked=false", "norm=batchnorm norm.freeze_after=100"),
+      "norm=batchnorm norm.masked=false", "norm=ghostbatchnorm norm.ghost=2", "norm=batchnorm norm.freeze_after=100"),
     *(f"placement={name}" for name in PLACEMENTS),
     *(f"model={name} model.width=16" for name in ("cnn", "resnet20", "mlp", "cnn_plain", "mlp_plain")),
     *("model=nano model.depth=1 model.width=16", "data=pydocs data.context=32"),
@@ -59,7 +59,7 @@ def rows_of(section: str, name: str) -> dict[str, CheckResult]:
 
 
 MEASURED = {  # invariances as in the papers; evaluation differs, crosses samples in evaluation
-    "norm=batchnorm": "yes no yes yes yes no, yes no",
+    **dict.fromkeys(("norm=batchnorm", "norm=batchrenorm", "norm=ghostbatchnorm"), "yes no yes yes yes no, yes no"),
     "norm=layernorm": "yes yes no yes no yes, no no",
     "norm=rmsnorm": "yes no no yes no yes, no no",
     "norm=prmsnorm": "yes no no yes no yes, no no",

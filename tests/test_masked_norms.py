@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "batchnorm": ("batchnorm", {}),
     "batchnorm without running statistics": ("batchnorm", {"track_running_stats": False}),
     "batchnorm at each position": ("batchnorm", {"per_position": True}),
+    "batchrenorm": ("batchrenorm", {}),
     "instancenorm": ("instancenorm", {}),
     "instancenorm with running statistics": ("instancenorm", {"track_running_stats": True}),
     "groupnorm": ("groupnorm", {"across_time": True, "groups": 2}),
@@ -94,7 +95,7 @@ def unpadded(kind: str, norm: Any, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     rows = [row.clone().requires_grad_() for row in rows]
     if "position" in kind:
         y = by_position(norm, rows)
-    elif "batchnorm" in kind:
+    elif kind.startswith("batch"):
         y = norm(torch.cat(rows))
     else:
         y = torch.cat([alone(norm, row) for row in rows])

@@ -11,7 +11,8 @@ from support import build, section
 from test_norms import FEATURES, make, random_input
 from torch import Tensor, nn
 
-from normbench.norms import Derf, SeeDNorm
+from normbench.errors import UsageError
+from normbench.norms import BatchRenorm, Derf, GhostBatchNorm, SeeDNorm
 from normbench.training.optimizer import parameter_groups
 from normbench.types import Site
 
@@ -155,3 +156,87 @@ def test_seednorms_own_parameters_decay_whatever_the_others_do() -> None:
         assert ids.issuperset(own)
         assert ids.issuperset(gains) == decay_norms
     assert set(SeeDNorm.treated) == {"alpha", "beta"} and not Derf.treated
+
+
+# --- batchrenorm
+
+SOON: dict[str, Any] = {"renorm_after": 2, "r_max_at": 4, "d_max_at": 3, "r_max": 1.5, "d_max": 0.5, "momentum": 0.3}
+BOUNDS = [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.25, 0.5), (1.5, 0.5), (1.5, 0.5)]  # of r and d, batch by batch
+
+
+def test_batchrenorm_is_the_paper_s_algorithm() -> None:
+    """With the root of the running variance for the average of σ; its factor and shift have no gradient."""
+    norm = with_values(BatchRenorm(FEATURES, eps=0.1, **SOON), weight=1.7, bias=0.3)
+    running_mean = torch.zeros(FEATURES, dtype=torch.float64)
+    running_var = torch.ones(FEATURES, dtype=torch.float64)
+    corrected = set()
+    for seed, (r_max, d_max) in enumerate(BOUNDS):
+        x = (values(seed) * (1 + 0.2 * seed) + 0.3 * seed).requires_grad_()
+        var, mean = torch.var_mean(x, (0, 1), correction=0)
+        running_std = (running_var + 0.1).sqrt()
+        r = ((var + 0.1).sqrt() / running_std).clamp(1 / r_max, r_max).detach()
+        d = ((mean - running_mean) / running_std).clamp(-d_max, d_max).detach()
+        corrected.add(bool((r != 1).any() or d.any()))
+        y = norm(x)
+        expected = 1.7 * ((x - mean) / (var + 0.1).sqrt() * r + d) + 0.3
+        torch.testing.assert_close(y, expected, **DOUBLE)
+        weights = torch.cos(torch.arange(x.numel(), dtype=x.dtype)).view_as(x)
+        gradients = [torch.autograd.grad((weights * each).sum(), x)[0] for each in (y, expected)]
+        torch.testing.assert_close(*gradients, **DOUBLE)
+        count = x.numel() / FEATURES
+        running_mean += 0.3 * (mean.detach() - running_mean)
+        running_var += 0.3 * (var.detach() * count / (count - 1) - running_var)
+    assert corrected == {False, True}
+    torch.testing.assert_close(norm.running_mean.double(), running_mean, **DOUBLE)
+    torch.testing.assert_close(norm.running_var.double(), running_var, **DOUBLE)
+
+
+def test_batchrenorm_without_bounds_is_what_evaluation_gives() -> None:
+    soon = {"renorm_after": 0, "r_max_at": 1, "d_max_at": 1}
+    norm = BatchRenorm(FEATURES, r_max=1e3, d_max=1e3, **soon).double()
+    norm(values())
+    expected = norm.eval()(values(1))
+    torch.testing.assert_close(norm.train()(values(1)), expected, **DOUBLE)
+
+
+@pytest.mark.parametrize("changes", [{"freeze_after": 3}, {"track_running_stats": False}, {"r_max_at": 5000}])
+def test_batchrenorm_refuses_what_it_could_not_correct_towards(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        BatchRenorm(FEATURES, **changes)
+
+
+# --- ghostbatchnorm
+
+
+@pytest.mark.parametrize("impl", ["torch", "eager"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_block_is_a_batch_to_ghostbatchnorm(impl: str, masked: bool) -> None:
+    """Of seven samples with two a block there are three, of 3, 2 and 2."""
+    x = torch.randn(7, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(5) < torch.tensor([5, 3, 1, 4, 2, 1, 5])[:, None] if masked else None
+    ours = GhostBatchNorm(FEATURES, ghost=2, impl=impl).double()
+    plain = make("batchnorm", impl=impl).double()
+    expected = []
+    for first, last in ((0, 3), (3, 5), (5, 7)):
+        expected.append(plain(x[first:last], None if mask is None else mask[first:last]))
+    torch.testing.assert_close(ours(x, mask), torch.cat(expected), **DOUBLE)
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), **DOUBLE)
+    torch.testing.assert_close(ours.eval()(x, mask), plain.eval()(x, mask), **DOUBLE)
+    torch.testing.assert_close(ours.train()(x[:3]), plain.train()(x[:3]), **DOUBLE)
+
+
+def test_a_block_whose_texts_have_ended_is_not_refused() -> None:
+    x = torch.randn(4, FEATURES)
+    mask = torch.tensor([True, True, False, False])
+    norm = GhostBatchNorm(FEATURES, ghost=2)
+    y = norm(x, mask)
+    torch.testing.assert_close(y[:2], make("batchnorm")(x[:2]))
+    assert not y[2:].any()
+    assert norm.num_batches_tracked == 1
+    with pytest.raises(UsageError, match="larger data"):
+        GhostBatchNorm(FEATURES, ghost=1)(x)
+
+
+def test_ghostbatchnorm_takes_no_statistics_over_processes() -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        GhostBatchNorm(FEATURES, sync=True)

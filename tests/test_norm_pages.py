@@ -26,7 +26,7 @@ SAMPLE, FEATURE, POSITION = norm_pages.SHOWN
 # Which values share a statistic with the one that is shown, in training: samples, features, positions.
 ALL, GROUP = slice(None), slice(8, 12)
 SHARED: dict[str, Any] = {
-    "batchnorm": (ALL, FEATURE, ALL),
+    **dict.fromkeys(("batchnorm", "batchrenorm", "ghostbatchnorm"), (ALL, FEATURE, ALL)),
     "layernorm": (SAMPLE, ALL, POSITION),
     "rmsnorm": (SAMPLE, ALL, POSITION),
     "prmsnorm": (SAMPLE, [*range(8), FEATURE], POSITION),
@@ -92,7 +92,7 @@ def test_a_picture_has_what_shares_a_statistic(norm: str) -> None:
     in_image[SAMPLE, GROUP] |= norm == "groupnorm"
     assert torch.equal(trace(part_of(norm), "image", training=True), in_image)
     in_evaluation = trace(part_of(norm), "sequence", training=False)
-    assert in_evaluation.sum() == 1 if norm == "batchnorm" else torch.equal(in_evaluation, expected)
+    assert in_evaluation.sum() == 1 if norm.startswith(("batch", "ghost")) else torch.equal(in_evaluation, expected)
 
 
 def test_a_picture_by_hand() -> None:

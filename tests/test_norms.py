@@ -22,7 +22,7 @@ pytest_plugins = ["run_fixtures"]
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
-OPERATORS = {"batchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
+OPERATORS = {"batchnorm", "ghostbatchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
 NATIVE = {"rmsnorm", "dyt"}  # we have a backward of our own
 
 FEATURES = 12
@@ -31,6 +31,7 @@ ALPHA0 = 0.7
 LAYOUTS = {"flat": (30, FEATURES), "sequence": (4, 5, FEATURES), "image": (4, FEATURES, 3, 5)}
 OPTIONS: dict[str, dict[str, Any]] = {
     "dyt": {"alpha0": ALPHA0},
+    "ghostbatchnorm": {"ghost": 2},
     "groupnorm": {"groups": 3},
     "instancenorm": {"affine": True},
     "prmsnorm": {"fraction": 0.7},  # 8.4 features: 9
@@ -100,6 +101,11 @@ def standardized(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return (x - mean) / (variance + EPS).sqrt()
 
 
+def by_blocks(x: Tensor) -> Tensor:
+    """Standardized over blocks of two samples."""
+    return torch.cat([standardized(block, tuple(range(x.ndim - 1))) for block in x.split(2)])
+
+
 def length(x: Tensor) -> Tensor:
     return (x**2).sum(-1, keepdim=True).sqrt()
 
@@ -145,6 +151,8 @@ REFERENCES: dict[str, Reference] = {
     "adanorm": lambda x, p, image: adanorm(x),
     "bhyt": lambda x, p, image: torch.tanh(p["lam"] * 0.1 * x / rms(x)),
     "seednorm": lambda x, p, image: seednorm(x, p),
+    "batchrenorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),  # for the first batches
+    "ghostbatchnorm": lambda x, p, image: by_blocks(x),
 }
 
 

@@ -3,10 +3,12 @@
 
 from normbench.norms.adanorm import AdaNorm
 from normbench.norms.batchnorm import BatchNorm
+from normbench.norms.batchrenorm import BatchRenorm
 from normbench.norms.bhyt import BHyT
 from normbench.norms.crmsnorm import CRMSNorm
 from normbench.norms.derf import Derf, DyISRU
 from normbench.norms.dyt import DyT
+from normbench.norms.ghostbatchnorm import GhostBatchNorm
 from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
