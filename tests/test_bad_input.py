@@ -22,7 +22,7 @@ MLP = "model=mlp data=digits"
 # ---- names
 
 UNKNOWN = {
-    "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm? allowed are batchnorm, ",
+    "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm? allowed are adanorm, ",
     "schedule=cos": "did you mean cosine?",
     "init=he": "init=he is unknown: allowed are kaiming, normal, orthogonal, scaled, xavier",
     "experiment=nanogpt": "did you mean nanogpt_cpu?",
@@ -68,7 +68,7 @@ OTHERS = {
 GRAMMAR = {
     "hello": "'hello' is not KEY=VALUE: write a setting as one word, such as norm=rmsnorm",
     "=3": "=3 cannot be read",
-    "norm=": "norm= is unknown: allowed are batchnorm",
+    "norm=": "norm= is unknown: allowed are adanorm",
     "norm=[rmsnorm,layernorm]": "norm=[rmsnorm is unknown",
     "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is not an option",  # it would name the run's directory
     "norm=rmsnorm,layernorm": "norm=rmsnorm,layernorm gives several values, which only a sweep takes",

@@ -127,7 +127,7 @@ REPLIES = {
     "train norm=rm": "norm=rmsnorm ",  # where COMP_WORDBREAKS has no `=`
     "train norm = groupnorm norm.g": "norm.groups=",
     "train data.root = /x : y see": "seed=",
-    "sweep norm = rmsnorm,dy": "rmsnorm,dyt ",
+    "sweep norm = rmsnorm,lay": "rmsnorm,layernorm ",
     "sample run --which = b": "best ",
 }
 

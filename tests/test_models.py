@@ -40,7 +40,9 @@ PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
-    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]),
+    *itertools.product(
+        ["instancenorm", "switchable"], PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]
+    ),
     *itertools.product(NORMS, ["b2t", "parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),

@@ -240,3 +240,45 @@ def test_a_block_whose_texts_have_ended_is_not_refused() -> None:
 def test_ghostbatchnorm_takes_no_statistics_over_processes() -> None:
     with pytest.raises(UsageError, match="leave one of them out"):
         GhostBatchNorm(FEATURES, sync=True)
+
+
+# --- switchable
+
+
+def test_switchable_starts_with_a_third_of_each_and_keeps_the_batch_s_statistics() -> None:
+    norm = make("switchable", eps=0.0).double()
+    x = values()
+    mean_in, var_in = x.mean(1, keepdim=True), x.var(1, keepdim=True)
+    mean_bn = mean_in.mean(0, keepdim=True)
+    var_bn = (var_in + mean_in.square()).mean(0, keepdim=True) - mean_bn.square()
+    mean_ln = mean_in.mean(-1, keepdim=True)
+    var_ln = (var_in + mean_in.square()).mean(-1, keepdim=True) - mean_ln.square()
+
+    def mixed(mean: Tensor, var: Tensor) -> Tensor:
+        return (x - (mean_in + mean_ln + mean) / 3) / ((var_in + var_ln + var) / 3).sqrt()
+
+    torch.testing.assert_close(norm(x), mixed(mean_bn, var_bn), **DOUBLE)
+    torch.testing.assert_close(norm.running_mean, 0.1 * mean_bn.flatten(), **DOUBLE)
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * var_bn.flatten(), **DOUBLE)
+    in_evaluation = mixed(0.1 * mean_bn, 0.9 + 0.1 * var_bn)
+    torch.testing.assert_close(norm.eval()(x), in_evaluation, **DOUBLE)
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e30, math.nan])
+def test_switchable_leaves_padding_out(padding: float) -> None:
+    """Texts of 5, 3 and 1 tokens, by the moments of each; a single token has no variance."""
+    lengths = [5, 3, 1]
+    x = torch.randn(3, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    norm = make("switchable", eps=0.1).double()
+    y = norm(x.masked_fill(~mask.unsqueeze(-1), padding), mask)
+    rows = [row[:length] for row, length in zip(x, lengths, strict=True)]
+    mean_in = torch.stack([row.mean(0) for row in rows])
+    var_in = torch.stack([row.var(0) if len(row) > 1 else 0 * row[0] for row in rows])
+    square = var_in + mean_in.square()
+    mean = (mean_in + mean_in.mean(1, keepdim=True) + mean_in.mean(0)) / 3
+    var_ln = square.mean(1, keepdim=True) - mean_in.mean(1, keepdim=True).square()
+    var = (var_in + var_ln + square.mean(0) - mean_in.mean(0).square()) / 3
+    for row, found, length, center, spread in zip(rows, y, lengths, mean, var, strict=True):
+        torch.testing.assert_close(found[:length], (row - center) / (spread + 0.1).sqrt(), **DOUBLE)
+        assert not found[length:].any()

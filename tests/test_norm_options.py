@@ -26,6 +26,7 @@ OWN = {
     "unitnorm": ["k"],
     "bhyt": ["lam"],
     "seednorm": ["alpha", "beta"],
+    "switchable": ["mean_weight", "var_weight"],
 }
 
 # --- the YAML files are the registry
@@ -115,6 +116,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
     ("batchnorm", {}, (1, FEATURES), "larger data.batch_size"),
     ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger data.batch_size"),
     ("instancenorm", {}, (6, FEATURES), "another norm"),
+    ("switchable", {}, (6, FEATURES), "another norm"),
     ("groupnorm", {"channel_dim": 1, "groups": FEATURES}, (6, FEATURES, 1, 1), "lower norm.groups"),
     ("groupnorm", {"across_time": True, "groups": FEATURES}, (6, 1, FEATURES), "lower norm.groups"),
 ]

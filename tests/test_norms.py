@@ -101,6 +101,18 @@ def standardized(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return (x - mean) / (variance + EPS).sqrt()
 
 
+def switchable(x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    """The moments of instances, whose variance is unbiased, pooled over features and over the batch, and mixed."""
+    inside = tuple(range(1, x.ndim - 1))
+    mean_in, var_in = x.mean(inside, keepdim=True), x.var(inside, keepdim=True)
+    square = var_in + mean_in**2
+    means = torch.stack(torch.broadcast_tensors(mean_in, mean_in.mean(-1, keepdim=True), mean_in.mean(0, keepdim=True)))
+    squares = torch.stack(torch.broadcast_tensors(square, square.mean(-1, keepdim=True), square.mean(0, keepdim=True)))
+    mean = torch.einsum("k,k...->...", p["mean_weight"].softmax(0), means)
+    var = torch.einsum("k,k...->...", p["var_weight"].softmax(0), squares - means**2)
+    return (x - mean) / (var + EPS).sqrt()
+
+
 def by_blocks(x: Tensor) -> Tensor:
     """Standardized over blocks of two samples."""
     return torch.cat([standardized(block, tuple(range(x.ndim - 1))) for block in x.split(2)])
@@ -153,6 +165,7 @@ REFERENCES: dict[str, Reference] = {
     "seednorm": lambda x, p, image: seednorm(x, p),
     "batchrenorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),  # for the first batches
     "ghostbatchnorm": lambda x, p, image: by_blocks(x),
+    "switchable": lambda x, p, image: switchable(x, p),
 }
 
 
@@ -189,8 +202,8 @@ def check_full_precision(name: str, layout: str, impl: str, dtype: torch.dtype) 
         norm = random_norm(name, layout, impl=impl)
         ours, expected = run_both(name, layout, norm, dtype, memory)
         for key, value in expected.items():
-            # γ and β are float32, so their gradients are rounded to it
-            tolerance = (rtol, atol) if key in ("y", "x") else (1e-5, 3e-6)
+            # γ and β are float32, so their gradients are rounded to it; those of shares are sums that nearly cancel
+            tolerance = (rtol, atol) if key in ("y", "x") else (1e-5, 3e-5 if key.endswith("_weight") else 3e-6)
             torch.testing.assert_close(ours[key].double(), value, rtol=tolerance[0], atol=tolerance[1])
 
 

@@ -16,4 +16,5 @@ from normbench.norms.none import NoNorm
 from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm
 from normbench.norms.scalenorm import ScaleNorm
 from normbench.norms.seednorm import SeeDNorm
+from normbench.norms.switchable import SwitchableNorm
 from normbench.norms.unitnorm import UnitNorm

@@ -27,6 +27,8 @@ class SeeDNorm(AffineNorm):
 
     facts = NormFacts(statistics_over="features of one position", centers=False)
     used_in = "its authors' language and vision models, in the place of their norms"
+    recorded = ("decayed",)
+    decayed = "alpha+beta"
     treated = MappingProxyType({"alpha": Treatment(decay=True), "beta": Treatment(decay=True)})
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:

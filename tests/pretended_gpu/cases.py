@@ -20,7 +20,7 @@ import checks
 import device
 import graphs
 import torch
-from support import IMAGES, MATRIX, NORMS, TEXT, TEXTS
+from support import CAUSAL, IMAGES, MATRIX, TEXT, TEXTS
 from training import Growing, Poisoned, RandomData, comparable, make_loop, rounded, same, small, trained
 
 from normbench import build
@@ -38,7 +38,7 @@ FEW_WORDS = Translation(vocabulary_size=17, context=3)
 SETTLED = 2  # steps until the optimizer's state is there
 
 STEPS: dict[str, tuple[list[str], Task]] = {
-    **{f"nano {norm}": ([*small("nano"), f"norm={norm}"], TEXT) for norm in NORMS if norm != "instancenorm"},
+    **{f"nano {norm}": ([*small("nano"), f"norm={norm}"], TEXT) for norm in CAUSAL},
     "cnn instancenorm": ([*small("cnn"), "norm=instancenorm", "data=digits"], IMAGES),
     **{
         f"{name} batchnorm": ([*small(model), "norm=batchnorm"], FEW_WORDS if name == "rnnsearch" else task)
