@@ -121,6 +121,7 @@ class Norm(nn.Module):
     Attributes:
         recorded: attributes that `settings` returns.
         used_in: networks that are known for it.
+        acts: whether it contains an activation, so that CNNs and MLPs leave out their own beside it.
         exact_gradient: whether the backward pass is the formula's gradient; not where its authors take a part of the
             formula for a constant there.
         treated: the parameters that the optimizer treats otherwise than a norm's, by name.
@@ -131,6 +132,7 @@ class Norm(nn.Module):
     used_in: ClassVar[str] = ""
     recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
+    acts: ClassVar[bool] = False
     exact_gradient: ClassVar[bool] = True
     treated: ClassVar[Mapping[str, Treatment]] = MappingProxyType({})
 

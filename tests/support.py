@@ -92,7 +92,8 @@ def random_batch(task: Task, size: int = 4, seed: int = 0) -> Batch:
 
 
 NORMS = list(options("norm"))
-CAUSAL = [name for name in NORMS if name not in ("instancenorm", "switchable")]  # which a language model may have
+OVER_POSITIONS = ["evonorm_b0", "frn", "instancenorm", "switchable"]  # in evaluation too
+CAUSAL = [name for name in NORMS if name not in OVER_POSITIONS]  # which a language model may have
 PLACEMENTS = list(options("placement"))
 EXPERIMENTS = list(options("experiment"))
 REPOSITORY = Path(__file__).parent.parent

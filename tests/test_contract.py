@@ -70,6 +70,9 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     **dict.fromkeys(("norm=scalenorm", "norm=crmsnorm", "norm=unitnorm", "norm=bhyt"), "yes no no yes no yes, no no"),
     "norm=seednorm": "yes no no yes no yes, no no",  # at its start
     "norm=adanorm": "yes yes no yes no yes, no no",
+    "norm=frn": "yes no yes yes no yes, no no",
+    "norm=evonorm_b0": "yes no yes yes no no, yes no",
+    "norm=evonorm_s0": "no no no no no no, no no",
 }
 
 

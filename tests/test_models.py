@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, MATRIX, NORMS, PLACEMENTS, TEXT, build, random_batch, section
+from support import IMAGES, MATRIX, NORMS, OVER_POSITIONS, PLACEMENTS, TEXT, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,9 +40,7 @@ PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
-    *itertools.product(
-        ["instancenorm", "switchable"], PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]
-    ),
+    *itertools.product(OVER_POSITIONS, PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]),
     *itertools.product(NORMS, ["b2t", "parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),

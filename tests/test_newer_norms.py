@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import build, section
+from support import IMAGES, build, section
 from test_norms import FEATURES, make, random_input
 from torch import Tensor, nn
 
+from normbench.contract.checks import NotApplicable
+from normbench.contract.norms import NormPart, gradients_are_right
 from normbench.errors import UsageError
 from normbench.norms import BatchRenorm, Derf, GhostBatchNorm, SeeDNorm
 from normbench.training.optimizer import parameter_groups
@@ -282,3 +284,61 @@ def test_switchable_leaves_padding_out(padding: float) -> None:
     for row, found, length, center, spread in zip(rows, y, lengths, mean, var, strict=True):
         torch.testing.assert_close(found[:length], (row - center) / (spread + 0.1).sqrt(), **DOUBLE)
         assert not found[length:].any()
+
+
+# --- those that contain an activation
+
+
+@pytest.mark.parametrize("padding", [None, 0.0, math.nan])
+def test_frn_by_its_formula(padding: float | None) -> None:
+    """With texts of 5, 3 and 1 tokens, if padded."""
+    lengths = [5, 5, 5] if padding is None else [5, 3, 1]
+    x = torch.randn(3, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tau = torch.linspace(-1, 1, FEATURES, dtype=torch.float64)
+    norm = with_values(make("frn", eps=0.1), weight=1.3, bias=-0.2, tau=tau)
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    y = norm(x) if padding is None else norm(x.masked_fill(~mask.unsqueeze(-1), padding), mask)
+    for row, found, length in zip(x, y, lengths, strict=True):
+        text = row[:length]
+        expected = 1.3 * text / (text.square().sum(0) / length + 0.1).sqrt() - 0.2
+        torch.testing.assert_close(found[:length], torch.where(expected > tau, expected, tau), **DOUBLE)
+        assert not found[length:].any()
+
+
+@pytest.mark.parametrize("padding", [0.0, math.nan])
+def test_evonorm_b0_leaves_padding_out(padding: float) -> None:
+    lengths = [5, 3, 1]
+    x = torch.randn(3, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    norm = with_values(make("evonorm_b0", eps=0.1), v=0.7)
+    y = norm(x.masked_fill(~mask.unsqueeze(-1), padding), mask)
+    of_batch = (x[mask].var(0, correction=0) + 0.1).sqrt()
+    for row, found, length in zip(x, y, lengths, strict=True):
+        text = row[:length]
+        of_sample = 0.7 * text + (text.var(0, correction=0) + 0.1).sqrt()
+        torch.testing.assert_close(found[:length], text / torch.maximum(of_batch, of_sample), **DOUBLE)
+        assert not found[length:].any()
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * x[mask].var(0), **DOUBLE)
+    single = norm.eval()(x[:, :1])
+    expected = torch.maximum((norm.running_var + 0.1).sqrt(), 0.7 * x[:, :1] + 0.1**0.5)
+    torch.testing.assert_close(single, x[:, :1] / expected, **DOUBLE)
+
+
+@pytest.mark.parametrize("model", ["resnet20", "resnet50", "mlp", "cnn_plain", "mlp_plain"])
+def test_no_activation_stands_beside_a_norm_that_contains_one(model: str) -> None:
+    def activations(norm: str, placement: str) -> int:
+        made, _ = build(norm, placement, model, IMAGES)
+        return sum(isinstance(module, nn.ReLU | nn.Sigmoid) for module in made.modules())
+
+    if "plain" in model:
+        assert activations("groupnorm", "plain") and not activations("evonorm_s0", "plain")
+        return
+    assert activations("groupnorm", "pre") and not activations("evonorm_s0", "pre")
+    blocks = len(build("groupnorm", "post", model, IMAGES)[0].anatomy().blocks)
+    assert activations("evonorm_s0", "post") == blocks + 1  # where a branch begins, and before the head
+
+
+@pytest.mark.parametrize("name", ["adanorm", "batchrenorm"])
+def test_a_backward_pass_that_is_no_gradient_is_not_held_to_be_one(name: str) -> None:
+    with pytest.raises(NotApplicable, match="constant in the backward pass"):
+        gradients_are_right(NormPart({"norm": section("norm", name)}))

@@ -27,6 +27,9 @@ OWN = {
     "bhyt": ["lam"],
     "seednorm": ["alpha", "beta"],
     "switchable": ["mean_weight", "var_weight"],
+    "frn": ["tau"],
+    "evonorm_b0": ["v"],
+    "evonorm_s0": ["v"],
 }
 
 # --- the YAML files are the registry
@@ -116,7 +119,10 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
     ("batchnorm", {}, (1, FEATURES), "larger data.batch_size"),
     ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger data.batch_size"),
     ("instancenorm", {}, (6, FEATURES), "another norm"),
-    ("switchable", {}, (6, FEATURES), "another norm"),
+    *((name, {}, (6, FEATURES), "another norm") for name in ("switchable", "frn", "evonorm_b0")),
+    ("evonorm_b0", {}, (1, 1, FEATURES), "larger data.batch_size"),
+    ("evonorm_s0", {"groups": 5}, (6, FEATURES), "choose a divisor"),
+    ("evonorm_s0", {"groups": 12}, (6, FEATURES), "lower norm.groups"),
     ("groupnorm", {"channel_dim": 1, "groups": FEATURES}, (6, FEATURES, 1, 1), "lower norm.groups"),
     ("groupnorm", {"across_time": True, "groups": FEATURES}, (6, 1, FEATURES), "lower norm.groups"),
 ]

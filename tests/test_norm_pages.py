@@ -33,7 +33,8 @@ SHARED: dict[str, Any] = {
     "dyt": norm_pages.SHOWN,
     "none": norm_pages.SHOWN,
     "groupnorm": (SAMPLE, GROUP, POSITION),
-    "instancenorm": (SAMPLE, FEATURE, ALL),
+    **dict.fromkeys(("instancenorm", "frn"), (SAMPLE, FEATURE, ALL)),
+    "evonorm_s0": (SAMPLE, GROUP, POSITION),
     **dict.fromkeys(("derf", "dyisru"), norm_pages.SHOWN),
     **dict.fromkeys(("scalenorm", "crmsnorm", "unitnorm", "adanorm", "bhyt", "seednorm"), (SAMPLE, ALL, POSITION)),
 }
@@ -89,7 +90,7 @@ def test_a_picture_has_what_shares_a_statistic(norm: str) -> None:
     expected[SHARED[norm]] = True
     assert torch.equal(trace(part_of(norm), "sequence", training=True), expected)
     in_image = expected.clone()
-    in_image[SAMPLE, GROUP] |= norm == "groupnorm"
+    in_image[SAMPLE, GROUP] |= norm in ("groupnorm", "evonorm_s0")
     assert torch.equal(trace(part_of(norm), "image", training=True), in_image)
     in_evaluation = trace(part_of(norm), "sequence", training=False)
     assert in_evaluation.sum() == 1 if norm.startswith(("batch", "ghost")) else torch.equal(in_evaluation, expected)

@@ -32,7 +32,9 @@ LAYOUTS = {"flat": (30, FEATURES), "sequence": (4, 5, FEATURES), "image": (4, FE
 OPTIONS: dict[str, dict[str, Any]] = {
     "dyt": {"alpha0": ALPHA0},
     "ghostbatchnorm": {"ghost": 2},
+    "frn": {"affine": False},  # γ and β stand inside a maximum
     "groupnorm": {"groups": 3},
+    "evonorm_s0": {"groups": 3},
     "instancenorm": {"affine": True},
     "prmsnorm": {"fraction": 0.7},  # 8.4 features: 9
 }
@@ -113,6 +115,19 @@ def switchable(x: Tensor, p: dict[str, Tensor]) -> Tensor:
     return (x - mean) / (var + EPS).sqrt()
 
 
+def evonorm_b0(x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    batch = x.var(tuple(range(x.ndim - 1)), correction=0)
+    sample = x.var(tuple(range(1, x.ndim - 1)), correction=0, keepdim=True)
+    return x / torch.maximum((batch + EPS).sqrt(), p["v"] * x + (sample + EPS).sqrt())
+
+
+def evonorm_s0(x: Tensor, p: dict[str, Tensor], image: bool) -> Tensor:
+    y = x.reshape(*x.shape[:-1], 3, FEATURES // 3)
+    variance = y.var((1, 2, 4) if image else (-1,), correction=0, keepdim=True)
+    scale = (1 / (variance + EPS).sqrt()).expand_as(y).reshape(x.shape)
+    return x / (1 + torch.exp(-p["v"] * x)) * scale
+
+
 def by_blocks(x: Tensor) -> Tensor:
     """Standardized over blocks of two samples."""
     return torch.cat([standardized(block, tuple(range(x.ndim - 1))) for block in x.split(2)])
@@ -166,6 +181,11 @@ REFERENCES: dict[str, Reference] = {
     "batchrenorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),  # for the first batches
     "ghostbatchnorm": lambda x, p, image: by_blocks(x),
     "switchable": lambda x, p, image: switchable(x, p),
+    "frn": lambda x, p, image: torch.maximum(
+        x / (x**2).mean(tuple(range(1, x.ndim - 1)), True).add(EPS).sqrt(), p["tau"]
+    ),
+    "evonorm_b0": lambda x, p, image: evonorm_b0(x, p),
+    "evonorm_s0": evonorm_s0,
 }
 
 

@@ -38,7 +38,7 @@ CLOCKED = (16, 512, 512)  # samples, positions, features
 ROUNDS = 7  # of timing a norm and layernorm in turn
 COUNTED = (8, 64, 512)  # samples, positions, features
 LAYERS = 12  # of a Transformer, for which a placement's gains are told
-SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α", "beta": "β", "lam": "λ", "shift": "s"}
+SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α", "beta": "β", "lam": "λ", "shift": "s", "tau": "τ"}
 
 
 def tell(group: str, name: str | None, markdown: bool) -> None:
@@ -262,16 +262,23 @@ def numbers_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def trace(part: NormPart, layout: str, training: bool) -> Cells:
-    """Tell on which values of the input one value of the output depends: where its gradient is not 0."""
+    """Tell on which values of the input one value of the output depends: where its gradient is not 0.
+
+    A norm that contains an activation may depend on others where this value is negative, so that both are tried.
+    """
     sequence = layout == "sequence"
     norm = part.factory()(PICTURE[1], channel_dim=-1 if sequence else 1).double()
-    x = torch.randn(PICTURE, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    given = x.mT if sequence else x[..., None]
-    norm.train()(given)  # whose statistics are kept
-    y = norm.train(training)(given)
-    shown = (y.mT if sequence else y[..., 0])[SHOWN]
-    (gradient,) = torch.autograd.grad(shown, x)
-    return gradient != 0
+    drawn = torch.randn(PICTURE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = torch.zeros(PICTURE, dtype=torch.bool)
+    for sign in (1, -1):
+        x = (sign * drawn).requires_grad_()
+        given = x.mT if sequence else x[..., None]
+        norm.train()(given)  # whose statistics are kept
+        y = norm.train(training)(given)
+        shown = (y.mT if sequence else y[..., 0])[SHOWN]
+        (gradient,) = torch.autograd.grad(shown, x)
+        found |= gradient != 0
+    return found
 
 
 def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:

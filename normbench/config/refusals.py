@@ -84,8 +84,8 @@ REFUSALS = (
     ),
     Refusal(
         ("norm", "data"),
-        what="in a language model or translator: switchable, instancenorm without running statistics, batchnorm "
-        "without them, groupnorm with norm.across_time=true",
+        what="in a language model or translator: frn, evonorm_b0, switchable, instancenorm without running statistics, "
+        "batchnorm without them, groupnorm with norm.across_time=true",
         reason="its statistics run over time, in evaluation too, so it would show the model the tokens that it is to "
         "predict",
         instead="use layernorm, rmsnorm, groupnorm at each position, or batchnorm with running statistics",
@@ -93,7 +93,7 @@ REFUSALS = (
     ),
     Refusal(
         ("norm", "model"),
-        what="instancenorm or switchable in an MLP or a recurrent model",
+        what="instancenorm, frn, evonorm_b0 or switchable in an MLP or a recurrent model",
         reason="its statistics run over time or space, and the features of this model have neither",
         instead="use layernorm, groupnorm or batchnorm, or a model with positions",
         applies=lacks_positions,

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normbench.settings import Setting
-from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, optional_norm
+from normbench.types import (
+    Branch,
+    ImageClassification,
+    Model,
+    NormFactory,
+    Placement,
+    PlacementFactory,
+    Site,
+    optional_norm,
+)
 
 Depth = Annotated[int, Setting("number of blocks", low=1, high=10_000)]
 Width = Annotated[int, Setting("features of the stream (CNN: of the first stage)", low=1, high=10**5)]
@@ -98,9 +107,22 @@ class OptionalNorms(nn.ModuleDict):
         return y
 
 
+def acts(norm: nn.Module) -> bool:
+    """Tell whether a norm contains an activation, so that none stands beside it."""
+    return getattr(norm, "acts", False)
+
+
+def norm_before(block: Placement, role: str) -> nn.Module:
+    """Return the norm that stands between the stream and a branch; an identity where there is none."""
+    norms: Any = getattr(block, "norms", {})  # which a placement of a user's own need not have
+    if role in norms and "in" in norms[role]:
+        return norms[role]["in"]
+    return nn.Identity()
+
+
 @dataclass(frozen=True)
 class NormActivation:
-    """Makes what stands inside a branch: a norm `before` or `after` an activation."""
+    """Makes what stands inside a branch: a norm `before` or `after` an activation, if it does not contain one."""
 
     norm: NormFactory
     channel_dim: int
@@ -111,7 +133,7 @@ class NormActivation:
     def __call__(self, features: int, slot: str = "") -> nn.Sequential:
         """Return the two in their order."""
         norm = self.norm(features, channel_dim=self.channel_dim, site=self.site.at(slot=slot))
-        activation = self.activation()
+        activation = nn.Identity() if acts(norm) else self.activation()
         if self.order == "before":
             return nn.Sequential(norm, activation)
         return nn.Sequential(activation, norm)
@@ -159,13 +181,17 @@ class BlockStack(Model):
             site = Site("block", layer, depth, branches=depth)
             inside = NormActivation(norm, self.channel_dim, site.at(role), ACTIVATIONS[activation], norm_order)
             branch = self.branch(*shape, inside)
-            self.blocks.append(placement({role: branch}, norm, site))
+            block = placement({role: branch}, norm, site)
+            if acts(norm_before(block, role)):
+                branch.activation = nn.Identity()
+            self.blocks.append(block)
         self.final: nn.Module = nn.Identity()
         if self.residual:
             final: nn.Module = nn.Identity()
             if self.blocks[-1].needs_final_norm:
                 final = norm(branch.out_features, channel_dim=self.channel_dim, site=Site("final", depth=depth))
-            self.final = nn.Sequential(final, ACTIVATIONS[activation]())
+            last = nn.Identity() if acts(final) else ACTIVATIONS[activation]()
+            self.final = nn.Sequential(final, last)
         self.head = nn.Linear(branch.out_features, task.num_classes)
 
     def features(self, x: Tensor) -> Tensor:
