@@ -71,7 +71,7 @@ class DyISRU(Derf):
 
     y = γ·u/√(u²+1)+β with u = αx+s, one learned α and one learned s, which start at α₀ = `alpha0` and 0. Stollenwerk's
     √C·x/√(b+x²), which he derives from RMSNorm and does not train, is this with γ = √C, α = 1/√b, s = 0 and β = 0;
-    the learned form and its start are those of Derf's authors, who tried it beside.
+    the learned form and its start are those of Derf's authors, who tried it beside theirs.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Source: Stollenwerk 2025; Chen, Lu, Zhu, Sun & Liu 2025, and their code: `DiT/other_functions/isru.py`.
