@@ -37,7 +37,7 @@ UNKNOWN = {
     "trainer.steps.foo=3": "trainer.steps.foo is unknown",
     "+optim.foo=1": "optim.foo is unknown",
     "norm=rmsnorm norm.groups=4": "norm.groups is not a setting of norm=rmsnorm: leave it out, or choose "
-    "norm=groupnorm",
+    "norm=evonorm_s0 or groupnorm",
 }
 
 # ---- words of other tools, and what is not an option
