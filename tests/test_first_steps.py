@@ -12,7 +12,7 @@ import torch
 
 from normbench.cli import main
 from normbench.errors import LINE
-from normbench.runs.dry_run import busy
+from normbench.runs.dry_run import note_load
 
 TINY = ["model.depth=1", "model.width=8", "model.heads=2", "model.context=8", "data.batch_size=2", "device=cpu",
         "trainer.steps=2", "trainer.eval_batches=1", "data.eval_batch_size=512", "threads=1"]  # fmt: skip
@@ -109,9 +109,9 @@ def test_what_a_run_cannot_do_next_is_not_said(
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
-    assert "load 3.9 on 4 cores" in busy(1)
+    assert "load 3.9 on 4 cores" in note_load(1)
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 0.0, 0.0))
-    assert busy(2) == ""
+    assert note_load(2) == ""
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_step_that_does_more_or_hides_its_operators_is_not_counted(
     if case == "several processes":
         loop.group.size = 2
     loop.clock.to_skip = COUNTED
-    with loop.look():
+    with loop.look_at_early_step():
         pass
     assert (loop.early.operators is None) is (case != "as it is")
 
@@ -86,7 +86,7 @@ def test_steps_that_are_timed_ask_nothing_of_the_model(monkeypatch: pytest.Monke
     loop = make_loop([*small("nano"), "norm=layernorm"], TEXT, "cpu")
     monkeypatch.setattr(loop.model, "modules", lambda: pytest.fail("each step looks at all modules"))
     loop.clock.to_skip = 0
-    with loop.look():
+    with loop.look_at_early_step():
         pass
     assert loop.early.found() == {}
 
@@ -97,7 +97,7 @@ def test_where_the_first_step_is_probed_the_next_one_is_counted(
     monkeypatch.chdir(tmp_path)
     loop, counted = make_loop([*small("nano"), "probes.every=5"], TEXT, "cpu"), []
     for _ in range(7):
-        with loop.look():
+        with loop.look_at_early_step():
             loop.train_step()
         counted.append(loop.early.operators)
     assert counted[:5] == [None] * 5

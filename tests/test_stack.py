@@ -24,7 +24,7 @@ from normbench.record.directory import RunDirectory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.plan import make_stacks
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import Clock
@@ -277,7 +277,7 @@ def test_a_failure_of_a_stack_is_that_of_its_runs_which_one_command_repeats(serv
 
 
 def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
-    plans = [understand([*ARMS, "seed=range(0,5)", *more]).plan for more in ([], ["sweep.stack=3"])]
+    plans = [plan_sweep([*ARMS, "seed=range(0,5)", *more]).plan for more in ([], ["sweep.stack=3"])]
     single, runs = (plan.runs for plan in plans)
     assert not {run.run for run in single} & {run.run for run in runs}
     assert [[(run.arm["norm"], run.seed) for run in each] for each in make_stacks(runs[::-1], 3)] == [
@@ -285,7 +285,7 @@ def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
         [("rmsnorm", 4), ("rmsnorm", 3), ("rmsnorm", 2)], [("rmsnorm", 1), ("rmsnorm", 0)],
     ]  # fmt: skip
     assert make_stacks(single, 1) == [[run] for run in single]
-    (one,) = understand(runs[2].words).plan.runs
+    (one,) = plan_sweep(runs[2].words).plan.runs
     assert one.run == runs[2].run  # as environment.json has its command
 
 
@@ -301,13 +301,13 @@ REFUSED = {
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_needs_each_seed_by_itself_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match=REFUSED[word]):
-        understand(["seed=0,1", *NANO, *LENGTHS, "sweep.stack=2", word])
+        plan_sweep(["seed=0,1", *NANO, *LENGTHS, "sweep.stack=2", word])
 
 
 def test_texts_with_lengths_of_their_own_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normbench.data.text.Text.pads", True)
     with pytest.raises(UsageError, match=r"data=pydocs, whose batches have lengths of their own, does not go with"):
-        understand(["seed=0,1", *NANO, *LENGTHS, "sweep.stack=2"])
+        plan_sweep(["seed=0,1", *NANO, *LENGTHS, "sweep.stack=2"])
 
 
 def test_an_optimizer_in_which_weights_meet_is_refused() -> None:

@@ -21,9 +21,9 @@ from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
-from normbench.studies.bench import BOTH, FORWARD, Bench
+from normbench.studies.bench import FORWARD_BACKWARD, FORWARD, Bench
 from normbench.studies.candidates import Candidate, are_alike, candidates, operators, peak_memory
-from normbench.studies.timing import BLOCK, do_nothing, in_turn, median_interval, seconds_of
+from normbench.studies.timing import BLOCK, do_nothing, median_interval, seconds_of, time_in_turn
 from normbench.training.launches import operators_of
 
 CPU = torch.device("cpu")
@@ -83,13 +83,13 @@ def test_each_round_begins_with_another_and_keeps_their_places(monkeypatch: pyte
     order: list[float] = []
     monkeypatch.setattr(timing, "seconds_of", lambda call, times, prepare: order.append(call()) or call())
     calls = [lambda place=place: place for place in range(3)]
-    assert list(in_turn(calls, 2, prepare=do_nothing)) == [[0, 1, 2]] * 2
+    assert list(time_in_turn(calls, 2, prepare=do_nothing)) == [[0, 1, 2]] * 2
     assert order == [0, 1, 2, 1, 2, 0]
 
 
 def test_a_cold_call_is_timed_alone_right_after_the_flush() -> None:
     done: list[str] = []
-    ((seconds,),) = in_turn([lambda: done.append("call")], 1, prepare=lambda: done.append("flush"))
+    ((seconds,),) = time_in_turn([lambda: done.append("call")], 1, prepare=lambda: done.append("flush"))
     assert seconds > 0 and done == ["flush", "call"]
 
 
@@ -100,7 +100,7 @@ def test_a_warm_call_is_the_mean_of_a_block_after_one_that_warms_up() -> None:
         done.append("call")
         time.sleep(BLOCK / 4)
 
-    ((seconds,),) = in_turn([call], 1)
+    ((seconds,),) = time_in_turn([call], 1)
     assert seconds >= BLOCK / 4
     assert 3 + 1 <= len(done) <= 3 + 4  # two tell how long one is, one warms up
 
@@ -157,11 +157,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pd.DataFrame]:
 
 @pytest.mark.slow
 def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
-    alone = made[made["passes"].isin([FORWARD, BOTH])]
+    alone = made[made["passes"].isin([FORWARD, FORWARD_BACKWARD])]
     sizes = alone.groupby(["norm", "implementation", "rows", "passes", "cache"]).size()
     assert len(sizes) == 2 * 2 * 2 * 2 * 2 and set(sizes) == {6}
     assert (alone[["time_us", "baseline_us", "copy_us"]] > 0).all(axis=None)
-    forward, both = (alone[alone["passes"] == passes] for passes in (FORWARD, BOTH))
+    forward, both = (alone[alone["passes"] == passes] for passes in (FORWARD, FORWARD_BACKWARD))
     assert (forward["moved_bytes"] == 2 * forward["rows"] * 32 * 4).all()
     assert (both["moved_bytes"] == 5 * both["rows"] * 32 * 4).all()
     assert alone["ratio"].to_numpy() == pytest.approx((alone["time_us"] / alone["baseline_us"]).to_numpy())
@@ -213,7 +213,7 @@ def test_inputs_beyond_the_cache_say_so_in_their_table(made: pd.DataFrame) -> No
 def test_the_finding_is_of_the_size_asked_for_and_names_it(made: pd.DataFrame) -> None:
     beyond = made[made["rows"] == 64].assign(rows=2**14, caches=2.0, moved_bytes=2**30, ratio=100.0)
     rows = pd.concat([made.assign(ratio=3.0), beyond], ignore_index=True)
-    times = [sentence for sentence in MADE.finding(rows) if BOTH in sentence]
+    times = [sentence for sentence in MADE.finding(rows) if FORWARD_BACKWARD in sentence]
     assert len(times) == 4 and all(", float32, 64 × 32, warm cache: " in sentence for sentence in times)
     assert all("backward in 3.00 (" in sentence for sentence in times)
     titles = {table.key: table.title for table in MADE.tables(rows) if table.key.startswith("pairs-")}

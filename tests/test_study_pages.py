@@ -22,7 +22,7 @@ from normbench.studies import STUDIES
 from normbench.studies.conduct import measure_all, points_of
 from normbench.studies.frame import Study, Subject, make_study, study_class
 from normbench.studies.saving import save
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep
 
 pytestmark = needs_browser
 
@@ -37,7 +37,7 @@ def subjects_of(kind: type[Study], questions: Path) -> list[Subject]:
     words = [word for word in kind.miniature if not word.startswith("study.")]
     if "data=banking77" in words:
         words.append(f"data.root={questions}")
-    sweep = understand([f"name={kind.name}", "sweep.report=false", "sweep.jobs=1", "device=cpu", *words, "seed=0,1"])
+    sweep = plan_sweep([f"name={kind.name}", "sweep.report=false", "sweep.jobs=1", "device=cpu", *words, "seed=0,1"])
     return points_of(sweep.plan)
 
 

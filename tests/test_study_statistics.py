@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 
 from normbench.cli import main
-from normbench.studies.running_statistics import in_pieces, use_batch
+from normbench.studies.running_statistics import in_pieces, use_batch_statistics
 from normbench.training.recalibration import average
 
 pytest_plugins = ["trained_runs"]
@@ -55,7 +55,7 @@ def test_a_batch_is_normalized_by_its_own_statistics() -> None:
     norm = norms["final"].eval()
     x = torch.randn(3, norm.num_features, 2, 2) * 4 + 1
     assert (norm(x) - x).abs().max() < 1e-3  # running statistics of 0 and 1
-    use_batch([norm])
+    use_batch_statistics([norm])
     torch.testing.assert_close(
         norm(x), F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
     )

@@ -20,7 +20,7 @@ from normbench.config.compose import read, read_each
 from normbench.errors import UsageError
 from normbench.runs.plan import prepare
 from normbench.sweep import plan
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
 from normbench.sweep.tuning import choose, choose_rate, describe_choice, propose, tuned_grid, tuning_grid
@@ -113,7 +113,7 @@ def test_runs_take_turns_on_gpus(
     monkeypatch.setattr("normbench.sweep.launchers.count_cores", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])
+    sweep = plan_sweep(["seed=range(0,4)", *CNN, "device=auto", *more])
     assert (sweep.planner.devices, sweep.planner.jobs) == (devices, jobs)
     monkeypatch.setattr(sweep.planner.launcher, "start", lambda tasks, *_: map(str, tasks))
     execution = Execution(sweep.planner, SweepFolder(sweep.plan.folder), [[run] for run in sweep.plan.runs])
@@ -123,11 +123,11 @@ def test_runs_take_turns_on_gpus(
 
 def test_one_graph_of_a_step_is_refused_to_several_runs_in_one_process() -> None:
     with pytest.raises(UsageError, match="compile=graph does not go with launcher=local, since"):
-        understand(["seed=0,1", *CNN, "trainer.compile=graph", "launcher=local", "threads=1"])
+        plan_sweep(["seed=0,1", *CNN, "trainer.compile=graph", "launcher=local", "threads=1"])
 
 
 def test_jobs_change_no_name() -> None:
-    plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *CNN, "device=cpu", *more]).plan for jobs, more in (
+    plans = [plan_sweep(["seed=0,1", f"sweep.jobs={jobs}", *CNN, "device=cpu", *more]).plan for jobs, more in (
         (1, ["threads=null"]), (2, []), (64, []))]  # fmt: skip
     assert plans[0].runs == plans[1].runs == plans[2].runs
     assert plans[0].runs[0].words[-1] == "threads=1"
@@ -135,7 +135,7 @@ def test_jobs_change_no_name() -> None:
 
 def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
     study = own_study(tmp_path, "threads: 2\nquiet: true\ndevice: cpu")
-    sweep = understand([*study, "seed=0,1", *CNN, "sweep.jobs=1"])
+    sweep = plan_sweep([*study, "seed=0,1", *CNN, "sweep.jobs=1"])
     assert (sweep.planner.quiet, sweep.planner.jobs, sweep.planner.threads) == (True, 1, 2)
     assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
 

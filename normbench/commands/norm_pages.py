@@ -26,7 +26,7 @@ from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.record.machine import cpu_name
-from normbench.studies.timing import forward_and_backward, in_turn
+from normbench.studies.timing import forward_and_backward, time_in_turn
 from normbench.types import Branch, Norm, NormFacts, Placement, Site, Task
 
 Cells = Bool[Tensor, "samples features positions"]
@@ -365,7 +365,7 @@ def measure_time(part: NormPart) -> Timing:
     calls = [forward_and_backward(one, x, dy) for one in (norm, layernorm)]
     own: list[float] = []
     ratios: list[float] = []
-    for mine, other in in_turn(calls, ROUNDS):
+    for mine, other in time_in_turn(calls, ROUNDS):
         own.append(mine)
         ratios.append(mine / other)
     return Timing(1e3 * median(own), median(ratios), norm.implementation)

@@ -19,15 +19,15 @@ What is watched, by its word under `probes` in the configuration:
     gradients    their norm, before they are clipped, in each part of each block
     updates      how far weights move, and how gradients differ between examples (`read_noise`)
 
-A new statistic of an activation is an `Observation` (in `tensor_statistics`: what is read in the hook, and the numbers
-that are made of it later), which one of the methods `see_…` keeps; one of weights or gradients is a method such as
-`read_gradients`, which sets scalars of the `Reading`. Whatever has a tag is logged.
+A new statistic of an activation is an `Observation` in `tensor_statistics`, which has what is read in the hook and the
+numbers that are made of it later; one of the methods `see_…` keeps it. A new statistic of weights or gradients is a
+method such as `read_gradients`, which sets scalars of the `Reading`. Whatever has a tag is logged.
 
-Probes only read: nothing leaves the device before the step is done, but for the number of real tokens where texts are
-padded: what is read of norms leaves out padding. Nothing random is drawn and nothing is changed: a run has the same
-bits without them. Where a step takes several batches, what passes by is the last one's, and gradients are those of all.
-Of a norm in a recurrent cell, which is called at each time step, numbers are the mean over its calls, and histograms
-the first call's.
+Probes only read. Nothing random is drawn and nothing is changed: a run has the same bits without them. Nothing leaves
+the device before the step is done, but for one number: where texts are padded, what is read of norms leaves out the
+padding, and for that the host must know how many tokens are real. Where a step takes several batches, what passes by is
+the last one's, and gradients are those of all. A norm in a recurrent cell is called at each time step: its numbers are
+the mean over these calls, and its histograms those of the first.
 """
 
 from __future__ import annotations
@@ -82,19 +82,19 @@ class Probes:
                 self.read_parameters(reading)
 
     def attach(self, reading: Reading) -> Iterator[Any]:
-        """Put hooks on norms, blocks and attention; yield what removes each."""
+        """Put hooks on norms, blocks and attention; yield the handle of each, which removes it."""
         yield self.model.register_forward_pre_hook(lambda *_: reading.begin_pass())
         for name, norm in self.norms.items():
-            see = quiet(partial(self.see_norm, reading, name))
+            see = make_hook(partial(self.see_norm, reading, name))
             yield norm.register_forward_hook(see, with_kwargs=True)
             if "parameters" in self.wanted and tracks_features(norm):
-                see = quiet(partial(self.see_running, reading, name))
+                see = make_hook(partial(self.see_running, reading, name))
                 yield norm.register_forward_pre_hook(see, with_kwargs=True)
         for block in self.blocks:
-            yield block.module.register_forward_hook(quiet(partial(self.see_stream, reading, block)))
+            yield block.module.register_forward_hook(make_hook(partial(self.see_stream, reading, block)))
             if "attention" in self.wanted:
                 for role, inner in block.attention().items():
-                    see = quiet(partial(self.see_attention, reading, f"{block.name}.{role}"))
+                    see = make_hook(partial(self.see_attention, reading, f"{block.name}.{role}"))
                     yield inner.register_forward_hook(see)
 
     # ---- what passes by: the hooks, whose last arguments torch gives
@@ -108,7 +108,7 @@ class Probes:
         context: Mapping[str, Any],
         output: Tensor,
     ) -> None:
-        """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
+        """Read what enters and what leaves a norm; if its output is bounded, also how much of it reaches the bound."""
         folder = f"act/{name}"
         entering, channel_dim = without_padding(inputs[0], norm, context)
         self.see_side(reading, folder, "in", entering, channel_dim)
@@ -157,7 +157,7 @@ class Probes:
     ) -> None:
         """Read how attention is spread: mean entropy over heads and queries (nats), largest logit.
 
-        Its queries and keys are as it was called with them, which in 16 bits have been rounded.
+        Queries and keys are those that it was called with, which have been rounded where they have 16 bits.
         """
         q, k, _, mask = inputs
         precise = torch.promote_types(q.dtype, torch.float32)
@@ -178,7 +178,7 @@ class Probes:
             reading.scalars[f"grad/{group}/norm"] = norm
 
     def read_parameters(self, reading: Reading) -> None:
-        """Read of each of the norms' parameters its one number, or mean and deviation."""
+        """Read each parameter of the norms: its one number, or the mean and standard deviation of its numbers."""
         parameters = {}
         for name, norm in self.norms.items():
             for parameter_name, parameter in norm.named_parameters():
@@ -201,9 +201,9 @@ class Probes:
     def watch_update(self, reading: Reading | None, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights.
 
-        ratio: ‖Δw‖ / ‖w‖. effective_lr: the rate at which the direction of weights moves that a norm makes free of
-        their scale: lr / ‖w‖² with SGD, lr / ‖w‖ with the others, whose steps do not shrink with the gradient's scale
-        (van Laarhoven 2017, §3; Hoffer et al. 2018, §3).
+        ratio: ‖Δw‖ / ‖w‖. effective_lr: where a norm makes the scale of the weights irrelevant, the rate at which their
+        direction moves: lr / ‖w‖² with SGD, and lr / ‖w‖ with the other optimizers, whose steps do not shrink with the
+        gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3).
         """
         if reading is None or "updates" not in self.wanted:
             yield
@@ -261,7 +261,7 @@ class Probes:
         return found
 
     def split_by_group(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """Return the part of each group in what stands for all parameters, group after group."""
+        """Split tensors, one for each parameter, group after group, into those of each group."""
         parts = []
         start = 0
         for parameters in self.groups.values():
@@ -271,8 +271,8 @@ class Probes:
         return parts
 
 
-def quiet(see: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that sees without gradients, and in full precision where the forward pass is cast to 16 bits."""
+def make_hook(see: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that calls `see` without gradients, and in full precision even within an autocast to 16 bits."""
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
@@ -282,7 +282,7 @@ def quiet(see: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_padding(x: Tensor, norm: Any, context: Mapping[str, Any]) -> tuple[Tensor, int]:
-    """Return the real positions of what a norm was given with a mask, or all of x, and where its features are."""
+    """Return what a norm was given or gives, at the real positions if there is a mask, and its axis of features."""
     mask = context.get("mask")
     if mask is None:
         return x, norm.channel_dim
@@ -300,27 +300,27 @@ def parameters_by_place(
 ) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by where they are, each in one group.
 
-    Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the
-    block has (`block03.placement`), and the rest (`outside`).
+    The groups are: each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`),
+    what else the block has (`block03.placement`), and the rest of the model (`outside`).
     """
     in_norms = set[nn.Parameter]()
     for norm in norms:
         in_norms.update(norm.parameters())
     groups: dict[str, list[nn.Parameter]] = {}
-    placed = set[nn.Parameter]()
+    in_a_group = set[nn.Parameter]()
 
-    def place(group: str, parameters: Iterable[nn.Parameter]) -> None:
-        """Put those into a group that are in none so far."""
-        own = [parameter for parameter in parameters if parameter not in placed]
+    def add_group(name: str, parameters: Iterable[nn.Parameter]) -> None:
+        """Make a group of those parameters that are in none so far."""
+        own = [parameter for parameter in parameters if parameter not in in_a_group]
         if own:
-            groups[group] = own
-            placed.update(own)
+            groups[name] = own
+            in_a_group.update(own)
 
     for block in blocks:
         everything = list(block.module.parameters())
-        place(f"{block.name}.norms", [parameter for parameter in everything if parameter in in_norms])
+        add_group(f"{block.name}.norms", [parameter for parameter in everything if parameter in in_norms])
         for role, branch in block.branches.items():
-            place(f"{block.name}.{role}", branch.parameters())
-        place(f"{block.name}.placement", everything)
-    place("outside", model.parameters())
+            add_group(f"{block.name}.{role}", branch.parameters())
+        add_group(f"{block.name}.placement", everything)
+    add_group("outside", model.parameters())
     return groups

@@ -22,7 +22,7 @@ class TagPlace(NamedTuple):
     suffix: str = ""
 
     def tag(self, word: str) -> str:
-        """Return the tag of a number."""
+        """Return the tag of a number that was observed here. word: what it is, such as `rms`."""
         return f"{self.folder}/{word}{self.suffix}"
 
 
@@ -33,7 +33,7 @@ class Reading:
     Attributes:
         with_histograms: whether they are wanted of this step.
         scalars: the numbers.
-        histograms: counts of values in equal bins, and the two values between which the bins are.
+        histograms: counts of values in equal bins, and the lowest and the highest value, between which the bins are.
         second_moments: of residual streams, whose ranks the host computes.
         observations: what has no number yet, by its kind and place, one for each call of a module; see `finish`.
     """
@@ -55,7 +55,7 @@ class Reading:
         places.setdefault(place, []).append(observation)
 
     def finish(self) -> None:
-        """Turn observations into scalars: the mean over the calls at a place, but for those without a number."""
+        """Turn observations into scalars: the mean over the calls at a place, NaN left out."""
         for kind, places in self.observations.items():
             every_call: list[Observation] = []
             for calls in places.values():
@@ -76,7 +76,7 @@ class Reading:
         """Return all numbers, in one copy from the device, and the effective ranks, in one more for each width."""
         found = {}
         if self.scalars:
-            scalars = [whole(value).float() for value in self.scalars.values()]
+            scalars = [unshard_number(value).float() for value in self.scalars.values()]
             values = torch.stack(scalars).tolist()
             found = dict(zip(self.scalars, values, strict=True))
         for alike in stats.by_shape(self.second_moments):
@@ -96,6 +96,6 @@ class Reading:
         return found
 
 
-def whole(value: Any) -> Tensor:
-    """Return a number as it is; one of weights that several processes share, as the whole of its parts."""
+def unshard_number(value: Any) -> Tensor:
+    """Return a number as it is; if several processes hold parts of it, as of weights that they share, the whole."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -19,10 +19,10 @@ from torch import Tensor
 
 Values = Float[Tensor, "..."]
 Scalar = Float[Tensor, ""]
-Numbers = Float[Tensor, " observations"]  # one of each
+Numbers = Float[Tensor, " observations"]  # one for each observation
 PERCENTS = (1, 25, 50, 75, 99)  # of the quantiles
-MOST_RANKED = 65_536  # values whose quantiles are taken
-OUTLIER = 6  # times the median channel: above that a channel sticks out
+MOST_RANKED = 65_536  # values at most whose quantiles are taken
+OUTLIER = 6  # a channel sticks out if it is above so many times the median channel
 TINY = torch.finfo(torch.float32).tiny
 
 Key = TypeVar("Key", bound=Hashable)
@@ -52,13 +52,13 @@ def by_shape(tensors: Mapping[Key, Tensor]) -> list[dict[Key, Tensor]]:
 class Observation(ABC):
     """What must be read of one tensor while it is there: as little as its numbers need, in few operators.
 
-    A subclass makes itself of a tensor by `read`.
+    A subclass has a class method `read`, which makes an observation of a tensor.
     """
 
     @classmethod
     @abstractmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
-        """Return numbers of all observations, one of each, by their word in a tag."""
+        """Return the numbers of all observations: by the word that a number has in a tag, one for each observation."""
 
 
 @dataclass
@@ -235,14 +235,14 @@ def gap_and_ratio(seen: Float[Tensor, "norms 4 channels"]) -> tuple[Numbers, Num
 
 
 def by_rows(function: Callable[[Tensor], tuple[Numbers, Numbers]], parts: Sequence[Tensor]) -> tuple[Numbers, Numbers]:
-    """Return the two numbers that a function of rows gives for each part; parts of one shape are its rows together."""
+    """Return the two numbers of each part that a function gives for each row; it gets parts of one shape as rows."""
     pairs = {}
     for alike in by_shape(dict(enumerate(parts))):
         rows = torch.stack([*alike.values()])
         found = torch.stack(function(rows))
-        for place, pair in zip(alike, found.unbind(1), strict=True):
-            pairs[place] = pair
-    in_order = [pairs[place] for place in range(len(parts))]
+        for index, pair in zip(alike, found.unbind(1), strict=True):
+            pairs[index] = pair
+    in_order = [pairs[index] for index in range(len(parts))]
     first, second = torch.stack(in_order, dim=1)
     return first, second
 
@@ -256,12 +256,12 @@ def mean_square(x: Values) -> Scalar:
 
 
 def rms(x: Values) -> Scalar:
-    """Return √ of the mean square of all elements."""
+    """Return the root of the mean square of all elements."""
     return mean_square(x).sqrt()
 
 
 def second_moment(x: Values, channel_dim: int) -> Float[Tensor, "features features"]:
-    """Return the mean of x xᵀ over all positions, in float64 where there is one: ranks need its smallest values too."""
+    """Return the mean of x xᵀ over all positions, in float64 where the device has it: ranks need small values too."""
     precise = torch.float32 if x.device.type == "mps" else torch.float64
     x = x.detach().to(precise)
     rows = x.movedim(channel_dim, -1).flatten(0, -2)
@@ -271,21 +271,22 @@ def second_moment(x: Values, channel_dim: int) -> Float[Tensor, "features featur
 def effective_rank(moment: Float[Tensor, "features features"]) -> float:
     """Return exp of the entropy of the singular values, as shares of their sum (Roy & Vetterli 2007, §2).
 
-    They are those of the rows whose second moment is given. From 1 (all rows on a line) to the number of features.
+    The singular values are those of the rows whose second moment is given. The rank is between 1, where all rows lie on
+    a line, and the number of features.
     """
     if not moment.isfinite().all():
         return float("nan")
     squares = torch.linalg.eigvalsh(moment).clamp_min(0)
     singular = squares.sqrt()
     shares = singular / singular.sum()
-    entropy = torch.special.entr(shares).sum()
-    return float(entropy.exp())
+    entropy_of_shares = torch.special.entr(shares).sum()
+    return float(entropy_of_shares.exp())
 
 
 def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
     """Return the mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples.
 
-    There are at least two; the cosine with one that is all 0 is 0.
+    A sample has at least two positions; the cosine with a position that is all 0 is 0.
     """
     rows = values_of(x).movedim(channel_dim, -1).flatten(1, -2)
     lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
@@ -306,7 +307,7 @@ def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
 
 
 def histogram(x: Values, bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:
-    """Count x in equal bins between its extremes; return the counts, and the extremes."""
+    """Count x in equal bins from its lowest to its highest value; return the counts, and these two values."""
     x = values_of(x).flatten()
     low, high = x.aminmax()
     width = ((high - low) / bins).clamp_min(TINY)

@@ -1,4 +1,4 @@
-"""What a run is made within: note signals, say of the machine's limits in a sentence, show notes to the person."""
+"""Contexts in which a run is made: they note signals, explain the machine's limits, and show notes to the person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 
 @contextmanager
 def note_signals() -> Iterator[list[int]]:
-    """Note the first SIGINT, SIGTERM or SIGHUP while this lasts, and give it; a second SIGINT stops at once."""
+    """Note SIGINT, SIGTERM and SIGHUP inside the `with`, in the list that is yielded; another SIGINT stops at once."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -22,7 +22,7 @@ def note_signals() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup has it ignore
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # unless nohup has it ignored
         numbers.append(signal.SIGHUP)
     with ExitStack() as stack:
         for number in numbers:
@@ -33,7 +33,7 @@ def note_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[list[int]]:
-    """Note signals as `note_signals` does, and let nothing else stop a run as they do.
+    """Note signals as `note_signals` does, and let no KeyboardInterrupt of another origin pass for one of them.
 
     Raises:
         RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.
@@ -49,7 +49,7 @@ def stop_on_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def explain_limits(outputs: str) -> Iterator[None]:
-    """Turn a full disk and too little memory into a sentence.
+    """Turn the system's errors about a full disk and too little memory into a sentence.
 
     Raises:
         RunFailure: instead of the system's error.

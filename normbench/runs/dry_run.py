@@ -19,7 +19,7 @@ from normbench.scratch import make_dry_folder
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
-SPARE = 0.5  # of a core, that other work may have without being in the way
+SPARE = 0.5  # cores that other work may use without being in the way
 
 
 def dry_run(session: Session) -> int:
@@ -29,7 +29,7 @@ def dry_run(session: Session) -> int:
     session.announce(done)
     session.say("dry run: a few steps are measured, nothing is kept")
     try:
-        others = busy(run.threads)
+        others = note_load(run.threads)
         show_table("dry run", describe(run, measure(session), run.steps - done))
         if others:
             session.say(others)
@@ -62,22 +62,22 @@ def measure(session: Session) -> Estimate:
         return estimate(session.loop, folder)
 
 
-def describe(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
+def describe(run: Run, estimated: Estimate, steps: int) -> dict[str, Scalar]:
     """Return what steps take of memory, time and disk; the time of writing checkpoints is not counted."""
     peak = None
-    if found.peak:
+    if estimated.peak:
         whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
-        peak = f"{decimal(found.peak)} ({whose})"
+        peak = f"{decimal(estimated.peak)} ({whose})"
     step = None
-    if found.step_ms:
-        step = f"{three_digits(found.step_ms)} ms (median of {found.measured})"
-    probed = f"{three_digits(found.probed_ms)} ms ({found.probed(steps):,} of the steps)"
-    evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
-    whole = timedelta(seconds=round(found.seconds(steps)))
+    if estimated.step_ms:
+        step = f"{three_digits(estimated.step_ms)} ms (median of {estimated.measured})"
+    probed = f"{three_digits(estimated.probed_ms)} ms ({estimated.probed(steps):,} of the steps)"
+    evaluations = f"{estimated.evaluation:,.3g} s ({estimated.evaluations(steps):,} of them)"
+    whole = timedelta(seconds=round(estimated.seconds(steps)))
     stay = "2 stay"
     keep = run.config.closed.trainer.keep_checkpoint
     if keep == "best":
-        stay = f"2 stay, with {decimal(size_of_weights(found.loop.model))} of the best weights"
+        stay = f"2 stay, with {decimal(size_of_weights(estimated.loop.model))} of the best weights"
     elif keep == "none":
         stay = "none stays"
     return {
@@ -85,9 +85,9 @@ def describe(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
         "memory, peak of a step": peak,
         "time of a step": step,
         "time of a probed step": probed,
-        "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
+        "time of an evaluation": f"{evaluations}, {estimated.last_evaluation:,.3g} s for the last",
         "time in all, about": f"{whole}, without the start of the process",
-        "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, {stay}",
+        "disk, checkpoints": f"{decimal(estimated.checkpoint)} each: 3 while one is written, {stay}",
     }
 
 
@@ -109,12 +109,12 @@ def state_of(run: Run) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three digits at least."""
+    """Write a number with three digits, or all of those before the point."""
     return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
 
 
-def busy(threads: int) -> str:
-    """Return a note where other work keeps so many cores busy that times measured now are no guide; or nothing."""
+def note_load(threads: int) -> str:
+    """Return a note where other work leaves too few cores free for times measured now to be a guide; else nothing."""
     load = os.getloadavg()[0]
     cores = os.cpu_count() or 1
     if load + threads <= cores + SPARE:

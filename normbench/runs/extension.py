@@ -19,7 +19,7 @@ from normbench.types import Data
 
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", LOGGER)
-# ... and what of the trainer may not: a checkpoint has what belongs to it.
+# What of the trainer may not be changed, since the checkpoint holds states that belong to it.
 FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
 
 
@@ -41,7 +41,7 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
         tree[key] = config.tree[key]
     for word in config.words:
         if not word.startswith(SEARCH_PATH):  # which says where the parent's classes may be
-            change(tree, word, config)
+            apply_word(tree, word, config)
     if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
         tree["trainer"]["steps"] = None
     name_words = parent.path.name.rsplit("-", 2)[0].split("-")
@@ -50,8 +50,8 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
     return Config(tree, closed, Choices(summary["choices"], tuple(name_words)), config.words)
 
 
-def change(tree: dict[str, Any], word: str, config: Config) -> None:
-    """Write what a word of the command line sets into the parent's configuration.
+def apply_word(tree: dict[str, Any], word: str, config: Config) -> None:
+    """Set in the parent's configuration what a word of the command line sets.
 
     Raises:
         UsageError: an extension may not set it.
@@ -66,7 +66,11 @@ def change(tree: dict[str, Any], word: str, config: Config) -> None:
 
 
 def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
-    """Refuse to extend without a checkpoint, on other data, or to fewer steps."""
+    """Refuse to extend a run without its checkpoint, on other data, or to fewer steps.
+
+    Raises:
+        UsageError: with the cure.
+    """
     if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
         cure = "make that run again with rerun=true, and without trainer.keep_checkpoint=none"
         raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
@@ -79,16 +83,16 @@ def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
 
 
 def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
-    """Begin a run with another's record; the checkpoint comes last, so that a copy that is cut short is begun again."""
+    """Begin a run with its parent's record; the checkpoint comes last, so that a copy cut short is begun again."""
     for source in (parent.metrics, *event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())
 
 
 def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
-    """Return where the run that is extended ended, and before it those that it has itself extended.
+    """Return where each of the runs before this one ended, the first one first: its parent is the last.
 
-    It is a list like that of `extended_runs`, empty for a run that extends none.
+    The list is like that of `extended_runs`, and empty for a run that extends none.
     """
     if parent is None:
         return []

@@ -13,7 +13,7 @@ from normbench.types import Model, Norm, Placement
 
 
 def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
-    """Return the ledger of a run; a fact in which norms or placements differ has all values that occur."""
+    """Return the ledger of a run; where norms or placements differ in a fact, it lists all values that occur."""
     trainer = tree["trainer"]
     init = tree["init"]
     init_class = str(init["_target_"]).rpartition(".")[2]
@@ -85,7 +85,7 @@ def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, 
 
 
 def find_distinct(values: Iterable[Any]) -> Any:
-    """Return the one value, all that occur as a list, or None where there are none."""
+    """Return the value if all are the same, a list of those that occur if not, and None where there are none."""
     found = list(dict.fromkeys(values))
     if len(found) == 1:
         return found[0]

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 Which = Literal["last", "best"]
 
-LOADED = ("norm", "placement", "model", "data")  # the sections that make what is loaded
+LOADED = ("norm", "placement", "model", "data")  # sections of the configuration that decide what is loaded
 
 LOGGED = "metrics.jsonl"  # which `load_metrics` alone reads
 MOST = 3  # files that a warning names
 
-MEANINGS = ("classes", "vocabulary")  # of what data describe: what predictions stand for
+MEANINGS = ("classes", "vocabulary")  # keys in a description of data that say what predictions stand for
 
-LEFT_OUT = re.compile(r"\.old\d+$|(^|/)\.[^/]")  # what `rerun=true` has set aside, and hidden folders
+LEFT_OUT = re.compile(r"\.old\d+$|(^|/)\.[^/]")  # runs that `rerun=true` has set aside, and hidden folders
 
-# What a summary tells that has its place among the columns already, or tells nothing: the rest follows after them.
+# Keys of a summary that make no column: they are among the first columns already, or say nothing in a table.
 PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data", DIGESTS}
 
 
@@ -48,10 +48,11 @@ class TrainedRun(RunDirectory):
     """A run directory with the configuration that made it, every value checked.
 
     Args:
+        path: the directory.
         trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
     Raises:
-        UsageError: the directory is not there, holds no run, or one with such classes.
+        UsageError: the directory is not there, holds no run, or holds one with such classes and no trust.
     """
 
     def __init__(self, path: str | os.PathLike[str], trust: bool = False) -> None:
@@ -67,7 +68,7 @@ class TrainedRun(RunDirectory):
                 self.tree[section] = check_section(section, self.tree[section])
 
     def data(self) -> Data:
-        """Return the data, decoded or from their cache; where their folder has gone, from that of NORMBENCH_DATA.
+        """Return the data, decoded or from their cache; if their folder is gone, from that of NORMBENCH_DATA.
 
         Raises:
             UsageError: they are not there, or their classes or tokens are not those that the model was trained on.
@@ -208,14 +209,14 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def altered_files(name: str, run: RunDirectory, files: Sequence[str]) -> list[str]:
-    """Return which files of a run that has ended are not as it has left them, by their paths from `name` on."""
+    """Return which files of a run that has ended are not as it left them, by their paths from `name` on."""
     with suppress(OSError, ValueError):  # what cannot be read is missing in the table
         return [f"{name}/{file}" for file in run.find_altered(files)]
     return []
 
 
 def warn_of(altered: Sequence[str]) -> None:
-    """Warn of files that were changed, whose numbers are in the table as they are."""
+    """Warn of files that were changed after their run; the table has their numbers as they are now."""
     if altered:
         files = ", ".join(altered[:MOST])
         if len(altered) > MOST:

@@ -17,6 +17,9 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     """Return the lines that say what runs and where, and the notes and warnings on it.
 
     Args:
+        run: the run.
+        loop: its model, with all that trains it.
+        norms: of the model, by site.
         memory: a line on the memory of a step, or nothing.
         start_step: the steps that are done already.
     """
@@ -28,7 +31,7 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     lines = [what, f"run directory: {run.directory.path}"]
     experiment = names["experiment"]
     if experiment in options("experiment") and "hydra" in content("experiment", experiment):
-        lines.append(f"note: this is one run; normbench sweep experiment={experiment} makes all runs of the study")
+        lines.append(f"note: this is one run; normbench sweep experiment={experiment} makes all runs of the experiment")
     if start_step:
         lines.append(f"going on from step {start_step:,}")
     for caveat in caveats(run).values():
@@ -53,9 +56,9 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
     lines = []
     average = loop.average
     if average is not None and average.rise >= steps:
-        takes = f"trainer.ema={average.decay:g}, which takes {average.rise:,}"
-        within = f"within {steps:,} steps the average never reaches {takes}"
-        lines.append(f"warning: {within}; until then it is over the last tenth of the steps or so")
+        full = f"trainer.ema={average.decay:g}, which takes {average.rise:,}"
+        never = f"within {steps:,} steps the average never reaches {full}"
+        lines.append(f"warning: {never}; until then it is over the last tenth of the steps or so")
     warmup = loop.stepper.schedule.warmup_steps(steps)
     if warmup >= steps:
         lines.append(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
@@ -63,7 +66,7 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
 
 
 def caveats(run: Run) -> dict[str, str | None]:
-    """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
+    """Return a sentence on what a norm leaks of the future, and one on what it counts of padding; None: nothing."""
     norm = run.config.choices.groups["norm"]
     leak = None
     if run.data.task.leaks(run.facts) == "training":

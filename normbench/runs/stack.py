@@ -17,33 +17,34 @@ from normbench.training.optimizer import make_optimizer
 
 
 def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
-    """Make runs as one model that differ in their seed alone, or go on with them; return the exit status.
+    """Make runs that differ in their seed alone as one model, or go on with them; return the exit status.
 
     Args:
-        seeds: of all runs of the stack, also of those that have ended and are not among `runs`.
+        runs: those of the stack that are not over.
+        seeds: of all runs of the stack, also of those that are over.
 
     Raises:
         UsageError: something of the runs needs each by itself.
         RunFailure: the machine ended the runs; the last good checkpoints are intact.
     """
-    with explain_limits(runs[0].config.closed.outputs), ExitStack() as stack:
+    with explain_limits(runs[0].config.closed.outputs), ExitStack() as contexts:
         for run in runs:
             run.directory.check_creatable()
-        stop = stack.enter_context(stop_on_signals())
+        stop = contexts.enter_context(stop_on_signals())
         sessions = [Session(run, seeds=seeds) for run in runs]
         for session in sessions:
             session.make_directory()
-            stack.enter_context(session.directory.hold())
+            contexts.enter_context(session.directory.hold())
         left = [session for session in sessions if not session.directory.read_result()]  # another process was faster
-        for together in by_step(left):
+        for together in group_by_step(left):
             status = train_together(together, stop)
             if status:
                 return status
     return 0
 
 
-def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
-    """Return sessions that go on from the same step together, first those at the earliest step.
+def group_by_step(sessions: Sequence[Session]) -> list[list[Session]]:
+    """Return sessions in groups that go on from the same step, the group at the earliest step first.
 
     Where a kill came between their checkpoints, they go back to the newest that all have. Those that have begun keep
     the seeds that they began with, of which their dropout masks are a function.

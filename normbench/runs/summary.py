@@ -41,8 +41,7 @@ def make_summary(
         "stack": run.stack,
         "metrics": finite(results),
         "step_time": loop.clock.summary(),
-        # since this process took the run up
-        "peak_memory_bytes": peak_memory(run.device, loop.graph is not None),
+        "peak_memory_bytes": peak_memory(run.device, loop.graph is not None),  # since this process took the run up
         "compile_seconds": loop.compile_seconds or None,
         "skipped_steps": int(loop.precision.skipped),
         "data": run.data.describe(),
@@ -57,7 +56,10 @@ def make_summary(
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
-    """Do what follows the summary; done again at the next command in case a kill came between."""
+    """Write the final status, and delete checkpoints that are not kept.
+
+    This follows the summary. The next command on the run does it again, in case a kill came between the two.
+    """
     directory = run.directory
     status = read_json(directory.status) or {}
     if status.get("status") != summary["status"]:
@@ -68,7 +70,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
 
 
 def show_summary(run: Run, summary: Mapping[str, Any], before: Sequence[str] = ()) -> None:
-    """Show the closing tables after other lines, and the commands that show more; of a quiet run its directory."""
+    """Print the lines in `before`, the closing tables, and commands that show more; for a quiet run its directory."""
     directory = run.directory.path
     if run.config.closed.quiet:
         print(directory)
@@ -85,7 +87,7 @@ def show_summary(run: Run, summary: Mapping[str, Any], before: Sequence[str] = (
             command.append("--trust")
         print(f"see what it has learned: {shlex.join(command)}")
     if run.parent is None:
-        print(f"compare it over seeds: {shlex.join(comparison(run))}")
+        print(f"compare it over seeds: {shlex.join(comparison_command(run))}")
 
 
 def closing_rows(summary: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -110,7 +112,7 @@ def closing_rows(summary: Mapping[str, Any]) -> dict[str, Scalar]:
     return rows
 
 
-def comparison(run: Run) -> list[str]:
+def comparison_command(run: Run) -> list[str]:
     """Return the command that makes a run with several seeds, and with another norm where it names only a norm."""
     words = []
     norm_words = []

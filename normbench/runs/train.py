@@ -19,6 +19,7 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
     """Train what a configuration asks for, or say what that would take; return the exit status.
 
     Args:
+        config: as `normbench.config.compose.read` gives it.
         dry: say what it would take.
         trust: as `prepare` has it.
 
@@ -40,6 +41,7 @@ def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
     """Make a run, go on with it, or say that it is done; return the exit status.
 
     Args:
+        run: as `prepare` has decided it.
         dry: say what it would take.
         group: of processes that make it together.
 
@@ -84,7 +86,7 @@ def make(run: Run, group: Group) -> int:
 
 
 def show_result(run: Run, summary: dict[str, Any]) -> int:
-    """Say that the run is done already, and show its summary."""
+    """Say that the run is done already, and show its summary; return the exit status."""
     lines = [f"{run.directory.path} has {summary['status']} already: rerun=true makes it again"]
     elsewhere = run.directory.describe_differences(describe_session(run))
     if elsewhere:

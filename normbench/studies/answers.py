@@ -12,7 +12,15 @@ import numpy as np
 from normbench.analysis.answers import StatedTest, Verdict, to_plain
 from normbench.analysis.statistics import Interval, power
 from normbench.analysis.tables import Table
-from normbench.studies.findings import Findings, FindingsLine, PairedDifference, Told, correct, corrected_like, label_of
+from normbench.studies.findings import (
+    Findings,
+    FindingsLine,
+    PairedDifference,
+    Told,
+    correct_tests,
+    corrected_like,
+    label_of,
+)
 from normbench.studies.writing import in_unit
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
@@ -85,7 +93,7 @@ class StudyAnswer:
     version: int = VERSION
 
     def to_json(self) -> str:
-        """Return it as `answer.json` has it."""
+        """Return the text of `answer.json`."""
         return json.dumps(to_plain(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -107,7 +115,7 @@ def answer_of(
         told: what the study gives as its finding.
         sentences: the same in words.
     """
-    tests = correct(tables, told)
+    tests = correct_tests(tables, told)
     differences = []
     for one in told:
         if isinstance(one, PairedDifference):
@@ -121,7 +129,7 @@ def answer_of(
 
 
 def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
-    """Yield the numbers in a line of a table. tests: those of the study, corrected."""
+    """Yield the numbers in a line of a table. tests: all of the study, corrected."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
     coordinates = {name: to_python(value) for name, value in zip(table.by, line.place, strict=True)}
     for metric, cell in line.cells.items():
@@ -147,7 +155,7 @@ def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, Pai
 
 
 def state_difference(one: PairedDifference) -> StatedDifference:
-    """Return what is said of a difference."""
+    """Return what `answer.json` says of a difference, in the unit of its numbers."""
     mean, interval = in_unit(one.mean, one.interval, one.ratio)
     return StatedDifference(
         arm=label_of(one.arm),
@@ -169,7 +177,7 @@ def state_difference(one: PairedDifference) -> StatedDifference:
 
 
 def values_in_unit(values: tuple[float, ...], ratio: bool) -> tuple[float, ...]:
-    """Return values; with `ratio` those whose logarithms to base 2 are given."""
+    """Return values as they are; with `ratio` they are logarithms to base 2, and the ratios are returned."""
     return tuple(power(value) for value in values) if ratio else values
 
 

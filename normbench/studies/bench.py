@@ -28,29 +28,33 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
-from normbench.studies.timing import Call, do_nothing, in_turn, median_interval
+from normbench.studies.timing import Call, do_nothing, median_interval, time_in_turn
 from normbench.studies.writing import rows_table
 from normbench.training.launches import operators_of
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("torch", "native", "liger", "eager", "compile")
-FORWARD, BOTH, STEP = "forward", "forward and backward", "training step"
+
+# What is timed: the column `passes`.
+FORWARD = "forward"
+FORWARD_BACKWARD = "forward and backward"
+STEP = "training step"
 
 # The least that must move through memory, in tensors as large as the input: x and y; then x, ∂y and ∂x as well.
-MOVED = {FORWARD: 2, BOTH: 5}
+MOVED = {FORWARD: 2, FORWARD_BACKWARD: 5}
 
 PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
-NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
-WARM_UP = 3  # steps before a measured one
-COUNTED = 1  # step whose operators are counted
-BEYOND = 2  # last level caches that an input beyond the cache is as large as: no call finds there what another left
+MOST_HELD = 13  # the most tensors as large as the input, in float32, that are held at once
+WARM_UP_STEPS = 3  # steps before a measured one
+COUNTED_STEPS = 1  # steps whose operators are counted
+CACHES_BEYOND = 2  # last level caches that the input beyond the cache would fill: no call finds what another has left
 
 # Heads of tables.
 OTHER = " of the other"
 HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "like with like", "code": "what runs"}
 COSTS = ("time_us", "ratio", "floor_us", "over_floor", "memory")
-OF_STEP = ("time_us", "without_us", "share", "launches", "launches_without")
+OF_STEPS = ("time_us", "without_us", "share", "launches", "launches_without")
 
 Size = tuple[int, int]  # rows and features of an input
 
@@ -104,7 +108,7 @@ class Bench(Study):
             return self.sizes
         features = max(width for _, width in self.sizes)
         row_bytes = features * getattr(torch, dtype).itemsize
-        rows = math.ceil(BEYOND * last_level_cache(device) / row_bytes)
+        rows = math.ceil(CACHES_BEYOND * last_level_cache(device) / row_bytes)
         return list(dict.fromkeys([*self.sizes, (rows, features)]))
 
     def check(self, subject: Subject) -> None:
@@ -113,7 +117,7 @@ class Bench(Study):
         for dtype in self.dtypes:
             sizes.update(self.sizes_on(subject.device, dtype))
         rows, features = max(sizes, key=math.prod)
-        needed = 4 * NEEDED * rows * features + last_level_cache(subject.device)
+        needed = 4 * MOST_HELD * rows * features + last_level_cache(subject.device)
         what = f"study.rows={rows} with study.features={features}"
         if (rows, features) not in self.sizes:
             what = "study.beyond=true"
@@ -179,11 +183,11 @@ class Bench(Study):
                 timed.append(TimedNorm(subject, candidate, row))
         norms = [one.candidate for one in timed]
         for passes, moved in MOVED.items():
-            gradient = dy if passes == BOTH else None
-            with torch.set_grad_enabled(passes == BOTH):
+            gradient = dy if passes == FORWARD_BACKWARD else None
+            with torch.set_grad_enabled(passes == FORWARD_BACKWARD):
                 measured = list(self.time_passes(norms, x, gradient, source, moved))
-            for found in measured:
-                for one, own in zip(timed, found, strict=True):
+            for rows_of_round in measured:
+                for one, own in zip(timed, rows_of_round, strict=True):
                     yield one.subject, {**one.row, "passes": passes, **own}
 
     def time_passes(
@@ -206,7 +210,7 @@ class Bench(Study):
         all_calls: list[Call] = [lambda: target.copy_(source), baseline.call(x, dy), *calls]
         flush = torch.zeros(last_level_cache(x.device) // 4, device=x.device).sum
         for cache, prepare in {"warm": None, "cold": flush}.items():
-            for number, seconds in enumerate(in_turn(all_calls, self.rounds, prepare)):
+            for number, seconds in enumerate(time_in_turn(all_calls, self.rounds, prepare)):
                 copy_time, baseline_time, *times = [1e6 * one for one in seconds]
                 floor = copy_time * moved / 2  # a copy reads a tensor, and writes one
                 of_round: Row = {
@@ -231,16 +235,14 @@ class Bench(Study):
 
     def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
-        count = self.steps + WARM_UP + COUNTED
+        count = self.steps + WARM_UP_STEPS + COUNTED_STEPS
         timed = [warm_up_steps(subject, count) for subject in subjects]
         calls = list[Call]()
         for one in timed:
             calls += [one.with_norms, one.without_norms]
-        for number, seconds in enumerate(in_turn(calls, self.steps, prepare=do_nothing)):
-            microseconds = iter([1e6 * each for each in seconds])
-            for one in timed:
-                time = next(microseconds)
-                without = next(microseconds)
+        for number, seconds in enumerate(time_in_turn(calls, self.steps, prepare=do_nothing)):
+            microseconds = [1e6 * one for one in seconds]
+            for one, time, without in zip(timed, microseconds[::2], microseconds[1::2], strict=True):
                 times = {"share": 100 * (1 - without / time), "time_us": time, "without_us": without}
                 yield one.subject, {"passes": STEP, **one.row, "round": number, **times}
 
@@ -249,21 +251,21 @@ class Bench(Study):
     def finding(self, rows: pd.DataFrame) -> list[str]:
         """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
         found = list[str]()
-        for device, own in by_device(rows).items():
+        for device, own in split_by_device(rows).items():
             found += findings_on(device, own, self.sizes)
         return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
         found = list[Table]()
-        for device, own in by_device(rows).items():
+        for device, own in split_by_device(rows).items():
             found += tables_on(device, own, self.sizes)
         return found
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
         found = list[Figure]()
-        for device, own in by_device(rows).items():
+        for device, own in split_by_device(rows).items():
             found += figures_on(device, own)
         return found
 
@@ -300,11 +302,16 @@ class TimedSteps(NamedTuple):
 
 
 def warm_up_steps(subject: Subject, count: int) -> TimedSteps:
-    """Take the first of a subject's training steps, and return how the others are taken. count: of all steps."""
+    """Take the first training steps of a subject's model with its norms, and without; return what takes the others.
+
+    Args:
+        subject: whose model is trained.
+        count: how many steps there are, these included.
+    """
     with_norms, norms = training_step(subject, subject.tree["norm"], count)
     without_norms, _ = training_step(subject, section_of("norm", "none"), count)
     for take_next in (with_norms, without_norms):
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_STEPS):
             take_next()
     row: Row = {
         "device": device_name(subject.device),
@@ -333,18 +340,18 @@ def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[n
     tree = {**subject.tree, "norm": norm, "trainer": trainer, "optim": optim}
     own = replace(subject, tree=tree)
     model, norms = own.build()
-    going = steps(own, model, norms)
+    remaining = steps(own, model, norms)
 
     def take_next() -> object:
-        return next(going)
+        return next(remaining)
 
     return take_next, list(norms.values())
 
 
-# ---- what was found on one device; device: its name, empty where there is no other; sizes: those that were asked for
+# ---- what was found on one device: `device` is its name, empty where there is no other, `sizes` what was asked for
 
 
-def by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def split_by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the rows of each device, by its name: times of two GPUs are in no table together."""
     if "device" not in rows or rows["device"].nunique() < 2:
         return {"": rows}
@@ -359,30 +366,30 @@ def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Itera
     for arm in arms:
         own = training[is_arm(training, arm.settings)]
         if len(own):
-            yield f"{at}{label_of(arm)}: {rounds_told(own['share'])} % of a training step."
-    is_shown = (rows["passes"] == BOTH) & (rows["cache"] == "warm") & asked_for(rows, sizes)
+            yield f"{at}{label_of(arm)}: {tell_rounds(own['share'])} % of a training step."
+    is_shown = (rows["passes"] == FORWARD_BACKWARD) & (rows["cache"] == "warm") & is_asked_for(rows, sizes)
     norms = rows[is_shown]
     for arm in arms:
-        own = largest(norms[is_arm(norms, arm.settings)])
+        own = of_largest_input(norms[is_arm(norms, arm.settings)])
         for (dtype, implementation), ratios in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
-            what = f"{at}{label_of(arm)}, {implementation}, {dtype}, {size_told(own)}: {BOTH} in"
-            yield f"{what} {rounds_told(ratios)} times that of torch.nn.LayerNorm."
+            what = f"{at}{label_of(arm)}, {implementation}, {dtype}, {tell_size(own)}: {FORWARD_BACKWARD} in"
+            yield f"{what} {tell_rounds(ratios)} times that of torch.nn.LayerNorm."
 
 
 def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Table]:
-    """Return the tables that have rows."""
+    """Return all tables of one device, but for those without rows."""
     at = f", {device}" if device else ""
     suffix = f"-{key_word(device)}" if device else ""
     norms = rows[rows["passes"].isin(list(MOVED))]
-    is_asked_for = asked_for(norms, sizes)
+    wanted = is_asked_for(norms, sizes)
     found = [
         *costs_tables(norms, varied_settings(rows), at, suffix),
-        *pair_tables(norms[is_asked_for], at, suffix),
-        *pair_tables(norms[~is_asked_for], at, f"-beyond{suffix}"),
+        *pair_tables(norms[wanted], at, suffix),
+        *pair_tables(norms[~wanted], at, f"-beyond{suffix}"),
     ]
     training = rows[rows["passes"] == STEP]
     if len(training):
-        numbers = [name for name in OF_STEP if name in training]  # an earlier study has counted no operators
+        numbers = [name for name in OF_STEPS if name in training]  # an earlier study has counted no operators
         by = [*varied_settings(rows), "code"]
         found.append(medians_table(f"steps{suffix}", f"Norms in a training step{at}", training, by, numbers))
     failed = rows[rows["time_us"].isna()]
@@ -397,7 +404,7 @@ def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str)
     by = [*arms, "implementation", "code", "passes", "cache"]
     for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
         key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
-        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
+        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{tell_caches(own)}{at}"
         yield medians_table(key, title, own, by, COSTS)
 
 
@@ -415,24 +422,24 @@ def figures_on(device: str, rows: pd.DataFrame) -> Iterator[Figure]:
         yield from roofline(f"{dtype}, {cache} cache{at}", own)
 
 
-def asked_for(rows: pd.DataFrame, sizes: Sequence[Size]) -> pd.Series:
-    """Say which rows are of a size that was asked for, and not of the input beyond the cache."""
+def is_asked_for(rows: pd.DataFrame, sizes: Sequence[Size]) -> pd.Series:
+    """Tell of each row whether its size was asked for, and is not that of the input beyond the cache."""
     given = zip(rows["rows"], rows["features"], strict=True)
     return pd.Series([size in sizes for size in given], rows.index, bool)
 
 
-def largest(rows: pd.DataFrame) -> pd.DataFrame:
+def of_largest_input(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the largest input."""
     return rows[rows["moved_bytes"] == rows["moved_bytes"].max()]
 
 
-def size_told(rows: pd.DataFrame) -> str:
+def tell_size(rows: pd.DataFrame) -> str:
     """Name the one size of rows whose calls follow each other, and where their input is."""
     first = rows.iloc[0]
-    return f"{first['rows']:,.0f} × {first['features']:,.0f}{in_caches(rows) or ', warm cache'}"
+    return f"{first['rows']:,.0f} × {first['features']:,.0f}{tell_caches(rows) or ', warm cache'}"
 
 
-def in_caches(rows: pd.DataFrame) -> str:
+def tell_caches(rows: pd.DataFrame) -> str:
     """Say how large an input is beside the last level cache, where it does not fit."""
     if "caches" not in rows:
         return ""
@@ -455,7 +462,7 @@ def varied_settings(rows: pd.DataFrame) -> list[str]:
     return found
 
 
-def rounds_told(values: pd.Series) -> str:
+def tell_rounds(values: pd.Series) -> str:
     """Write the median over rounds with its interval."""
     low, high = median_interval(values)
     rounds = f"{len(values)} rounds"
@@ -483,12 +490,12 @@ def medians_table(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], n
 
 
 def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -> Table:
-    """Say which pairs of norms compare like with like in an implementation, at the largest size among rows."""
-    rows = largest(rows)
-    rows = rows[rows["cache"] == "warm"]
-    title = f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
-    arms = varied_settings(rows)
-    numbered = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
+    """Return a table of which pairs of norms compare like with like in an implementation, at the largest size."""
+    largest = of_largest_input(rows)
+    own = largest[largest["cache"] == "warm"]
+    title = f"Pairs of norms, {FORWARD_BACKWARD}, {dtype}: {tell_size(own)}{at}"
+    arms = varied_settings(own)
+    numbered = own.assign(arm=own.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = numbered.merge(numbered, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs[f"arm{OTHER}"]]
     like = []

@@ -42,13 +42,13 @@ def candidates(subject: Subject, features: int, implementations: Sequence[str]) 
         factory = build.factory({"norm": chosen}, "norm")
         return factory(features, channel_dim=-1, site=None).to(subject.device)
 
-    make("eager")  # which there always is, unless other settings are wrong
+    make("eager")  # every norm has this one: if it fails, other settings are wrong, and the person is told so
     if not is_ours:
         implementations = [word for word in implementations if word in ("eager", "compile")]
     for word in implementations:
         try:
             norm = make(word)
-        except UsageError:  # it has none of this kind, or not on this machine
+        except UsageError:  # the norm has no such implementation, or not on this machine
             continue
         code = code_of(norm)
         if word == "compile" and not is_ours:
@@ -112,7 +112,7 @@ def are_alike(one: str, other: str) -> bool:
 
 
 def manner_of(operators: str) -> tuple[bool, bool, bool]:
-    """Tell whether a norm runs as several operators, compiled, and with casts."""
+    """Return three facts on how a norm runs: whether as several operators, whether compiled, whether with casts."""
     return "operators" in operators, "Compiled" in operators, "casts" in operators
 
 
@@ -133,7 +133,8 @@ def peak_memory(call: Call, device: torch.device) -> int:
     profiler: Any = profiled.profiler
     changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
-    held = most = 0
+    held = 0
+    most = 0
     for change in changes:
         held += change.nbytes()
         most = max(most, held)

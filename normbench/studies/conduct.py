@@ -33,7 +33,7 @@ from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
 from normbench.studies.frame import Row, Study, Subject, device_name, make_study, study_class
 from normbench.studies.saving import save
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep, report_nothing
 from normbench.sweep.plan import PlannedRun, SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE
 from normbench.training.devices import allow_tf32, make_current
@@ -45,10 +45,10 @@ KILLED = 128  # exit statuses from here on are of what a signal has stopped
 
 
 def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
-    """Return a study's words with a person's own in place of those for the same keys.
+    """Return a study's words for its grid, with a person's own in place of those for the same keys.
 
-    Where they choose another option of a group, the study's settings for the group's own fall away; and settings that
-    vary together, where they set one of them.
+    Two more kinds of the study's words fall away: settings of a group of which the person chooses an option, and
+    settings that vary together where the person sets one of them.
     """
     own_keys = {key_of(word) for word in words}
     own_groups = own_keys & {*GROUPS}
@@ -79,7 +79,7 @@ def points_of(plan: SweepPlan) -> list[Subject]:
 
 
 def trained_points(plan: SweepPlan, left_out: list[Row]) -> list[Subject]:
-    """Return the points of a grid whose runs have finished; others are left out with the reason."""
+    """Return the points of a grid whose runs have finished; add the others to `left_out`, with the reason."""
     found = []
     for one in plan.runs:
         directory = one.prepared.directory
@@ -102,14 +102,14 @@ def subject_of(one: PlannedRun, path: Path | None = None) -> Subject:
 
 
 def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
-    """Return the finished runs below some folders.
+    """Return the finished runs below some folders; add the others to `left_out`, with the reason.
 
     Raises:
-        UsageError: there are none, they are of several tasks, or one has classes of somebody's.
+        UsageError: there are none, they are of several tasks, or one has a class of somebody's and no trust.
     """
-    runs, *others = read_studies(folders)
-    where = build.resolve_device(device)
-    if others:
+    runs, *of_other_tasks = read_studies(folders)
+    resolved = build.resolve_device(device)
+    if of_other_tasks:
         raise UsageError(f"{', '.join(map(str, folders))} hold runs of several tasks: give folders of runs of one task")
     loaded: dict[str, Data] = {}  # runs of the same data share them
 
@@ -127,12 +127,12 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
             continue
         trained = TrainedRun(run.path, trust)
         settings = {"norm": run.config["norm"], **arm.settings}
-        found.append(Subject(settings, trained.tree, where, partial(load, trained), run.path, trust))
+        found.append(Subject(settings, trained.tree, resolved, partial(load, trained), run.path, trust))
     return found
 
 
 def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Row]) -> list[Subject]:
-    """Return the subjects that a study takes; others are left out with the reason.
+    """Return the subjects that a study takes; add the others to `left_out`, with the reason.
 
     Raises:
         UsageError: it takes none.
@@ -222,9 +222,12 @@ def check_folders(study: Study, name: str, others: Sequence[str]) -> None:
 def make_subjects(
     study: Study, name: str, words: Sequence[str], left_out: list[Row]
 ) -> tuple[list[Subject] | None, Path]:
-    """Return the points of a study's grid, trained where it trains, and the folder of the sweep; None if stopped."""
+    """Return the points of a study's grid, trained where it trains, and the folder of the sweep.
+
+    In place of the points there is None where the sweep was stopped. What cannot be measured is added to `left_out`.
+    """
     with explain_limits("outputs"):
-        sweep = understand(grid_words(type(study), name, words))
+        sweep = plan_sweep(grid_words(type(study), name, words))
         for why, number in sweep.plan.left_out.items():
             left_out.append({"what": f"{number} of the grid", "why": why})
         points = points_of(sweep.plan)
@@ -234,7 +237,7 @@ def make_subjects(
         kept[0].prepared.directory.check_creatable()
         if not study.trains:
             return subjects, sweep.plan.folder
-        status = sweep.run(lambda *_: None)
+        status = sweep.run(report_nothing)
         if status >= KILLED:
             return None, sweep.plan.folder
         return trained_points(sweep.plan_reported(), left_out), sweep.plan.folder
@@ -243,7 +246,7 @@ def make_subjects(
 def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
     """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
     kept = read_journal(journal)
-    keys = {id(subject): subject.key(study) for subject in subjects}
+    keys = {id(subject): subject.key(study) for subject in subjects}  # by id, as subjects have no hash
     todo = []
     for group in groups_of(study, subjects):
         if any(keys[id(one)] not in kept for one in group):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEIGHT = 1.7  # inches of a map
-EXAMPLES = 16  # of a batch, whose streams are compared
+EXAMPLES = 16  # of a batch whose streams are compared
 
 
 class Depth(Study):
@@ -101,17 +101,26 @@ class Depth(Study):
         if len(left_out):
             layers = ", ".join(f"{layer:g}" for layer in left_out)
             notes.append(f"Blocks that change the stream's shape are left out: {layers}.")
-        how: dict[str, Any] = {"values": ["skipped", "swapped", "turned"], "columns": self.columns, "notes": notes}
+        values = ["skipped", "swapped", "turned"]
         halves = compare(
             in_halves(rows),
+            values=values,
+            columns=self.columns,
             by=["blocks"],
+            baseline=self.baseline,
             key="halves",
             title="What a block is worth, by half of the stack",
-            baseline=self.baseline,
-            **how,
+            notes=notes,
         )
-        blocks = rows[rows["what"] == "block"]
-        each = compare(blocks, by=["layer"], key="blocks", title="What each block is worth", **how)
+        each = compare(
+            rows[rows["what"] == "block"],
+            values=values,
+            columns=self.columns,
+            by=["layer"],
+            key="blocks",
+            title="What each block is worth",
+            notes=notes,
+        )
         return [whole, halves, each]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -164,7 +173,7 @@ def measure_blocks(
 
 @contextmanager
 def run_in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
-    """Let a model compute some of its blocks in this order inside the `with`; the last places do nothing then."""
+    """Let a model run some of its blocks in this order inside the `with`; the places that are left over do nothing."""
     forwards: list[Callable[..., Tensor]] = [block.forward for block in order]
     forwards += [pass_on] * (len(blocks) - len(order))
     for block, forward in zip(blocks, forwards, strict=True):

@@ -76,7 +76,7 @@ def draw_curves(
         columns: words, units and scales of the columns.
         title: of the figure.
         caption: what it shows, in sentences.
-        panel: a coordinate that has a figure for each value.
+        panel: a coordinate that has a panel for each value.
         log: axes with a logarithmic scale, "x", "y" or "xy", beside those whose column says so.
         band: columns of the band's ends in place of the seeds' range.
     """
@@ -88,7 +88,7 @@ def draw_curves(
             log += axis
     arms = arms_of(rows, leave_out=[x])
     data = mean_lines(rows, x, y, panel, band)
-    panels = panels_of(rows, data, arms, x, panel, columns)
+    panels = make_panels(rows, data, arms, x, panel, columns)
     shown, more = style.take_first(panels, style.MOST_PANELS, "panels")
     with style.our_style():
         drawings = draw_panels(shown, data, columns, x, y, log)
@@ -115,7 +115,7 @@ def mean_lines(rows: pd.DataFrame, x: str, y: str, panel: str | None, band: tupl
     return data.reset_index()
 
 
-def panels_of(
+def make_panels(
     rows: pd.DataFrame,
     data: pd.DataFrame,
     arms: Sequence[Arm],
@@ -123,7 +123,7 @@ def panels_of(
     panel: str | None,
     columns: Mapping[str, Column],
 ) -> list[CurvePanel]:
-    """Return what each panel shows, those left out in which there is no line."""
+    """Return the panels that have a line: for each value of the coordinate `panel`, one or more."""
     values = list(dict.fromkeys(rows[panel])) if panel else [None]
     found = []
     for value, together in product(values, style.panels_of(arms)):
@@ -145,13 +145,13 @@ def panels_of(
 def draw_panels(
     panels: Sequence[CurvePanel], data: pd.DataFrame, columns: Mapping[str, Column], x: str, y: str, log: str
 ) -> list[Drawing]:
-    """Draw panels. data: of all lines."""
+    """Draw panels side by side. data: the points of all lines."""
     drawn = panes.draw_panels(panels, columns[x].label, columns[y].label)
     for one, pane in zip(panels, drawn, strict=True):
-        for place, entry in enumerate(one.entries):
+        for index, entry in enumerate(one.entries):
             line = one.lines[entry.arm.name]
             if len(line):
-                draw_band(pane, line.assign(x=line[x]), entry, place / len(one.entries))
+                draw_band(pane, line.assign(x=line[x]), entry, index / len(one.entries))
     is_whole = (data[x] % 1 == 0).all()
     if is_whole and "x" not in log:
         drawn[0].locator_params(axis="x", integer=True, min_n_ticks=2)

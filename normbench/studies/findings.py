@@ -58,7 +58,7 @@ def keys_of(rows: pd.DataFrame) -> list[str]:
 
 
 def is_arm(rows: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Series:
-    """Say which rows have these settings."""
+    """Tell of each row whether it has these settings."""
     found = pd.Series(True, index=rows.index)
     for key, value in settings.items():
         is_missing = value is None or value != value
@@ -90,7 +90,7 @@ def label_of(arm: Arm) -> str:
     return style.name_settings(arm, list(arm.settings))
 
 
-def other_side(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
+def baseline_of(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
     """Return the arm with the baseline's settings that is like this one in all else; None where it is this one."""
     if not {*baseline} <= {*arm.settings}:
         return None
@@ -144,7 +144,7 @@ class PairedDifference(Sample, BaselineTest):
     Attributes:
         what: the difference, in words that begin its sentence.
         ratio: whether the values are logarithms to base 2, and are told as a ratio.
-        of: what tells it from other tests with the same numbers.
+        of: the metric and the rows that it compares, which tell it from other tests with the same numbers.
     """
 
     what: str = ""
@@ -159,7 +159,7 @@ class PairedDifference(Sample, BaselineTest):
 
     @property
     def test(self) -> Hashable:
-        """Return what tells this test from others: stated twice, in a table and in a sentence, it is one."""
+        """Return what tells this test from others; it is one test where a table and a sentence both state it."""
         return self.of or self.what, self.values, self.resolution, self.seeds
 
     @property
@@ -200,7 +200,9 @@ def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = ""
 def compare_with_baseline(
     rows: pd.DataFrame, metric: str, baseline: Mapping[str, Any], what: str, unit: str = "", ratio: bool = False
 ) -> list[PairedDifference]:
-    """Return how a number of each arm differs from that of the arm that has the baseline's settings and all else alike.
+    """Return how a number of each arm differs from that of its baseline, paired by seed.
+
+    That is the arm with the baseline's settings which is like it in all else.
 
     Args:
         rows: of a study.
@@ -212,7 +214,7 @@ def compare_with_baseline(
     """
     found = []
     for arm in arms_of(rows):
-        other = other_side(arm, baseline)
+        other = baseline_of(arm, baseline)
         if other is None:
             continue
         words = f"{what}, {label_of(arm)} against {label_of(other)}"
@@ -348,7 +350,7 @@ def compare(
         values: the columns of the numbers.
         columns: words and units of all columns.
         by: coordinates that have a line each.
-        baseline: settings of the arm with which each is compared that is like it in all else.
+        baseline: settings of the arm with which each is compared, and which is like it in all else.
         key: the anchor of the table.
         title: of the table.
         notes: sentences below it.
@@ -362,7 +364,7 @@ def compare(
         for arm in arms:
             if not is_arm(own, arm.settings).any():
                 continue
-            other = other_side(arm, baseline) if seeds > 1 else None
+            other = baseline_of(arm, baseline) if seeds > 1 else None
             cells = {metric: compare_cell(own, metric, arm, other, ratio) for metric in values}
             lines.append(FindingsLine(arm, place, cells))
     return Findings(key, title, columns, by, baseline, ratio, seeds, lines, notes)
@@ -391,10 +393,10 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
 # ---- one family of tests
 
 
-def correct(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, PairedDifference]:
-    """Return each test that a study states, by what it is of, with p corrected after Holm (1979) over all of them.
+def correct_tests(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, PairedDifference]:
+    """Return each test that a study states, by its `test`, with p corrected after Holm (1979) over all of them.
 
-    A test that is stated several times counts once, and each of several tests whose numbers agree counts.
+    A test that is stated several times counts once; different tests count each, even if their numbers agree.
     """
     stated = [one for one in told if isinstance(one, PairedDifference)]
     for table in tables:

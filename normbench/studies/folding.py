@@ -32,7 +32,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Value, arms_of, compare, find, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean
-from normbench.studies.timing import in_turn, median_interval
+from normbench.studies.timing import median_interval, time_in_turn
 from normbench.studies.writing import show_value
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
@@ -76,7 +76,7 @@ class Folding(Study):
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, folded = self.folded(subject)
         batches = [to_device(one, subject.device) for one in subject.data.eval_batches("val", 4)]
-        yield from changes(model, folded.model, batches)
+        yield from measure_changes(model, folded.model, batches)
         share_left = count_parameters(folded.model) / count_parameters(model)
         single = copy.deepcopy(folded.model).float()
         yield {
@@ -139,10 +139,10 @@ class Folded:
 def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     """Return a copy of a model whose norms are folded into their linear neighbours, as far as they can be.
 
-    Of a norm with running statistics all goes into the layer before it, W' = diag(s)·W, if nothing else reads that;
-    else, and of other norms γ and β, it goes into the layers after it: W' = W·diag(γ), b' = b + W·β (FlashNorm, Graef
-    et al. 2024). Then the mean goes out of the weights that write to a stream which only LayerNorms read: RMSNorms from
-    then on (SliceGPT, Ashkboos et al. 2024, §3.1).
+    A norm with running statistics goes as a whole into the layer before it, W' = diag(s)·W, if nothing else reads that
+    layer, and into the layers after it otherwise. Of other norms γ and β go into the layers after it: W' = W·diag(γ),
+    b' = b + W·β (FlashNorm, Graef et al. 2024). Then the mean goes out of the weights that write to a stream which only
+    LayerNorms read, so that RMSNorms take their place (SliceGPT, Ashkboos et al. 2024, §3.1).
 
     Args:
         model: the model, which stays as it is.
@@ -162,7 +162,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     for site, norm in norms.items():
         fold_norm(site, norm, graph, folded)
     change = (logits_of(model, batch) - before).abs().max()
-    if not change <= EXACT * before.abs().max():  # nor NaN
+    if not change <= EXACT * before.abs().max():  # "not <=" is true of NaN as well
         raise UsageError(f"{type(model).__name__} computes in a way that folding does not see through: fold another")
     return folded
 
@@ -337,17 +337,20 @@ def as_rms(norm: Any, x: Tensor, axis: Any) -> nn.Module | None:
 # ---- what it changes and saves
 
 
-def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[Row]:
-    """Yield how far logits and loss are apart, by the significand's bits: folded from not, and not from in float64."""
+def measure_changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[Row]:
+    """Yield how far apart logits and loss are, by the bits of the significand, in two ways.
+
+    folding: the folded model and the plain one, both in that precision. rounding: the plain one there and in float64.
+    """
     dtypes = {53: torch.float64, 24: torch.float32}
     with suppress(UsageError):
         dtypes[8] = make_precision("bf16", batches[0].inputs.device).dtype
     exact = copy.deepcopy(model).double()
     for bits, dtype in dtypes.items():
         plain = copy.deepcopy(model).to(dtype)
-        other = copy.deepcopy(folded).to(dtype)
+        folded_too = copy.deepcopy(folded).to(dtype)
         found = {
-            "folding": change_between(plain, other, batches),
+            "folding": change_between(plain, folded_too, batches),
             "rounding": change_between(exact, plain, batches),
         }
         for what, differences in found.items():
@@ -357,7 +360,8 @@ def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[R
 
 def change_between(model: Model, other: Model, batches: Sequence[Batch]) -> Row:
     """Return the largest change of a logit between two models, and the change of the mean loss."""
-    changes, losses = [], []
+    changes = []
+    losses = []
     for batch in batches:
         targets = batch.targets[batch.targets != PADDING]
         first = logits_of(model, batch)
@@ -370,10 +374,10 @@ def change_between(model: Model, other: Model, batches: Sequence[Batch]) -> Row:
 
 
 @torch.inference_mode()
-def time_ratio(plain: Model, other: Model, batch: Batch, pairs: int) -> Row:
-    """Return the other model's time over the plain one's, in turns: the median of pairs, and its 95 % interval."""
-    calls = [lambda: plain(*batch.arguments), lambda: other(*batch.arguments)]
-    ratios = [theirs / ours for ours, theirs in in_turn(calls, pairs)]
+def time_ratio(plain: Model, folded: Model, batch: Batch, pairs: int) -> Row:
+    """Return the folded model's time over the plain one's, in turn: the median of pairs, and its 95 % interval."""
+    calls = [lambda: plain(*batch.arguments), lambda: folded(*batch.arguments)]
+    ratios = [after / before for before, after in time_in_turn(calls, pairs)]
     low, high = median_interval(ratios)
     return {"time": float(np.median(ratios)), "low": low, "high": high}
 

@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def seed(self) -> int:
-        """Return the seed."""
+        """Return the seed of its configuration."""
         return int(self.tree["seed"])
 
     @cached_property
@@ -90,7 +90,7 @@ class Subject:
         return model.to(self.device).eval(), norms
 
     def key(self, study: Study) -> str:
-        """Return what decides about its rows, in eight digits: study, configuration, weights, and all code.
+        """Return eight hexadecimal digits for all that decides about its rows: study, configuration, weights, code.
 
         Raises:
             UsageError: the run has no weights.
@@ -138,7 +138,7 @@ class Study(ABC):
         together: whether all subjects are measured at once.
         name: the word that names it on the command line.
         title: of its page.
-        source: papers.
+        source: the papers that it follows.
         words: of the grid, as `normbench sweep` takes them; a person's own replace them, key by key.
         columns: of measured numbers and coordinates: words, unit, scale.
         captions: title and words of figures.
@@ -246,7 +246,7 @@ class Study(ABC):
 
 
 def place_in(rows: pd.DataFrame) -> str | None:
-    """Return the coordinate that rows follow; None where they have none."""
+    """Return the column of the coordinate that orders rows, one of PLACES; None where they have none."""
     return next((name for name in PLACES if name in rows), None)
 
 
@@ -262,9 +262,9 @@ def measured_numbers(rows: pd.DataFrame, columns: Mapping[str, Column]) -> list[
 
 
 def study_class(name: str) -> type[Study]:
-    """Return the class that the study's YAML names."""
-    module, _, kind = section_of("study", name)["_target_"].rpartition(".")
-    found: type[Study] = getattr(import_module(module), kind)
+    """Return the class that the YAML of a study names."""
+    module, _, class_name = section_of("study", name)["_target_"].rpartition(".")
+    found: type[Study] = getattr(import_module(module), class_name)
     return found
 
 

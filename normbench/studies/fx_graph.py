@@ -40,7 +40,7 @@ class ModelTracer(fx.Tracer):
 
 
 class StreamWriter(NamedTuple):
-    """A tensor that is added to a stream, or whose products are, and its axis of features."""
+    """A tensor that is itself added to a stream, or whose products are. axis: that of the stream's features."""
 
     tensor: Tensor
     axis: int
@@ -147,7 +147,11 @@ class ModelGraph:
         return found
 
     def writers_at(self, node: fx.Node) -> list[StreamWriter]:
-        """Return what a node that begins to write to a stream writes with; nothing for another node."""
+        """Return the tensors with which a layer, an embedding or a parameter writes; nothing for another node.
+
+        Raises:
+            NotFoldable: the layer's weights have another use.
+        """
         if self.layer(node) is not None:
             axis = 0
         elif node.op == "get_attr" or self.name(node) == "Embedding":
@@ -157,7 +161,11 @@ class ModelGraph:
         return [StreamWriter(tensor, axis) for tensor in self.tensors[node]]
 
     def summands(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes whose features a node adds, moves, or multiplies by a number."""
+        """Return the nodes whose features a node adds, moves, or multiplies by a number.
+
+        Raises:
+            NotFoldable: it does something else with them.
+        """
         parents = [parent for parent in node.all_input_nodes if not self.is_number(parent)]
         name = self.name(node)
         is_product = name == "mul" and len(parents) > 1
@@ -172,7 +180,11 @@ class ModelGraph:
         return sizes == [1] or reads_shape
 
     def stream_readers(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes through which a stream goes on; all others that read it must be norms blind to its mean."""
+        """Return the nodes through which a stream goes on; all others that read it must be norms blind to its mean.
+
+        Raises:
+            NotFoldable: something else reads it.
+        """
         found = []
         for user in self.readers(node):
             if self.name(user) in PASS_MEANS:

@@ -29,7 +29,7 @@ Layer = Callable[[Tensor, Tensor], Tensor]  # (weights, inputs) to norm(Wx)
 
 RANDOM = "random"
 AS_IT_IS = "as it is"
-SIX = list(INVARIANCES)
+SIX_CHANGES = list(INVARIANCES)  # their names, in the order of the published tables
 
 
 def unchanged(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,9 +49,17 @@ PUBLISHED = {
     "dyt": "no no no no no no",
     "none": "no no no no no no",
 }
-VERDICTS = "Yes: for all data, both precisions, output and gradient. Exponent: of c in |d/d(cW)|. Statistics over: "
-LARGEST = "The largest of all data and seeds. Gradient: of a loss of the output, by the weights before the change."
-BEFORE = "Random data in float64: mean and standard deviation of Wx and of norm(Wx), and the first number of that."
+
+# Notes below the tables.
+VERDICTS_NOTE = (
+    "Yes: for all data, both precisions, output and gradient. Exponent: of c in |d/d(cW)|. Statistics over: "
+)
+DEVIATIONS_NOTE = (
+    "The largest of all data and seeds. Gradient: of a loss of the output, by the weights before the change."
+)
+MOMENTS_NOTE = (
+    "Random data in float64: mean and standard deviation of Wx and of norm(Wx), and the first element of norm(Wx)."
+)
 
 
 class Invariance(Study):
@@ -86,7 +94,7 @@ class Invariance(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
         measured = rows.dropna(subset=["deviation"])
-        verdicts = by_change(measured, ["norm"], "holds", verdict).set_index("norm")[SIX]
+        verdicts = by_change(measured, ["norm"], "holds", verdict).set_index("norm")[SIX_CHANGES]
         known = verdicts[verdicts.index.isin(list(PUBLISHED))]
         others = []
         for norm, own in known.iterrows():
@@ -113,9 +121,9 @@ class Invariance(Study):
         words = {name: column.words for name, column in self.columns.items() if name.endswith(("_in", "_out"))}
         moments = moments_of(measured, list(words)).rename(columns=words)
         return [
-            table_of("invariances", verdicts, len(settings), VERDICTS + "; ".join(layouts)),
-            table_of("deviations", largest, len(settings) + 2, LARGEST),
-            table_of("moments", moments, len(settings) + 1, BEFORE),
+            table_of("invariances", verdicts, len(settings), VERDICTS_NOTE + "; ".join(layouts)),
+            table_of("deviations", largest, len(settings) + 2, DEVIATIONS_NOTE),
+            table_of("moments", moments, len(settings) + 1, MOMENTS_NOTE),
         ]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -179,7 +187,7 @@ def with_norm(subject: Subject, x: Inputs, channel_dim: int, settings: dict[str,
 
 
 def weight_normed(w: Tensor) -> Layer:
-    """Return Wx with the weight vectors, whatever their lengths, at those of the given ones."""
+    """Return a linear layer under WeightNorm: whatever the lengths of its weight vectors, it uses those in w."""
     g = w.norm(dim=1, keepdim=True)
     return lambda w, x: x @ (g * w / w.norm(dim=1, keepdim=True)).T
 
@@ -222,8 +230,8 @@ def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inp
     of y·target + y²/2, whose gradient by y depends on y.
 
     Args:
-        layer: Norm(Wx), of W and x.
-        w: w before the change.
+        layer: norm(Wx), as a function of W and x.
+        w: the weights W before the change.
         x: the data before the change.
         c: the vector that a change adds.
         target: random numbers, one for each output.
@@ -270,10 +278,10 @@ def table_of(key: str, frame: pd.DataFrame, heads: int, note: str) -> Table:
 
 
 def by_change(rows: pd.DataFrame, by: list[str], value: str, how: Any) -> pd.DataFrame:
-    """Return a value of the six changes in columns. how: what one is made of several with, as pandas takes it."""
+    """Return a value with a column for each of the six changes. how: as `agg` takes it, makes one value of several."""
     grouped = rows.groupby([*by, "change"], dropna=False, sort=False)[value]
     values = grouped.agg(how).unstack(sort=False)
-    return values[SIX].reset_index()
+    return values[SIX_CHANGES].reset_index()
 
 
 def verdict(holds: pd.Series) -> str:
@@ -289,7 +297,7 @@ def verdicts_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = by_change(rows, settings, "holds", verdict)
     growth = by_change(rows, settings, "gradient", "mean")["W × c"]  # of d/dW, which is c · d/d(cW)
     found["exponent"] = np.log(growth) / np.log(C) - 1
-    marks = found[SIX].agg(" ".join, axis=1)
+    marks = found[SIX_CHANGES].agg(" ".join, axis=1)
     published = found["norm"].map(PUBLISHED).fillna("–")
     found["published"] = published.where(published != marks, "the same")
     return found

@@ -89,7 +89,14 @@ class Mapping(Study):
     def see(
         self, seen: dict[str, Passed], site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any
     ) -> None:
-        """Keep some random vectors of each call's input of a norm, and what it makes of them without γ and β."""
+        """Keep some random vectors that enter a norm in a call, and what it makes of them without γ and β.
+
+        Args:
+            seen: what was kept so far, by site.
+            site: of the norm.
+            plain: a copy of the norm with γ = 1 and β = 0.
+            inputs, context, output: of the call, as torch gives them to a hook; the output is not used.
+        """
         mask = context.get("mask")
         x = vectors(inputs[0], plain.channel_dim, mask).cpu().double()
         y = vectors(plain(*inputs, **context), plain.channel_dim, mask).cpu().double()
@@ -124,9 +131,22 @@ class Mapping(Study):
     def tables(self, rows: pd.DataFrame) -> list[Findings]:
         fits = rows[rows["kind"] == "fit"]
         title = "How well a tanh and a line describe norm layers"
-        how: dict[str, Any] = {"values": ["tanh_left", "line_left", "reach"], "columns": self.columns}
-        means = compare(fits, baseline=self.baseline, title=f"{title}, the mean over layers", **how)
-        layers = compare(fits, by=["site"], key="layers", title=f"{title}, by layer", **how)
+        values = ["tanh_left", "line_left", "reach"]
+        means = compare(
+            fits,
+            values=values,
+            columns=self.columns,
+            baseline=self.baseline,
+            title=f"{title}, the mean over layers",
+        )
+        layers = compare(
+            fits,
+            values=values,
+            columns=self.columns,
+            by=["site"],
+            key="layers",
+            title=f"{title}, by layer",
+        )
         return [means, layers]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -155,7 +175,7 @@ def both_fits(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def evenly_spread(count: int, size: int) -> Tensor:
-    """Return so many places out of a size, or all, from the first to the last."""
+    """Return `count` indices below `size`, spread evenly from the first to the last; all of them if there are fewer."""
     return torch.linspace(0, size - 1, min(count, size)).long()
 
 

@@ -62,7 +62,7 @@ class Padding(Study):
         texts = self.texts(subject)
         if not texts["padding"] or not texts["length"]:
             room = self.room(subject)
-            what = f"no test text has at most {room} tokens, or none {self.longest} at least"
+            what = f"no test text has at most {room} tokens, or none has at least {self.longest}"
             raise UsageError(f"{what}: change study.shares, study.lengths or model.context")
 
     @property
@@ -163,7 +163,7 @@ def pad(tokens: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
 
 
 def by_what_counts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with what their norms count; those of norms that are not asked are there twice, once for each."""
+    """Return rows with what their norms count (`counted`); arms without `norm.masked` appear once for each answer."""
     masked = rows.get(MASKED, pd.Series(AS_IT_IS, rows.index))
     others = rows.drop(columns=MASKED, errors="ignore")
     real = others[masked != False].assign(counted="real tokens alone")  # noqa: E712 (of a column)

@@ -29,12 +29,17 @@ Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one
 Sites = Annotated[str, Setting("what the names of the norms' sites must have in them, such as state_gates")]
 Sink = Annotated[float, Setting("attention that a sink gets, × the uniform share", low=1, high=1e6)]
 
-MOST = 6  # channels or positions are named
-EXAMPLES = 8  # of a batch, whose attention is looked at
+MOST = 6  # channels or positions that are named at most
+EXAMPLES = 8  # of a batch whose attention is looked at
 
 
 class Place(NamedTuple):
-    """Where numbers are from. what: norm, stream, channels or attention. counted: position or channel."""
+    """Where numbers are from.
+
+    Attributes:
+        what: norm, stream, channels or attention.
+        counted: what there is a number for, each position or each channel.
+    """
 
     what: str
     counted: str
@@ -60,7 +65,7 @@ class Position(Study):
     stream after each block, padding left out; each call of a norm in a recurrent cell is one position. Named beside
     them: outlier channels of the stream, by their root mean square over the median channel's, and, where texts have no
     padding, attention sinks: positions that get several times the uniform share, 1/t, of the attention of queries that
-    stand a quarter of the context or more behind them.
+    come at least a quarter of the context later.
     """
 
     trains = True
@@ -135,7 +140,8 @@ class Position(Study):
                 continue
             for arm in arms_of(rows):
                 own = rows[is_arm(rows, arm.settings)]
-                named.append({"arm": label_of(arm), "what": words, **name_largest(own, *peak)})
+                largest = name_largest(own, peak.counted, peak.value, peak.above)
+                named.append({"arm": label_of(arm), "what": words, **largest})
         return [vectors, rows_table("named", "Outlier channels and attention sinks", named, 2)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -161,7 +167,7 @@ class Position(Study):
 def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
     """Keep means and deviations by position, and of the stream also how far each channel sticks out.
 
-    The latter is its root mean square over examples and positions, divided by that of the median channel.
+    A channel sticks out by its root mean square over examples and positions, divided by that of the median channel.
     """
     x = x.cpu().double()
     mask = context.get("mask")
@@ -203,7 +209,7 @@ def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _
 
 
 def join(calls: list[Columns]) -> Columns:
-    """Return the numbers of several calls as those of one: a recurrent cell is called for each position."""
+    """Return the numbers of several calls one after the other: a recurrent cell is called for each position."""
     joined = {}
     for name in calls[0]:
         joined[name] = torch.cat([call[name] for call in calls])
@@ -220,7 +226,7 @@ def mean_rows(batches: list[Columns]) -> Iterator[Row]:
 
 
 def mean_of(values: list[Tensor]) -> list[float]:
-    """Return the mean of batches at each place that one of them has."""
+    """Return the mean at each position or channel, over the batches that reach it."""
     padded = nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan)
     return padded.nanmean(dim=0).tolist()
 
@@ -235,7 +241,7 @@ def block_of(site: str, last: int) -> int:
 
 
 def three_of(sites: pd.Series) -> list[str]:
-    """Return the first, the middle and the last."""
+    """Return the first, the middle and the last site."""
     found = list(dict.fromkeys(sites))
     return [found[0], found[len(found) // 2], found[-1]]
 

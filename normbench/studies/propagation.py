@@ -38,11 +38,11 @@ from normbench.training.evaluation import to_device
 from normbench.types import Block
 
 DEPTH = "model.depth"
-LAST = "position_gradient"
+POSITION_GRADIENT = "position_gradient"
 THEOREM = {"−½": -0.5, "0": 0.0}  # of Xiong et al. 2020: pre, post
 BY_LAYER = ("rms", "gradient", "similarity", "angle")
-SLOPES = {LAST: Column("gradient of one position"), "gradient": Column("gradient of a batch")}
-EXPONENTS = (
+SLOPES = {POSITION_GRADIENT: Column("gradient of one position"), "gradient": Column("gradient of a batch")}
+EXPONENTS_NOTE = (
     "Slope of the logarithm of the last layer's gradient norm on that of depth, mean over seeds with Student's 95 % "
     "interval. Theorem 1 of Xiong et al. 2020, of the loss at one position: 0 under post, −0.5 under pre."
 )
@@ -60,9 +60,9 @@ class Propagation(Study):
 
     The position gradient is what Xiong et al. bound: that of the loss at one position, in the last branch's output
     weights (the last FFN's); with depth it stays under post and falls as 1/√depth under pre. It is left out where not
-    every position has a loss, as in classifiers. In the gradient of a whole batch positions add up the more, the more
-    alike they have become. Blocks keep their inputs only, and are computed again on the way back (Chen et al. 2016), so
-    that 1,000 layers fit.
+    every position has a loss, as in classifiers. In the gradient of a whole batch positions add up, and the more so the
+    more alike they have become. Blocks keep their inputs only, and are computed again on the way back (Chen et al.
+    2016), so that 1,000 layers fit.
     """
 
     def __init__(self, *, layers: Annotated[int, Setting("layers shown, spread evenly", low=2)] = 64) -> None:
@@ -105,7 +105,7 @@ class Propagation(Study):
             row = {"layer": layer + 1, **what_passed(blocks[layer], passing)}
             if layer in through_weights:
                 positions = batch.targets.numel()  # over which the loss is a mean
-                row[LAST] = positions * position_gradient(through_weights[layer])
+                row[POSITION_GRADIENT] = positions * position_gradient(through_weights[layer])
             yield row
 
     def shown(self, depth: int) -> list[int]:
@@ -116,20 +116,20 @@ class Propagation(Study):
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
-        if DEPTH not in rows or LAST not in rows:
+        if DEPTH not in rows or POSITION_GRADIENT not in rows:
             return values_of(deepest(rows), "rms", "RMS of the stream, mean over layers", self.columns["rms"].unit)
         exponents = exponents_by_seed(rows)
         found = []
         for arm in arms_of(exponents):
             what = f"{label_of(arm)}: the last layer's gradient of one position changes with depth to the power of"
-            values = find(exponents, LAST, arm).values
+            values = find(exponents, POSITION_GRADIENT, arm).values
             if values:
                 found.append(Value(what, values, references=THEOREM))
         return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table | Findings]:
         found = list[Table | Findings]()
-        if DEPTH in rows and LAST in rows:
+        if DEPTH in rows and POSITION_GRADIENT in rows:
             found.append(exponents_table(rows))
         deep = deepest(rows)
         front = [*keys_of(rows), "layer"]
@@ -144,9 +144,9 @@ class Propagation(Study):
         deep = deepest(rows)
         caption = "At initialisation; by layer: in the deepest stack."
         found = list[Figure]()
-        for name in (*BY_LAYER, LAST):
-            x = DEPTH if name == LAST else "layer"
-            own = rows if name == LAST else deep
+        for name in (*BY_LAYER, POSITION_GRADIENT):
+            x = DEPTH if name == POSITION_GRADIENT else "layer"
+            own = rows if name == POSITION_GRADIENT else deep
             if name in rows and x in rows:
                 title = self.columns[name].words
                 found += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
@@ -184,9 +184,9 @@ def recompute(blocks: Iterable[Block]) -> None:
 
 @torch.no_grad()
 def what_passed(block: Block, passing: Passing) -> dict[str, float]:
-    """Return what passed through a block: the stream, x to y, and the gradient on the way back.
+    """Return numbers on what passed through a block: the stream, from x to y, and the gradient on the way back.
 
-    That is the gradient of the last branch's output weights; of one that names none, of all its parameters.
+    The gradient is that of the last branch's output weights; of all its parameters, if it names none.
     """
     x, y = passing
     branch = last_branch(block)
@@ -234,21 +234,21 @@ def deepest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def exponents_table(rows: pd.DataFrame) -> Findings:
-    """Say with which exponent of depth the last layer's gradient changes."""
+    """Return a table of the exponents of depth with which the last layer's gradient changes."""
     return compare(
         exponents_by_seed(rows),
         values=list(SLOPES),
         columns=SLOPES,
         key="exponents",
         title="Exponents of the last layer's gradient",
-        notes=[EXPONENTS],
+        notes=[EXPONENTS_NOTE],
     )
 
 
 def exponents_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the exponents of each arm and seed."""
     keys = [key for key in keys_of(rows) if key != DEPTH]
-    groups = rows.dropna(subset=[LAST]).groupby([*keys, "seed"], dropna=False, sort=False)
+    groups = rows.dropna(subset=[POSITION_GRADIENT]).groupby([*keys, "seed"], dropna=False, sort=False)
     return groups[[DEPTH, *SLOPES]].apply(slopes).reset_index()
 
 

@@ -31,7 +31,7 @@ from normbench.training.evaluation import evaluate
 from normbench.types import Model
 
 Levels = Sequence[float]
-Change = Callable[[float, Tensor, int], Tensor]  # a level, values, and their axis of channels, to other values
+Change = Callable[[float, Tensor, int], Tensor]  # (level, values, their axis of channels) to changed values
 
 LEVELS = {
     "outlier": "factor on the largest channel",
@@ -113,7 +113,7 @@ class Robustness(Study):
 
 
 def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
-    """Return x with its largest channel times a factor; axis: of the channels."""
+    """Return x with its largest channel multiplied by a factor. axis: that of the channels."""
     moved = x.movedim(axis, -1)
     largest = moved.square().flatten(0, -2).mean(0).argmax()
     channels = torch.arange(moved.shape[-1], device=x.device)
@@ -141,7 +141,6 @@ CHANGES: dict[str, Change] = {"outlier": outlier, "noise": noise, "dropped": dro
 @contextmanager
 def apply_change(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
     """Let a model meet changed values inside the `with`: at its input (pixels, embedded text) or at half its depth."""
-
     anatomy = model.anatomy()
     middle = anatomy.blocks[len(anatomy.blocks) // 2]
 

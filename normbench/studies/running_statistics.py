@@ -19,16 +19,16 @@ from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model
 
-SIZE = "data.batch_size"
+BATCH_SIZE = "data.batch_size"
 
 
 class RunningStatistics(Study):
-    """Measure what a trained model's loss depends on the statistics that its norms are evaluated with.
+    """Measure how a trained model's loss depends on the statistics that its norms are evaluated with.
 
     The same checkpoint is evaluated with the statistics of each validation batch, of the size that it was trained with
     (batch); with the exponential averages that training has left (running); with the plain average over the training
     batches of an epoch, at the weights that training has ended with (cumulative); and with the same over the training
-    set in batches as large as evaluation's (recomputed). In a language model those of a batch tell of the future.
+    set in batches as large as evaluation's (recomputed). In a language model those of a batch reveal the future.
     """
 
     trains = True
@@ -56,7 +56,8 @@ class RunningStatistics(Study):
         running = None
         for name in ("running", "batch", "cumulative", "recomputed"):
             found = self.evaluate_with(name, subject)
-            running = found["loss"] if running is None else running
+            if running is None:
+                running = found["loss"]
             yield {
                 "statistics": name,
                 "loss": found["loss"],
@@ -68,16 +69,16 @@ class RunningStatistics(Study):
         """Return the metrics of a subject whose norms have the statistics of this name."""
         model, norms = self.tracked(subject)
         data = subject.data
-        judged: Iterable[Batch] = data.eval_batches("val")
+        batches: Iterable[Batch] = data.eval_batches("val")
         if name == "batch":
-            use_batch(norms)
-            judged = in_pieces(judged, int(subject.tree["data"]["batch_size"]))
+            use_batch_statistics(norms)
+            batches = in_pieces(batches, int(subject.tree["data"]["batch_size"]))
         elif name == "cumulative":
             steps = min(data.steps_per_epoch or self.batches, self.batches)
             average(model, norms, batches_on(subject.device, map(data.train_batch, range(steps))))
         elif name == "recomputed":
             average(model, norms, batches_on(subject.device, data.eval_batches("train", self.batches)))
-        return evaluate(model, judged, subject.task, subject.device)
+        return evaluate(model, batches, subject.task, subject.device)
 
     def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
         own = rows["statistics"] == "batch"
@@ -98,12 +99,12 @@ class RunningStatistics(Study):
         return [table]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        if SIZE not in rows:
+        if BATCH_SIZE not in rows:
             return []
         arms = rows[["statistics", *rows.columns.drop("statistics")]]  # a line for each of the statistics
         others = arms[arms["statistics"] != "running"]
         said = self.captions["gap"]
-        return draw_curves("statistics", others, x=SIZE, y="gap", columns=self.columns, log="x", **said)
+        return draw_curves("statistics", others, x=BATCH_SIZE, y="gap", columns=self.columns, log="x", **said)
 
 
 def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
@@ -117,7 +118,7 @@ def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
             yield Batch(*parts)
 
 
-def use_batch(norms: Iterable[Any]) -> None:
+def use_batch_statistics(norms: Iterable[Any]) -> None:
     """Let norms take the statistics of each batch in evaluation too."""
     for norm in norms:
         norm.track_running_stats = False

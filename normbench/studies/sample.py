@@ -31,7 +31,9 @@ from normbench.types import Batch, Model
 Pixels = UInt8[np.ndarray, "channels height width"]
 
 COLUMNS = 10  # of a page of images
-SIDE = 1.1  # inches of the page that the longer side of an image has; it is the unit of the axes
+SIDE = 1.1  # inches that the longer side of an image has on the page
+
+# In longer sides of an image, the unit of the axes.
 COLUMN_WIDTH = 1.25
 ABOVE = 0.15  # each image
 LINE = 0.12  # height of a line of a caption
@@ -47,7 +49,7 @@ class Wanted:
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: only so many of the likeliest tokens are drawn from; None: all.
         seed: of the draws.
-        count: how many examples; None: 60 images, 20 texts or sentences.
+        count: how many examples; None: 60 images, or 20 texts or sentences.
         out: where the page of images goes.
     """
 
@@ -78,7 +80,7 @@ def sample(
         UsageError: the run has no such model, or its data have changed.
     """
     run = TrainedRun(path, trust)
-    torch.set_num_threads(1)  # a token at a time is too little work for more, which would only wait for each other
+    torch.set_num_threads(1)  # one token at a time is too little work for more: they would only wait for each other
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
     show = SHOWN[data.task.examples]
@@ -129,13 +131,13 @@ def generate(model: nn.Module, prompt: Int64[Tensor, " time"], context: int, wan
 
 
 def draw(logits: Float[Tensor, " vocabulary"], wanted: Wanted, generator: torch.Generator) -> Int64[Tensor, "1"]:
-    """Return one token."""
+    """Return one token, drawn from what the logits expect, or the likeliest one at temperature 0."""
     if wanted.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if wanted.top_k is not None and wanted.top_k < len(logits):
         least = logits.topk(wanted.top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    # from 0 down and in double precision: no temperature is too low for that
+    # the largest is 0 then, and in double precision no temperature is too low to divide by
     cooled = (logits - logits.max()).double() / wanted.temperature
     return torch.multinomial(cooled.softmax(dim=-1).float(), 1, generator=generator)
 
@@ -164,8 +166,8 @@ def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> 
     batches = math.ceil(count / data.eval_batch_size)
     rows = task.translations(model, data.eval_batches("val", batches), data, device)
     shown = min(count, len(rows))
-    for place in range(shown):
-        sentences = rows[place * len(rows) // shown]
+    for number in range(shown):
+        sentences = rows[number * len(rows) // shown]  # spread evenly over all rows
         print(printable("\n".join((*sentences, ""))))
 
 
@@ -175,8 +177,8 @@ def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> 
 class Judged(NamedTuple):
     """An example with its class and the predicted one.
 
-    surprise: the predicted class's probability, negative where it is right: the surest mistakes have most of it, and of
-    the right ones the least sure.
+    surprise: the probability of the predicted class, and its negative where that is right. So the surest mistakes
+    are the most surprising, and of the examples that are right, the least sure.
     """
 
     label: int
@@ -288,8 +290,8 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
     height = row_height * rows
     page = Figure(figsize=(SIDE * width, SIDE * height))
     axes = page.add_axes((0, 0, 1, 1))
-    for place, (one, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
-        row, column = divmod(place, columns)
+    for number, (one, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
+        row, column = divmod(number, columns)
         left = COLUMN_WIDTH * column
         top = row_height * row
         bottom = top + image_height
@@ -307,7 +309,7 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
 
 
 def caption_of(one: Judged, classes: Sequence[str]) -> str:
-    """Return the predicted class with its probability, for a mistake after the right one; whole names, on lines."""
+    """Return the predicted class with its probability, and above it, for a mistake, the right class."""
     lines = [f"{classes[one.predicted]} ({abs(one.surprise):.0%})"]
     if one.is_wrong:
         lines.insert(0, f"is {classes[one.label]}")

@@ -57,8 +57,8 @@ class Saturation(Study):
             if step.number % self.every or first.grad is None:
                 continue
             inputs, logits = sigmoid_inputs(model, batch.inputs)
-            right = (logits.argmax(-1) == batch.targets).float().mean().item()
-            yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": right}
+            accuracy = (logits.argmax(-1) == batch.targets).float().mean().item()
+            yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": accuracy}
             for layer, values in enumerate(inputs, start=1):
                 row: Row = {"step": step.number, "layer": layer, "saturated": saturated_share(values, self.edge)}
                 row |= percentiles(values)
@@ -98,7 +98,8 @@ class Saturation(Study):
         panel = None
         if SCALING in keys_of(rows):
             panel = SCALING
-            rows = rows[[*rows.columns.drop(SCALING), SCALING]]  # no setting of an arm, but a coordinate
+            # behind the seed it is a coordinate, and no longer a setting of the arm
+            rows = rows[[*rows.columns.drop(SCALING), SCALING]]
         first_seed = rows[rows["seed"] == rows["seed"].min()]
         drawn = {
             "unit_median": last_layer(first_seed),

@@ -94,12 +94,12 @@ def ask(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any
 
 
 def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:
-    """Write the mean over seeds of each arm's numbers for TensorBoard: steps are steps, layers or positions."""
+    """Write the mean over seeds of each arm's numbers for TensorBoard, by step, layer or position."""
     settings = keys_of(rows)
     place = place_in(rows)
     metrics = measured_numbers(rows, study.columns)
-    aside = {*settings, "seed", place, *metrics}
-    kinds = [column for column in rows if column not in aside]
+    known = {*settings, "seed", place, *metrics}
+    kinds = [column for column in rows if column not in known]
     for values, own in rows.groupby(settings, dropna=False, sort=False):
         arm = " ".join(map(str, values))
         board = new_board(inside(folder, "arms", folder_name(arm)))
@@ -125,7 +125,7 @@ def means_by_tag(rows: pd.DataFrame, metrics: Sequence[str], kinds: Sequence[str
 
 
 def new_board(folder: Path) -> TensorBoard:
-    """Return a place for TensorBoard's records in a folder, in place of those of an earlier study."""
+    """Return a writer of TensorBoard's records in a folder; those of an earlier study are deleted."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in event_files(folder):
         old.unlink()

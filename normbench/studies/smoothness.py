@@ -29,18 +29,18 @@ from normbench.studies.steps import TrainingStep, check_steps, steps
 from normbench.training.guard import keep_buffers
 from normbench.types import Model
 
-CHOOSING_SEEDS = -1, -2  # of the runs that choose a learning rate: no run that is measured can have them
-DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
-PRODUCTS = 20  # with the Hessian, for each of two numbers
+CHOOSING_SEEDS = (-1, -2)  # of the runs that choose a learning rate: no run that is measured can have them
+DISTANCES = (0.5, 1.0, 2.0, 4.0)  # along the gradient, in learning rates
+PRODUCTS = 20  # with the Hessian: so many for its eigenvalue, and as many for its trace
 
-BANDS = {"loss_range": "loss", "change_high": "change"}  # the first word of the columns of a band
+BANDS = {"loss_range": "loss", "change_high": "change"}  # drawn as the band from loss_low to loss_high, and so on
 
 Vector = Float[Tensor, " elements"]
 Loss = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedModel:
     """A model that is watched while it trains.
 
     Attributes:
@@ -56,8 +56,8 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A step that was looked at, and the parameters before its update."""
+class MeasuredStep:
+    """A step that was measured before its update. parameters: as they were then."""
 
     number: int
     loss: Loss
@@ -97,12 +97,11 @@ class Smoothness(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         own = at_rate(subject, self.best_rate(subject), subject.seed)
-        kinds = [False]
+        for row in self.watch(own, noise=False):
+            yield {"noise": False, **row}
         if self.noise and subject.facts.statistics_over != "none":
-            kinds.append(True)
-        for noise in kinds:
-            for row in self.watch(own, noise):
-                yield {"noise": noise, **row}
+            for row in self.watch(own, noise=True):
+                yield {"noise": True, **row}
 
     def best_rate(self, subject: Subject) -> float:
         """Return the rate that trains an arm to the lowest loss at the end, on seeds that are not measured."""
@@ -113,16 +112,15 @@ class Smoothness(Study):
         if arm not in self.chosen:
             losses = {}
             for tried in self.rates:
-                own = [final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS]
-                losses[tried] = fmean(own)
+                losses[tried] = fmean(final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS)
             self.chosen[arm] = min(self.rates, key=losses.__getitem__)
         return self.chosen[arm]
 
     def watch(self, subject: Subject, noise: bool) -> Iterator[Row]:
-        """Yield what is measured of one training."""
+        """Train a model once, and yield what is measured every few steps. noise: add it to what the norms put out."""
         model, norms = subject.build()
         watched = watch_model(model, norms)
-        before: Looked | None = None
+        before: MeasuredStep | None = None
         with add_noise(norms, noise):
             for step in steps(subject, model, norms):
                 if before:
@@ -131,9 +129,9 @@ class Smoothness(Study):
                 if step.number % self.every == 0:
                     yield self.look(step, watched)
                     kept = [parameter.detach().clone() for parameter in watched.parameters]
-                    before = Looked(step.number, step.repeat, kept)
+                    before = MeasuredStep(step.number, step.repeat, kept)
 
-    def look(self, step: TrainingStep, watched: Watched) -> Row:
+    def look(self, step: TrainingStep, watched: WatchedModel) -> Row:
         """Return what is measured of a step before its update."""
         row = {"step": step.number, "rate": step.rate}
         distances = [step.rate * each for each in DISTANCES]
@@ -143,9 +141,9 @@ class Smoothness(Study):
                 row |= curvature(step.repeat, watched.parameters, PRODUCTS, step.number)
         return row
 
-    def look_back(self, before: Looked, watched: Watched) -> Iterator[Row]:
+    def look_back(self, before: MeasuredStep, watched: WatchedModel) -> Iterator[Row]:
         """Yield how the update of the step before has shifted each layer's gradient."""
-        after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in watched.parameters}
+        after = {parameter: parameter.detach().clone() for parameter in watched.parameters}
         back = torch._foreach_sub(before.parameters, watched.parameters)
         with keep_buffers(watched.model), move_along(watched.parameters, back, 1.0):
             shifts = list(covariate_shift(before.loss, watched.layers, watched.weights, after))
@@ -239,7 +237,7 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
 # ---- layers
 
 
-def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> Watched:
+def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> WatchedModel:
     """Return what is watched of a model."""
     layers = layers_of(model)
     in_norms = set[nn.Parameter]()
@@ -247,20 +245,23 @@ def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> Watched:
         in_norms.update(norm.parameters())
     weights = []
     for layer in layers:
-        weights.append([each for each in layer if each.ndim > 1 and each not in in_norms])
-    return Watched(model, list(model.parameters()), layers, weights)
+        weights.append([weight for weight in layer if weight.ndim > 1 and weight not in in_norms])
+    return WatchedModel(model, list(model.parameters()), layers, weights)
 
 
 def layers_of(model: Model) -> list[list[nn.Parameter]]:
-    """Return the parameters by layer, from the inputs on: stem, blocks, what is behind."""
+    """Return the parameters by layer, from the inputs on: the stem, each block, and what follows the blocks."""
     blocks = [list(block.module.parameters()) for block in model.anatomy().blocks]
-    in_blocks = {parameter for block in blocks for parameter in block}
-    stem, rest = list[nn.Parameter](), list[nn.Parameter]()
-    has_passed = False
+    in_blocks = set[nn.Parameter]()
+    for block in blocks:
+        in_blocks.update(block)
+    stem = list[nn.Parameter]()
+    rest = list[nn.Parameter]()
+    is_past_stem = False
     for parameter in model.parameters():
         if parameter in in_blocks:
-            has_passed = True
-        elif has_passed:
+            is_past_stem = True
+        elif is_past_stem:
             rest.append(parameter)
         else:
             stem.append(parameter)
@@ -336,9 +337,10 @@ def covariate_shift(
 
 
 def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: int) -> Row:
-    """Return the Hessian's eigenvalue of largest absolute value by power iteration, and its trace by Hutchinson's.
+    """Return two numbers of the Hessian H: its eigenvalue of largest absolute value, and its trace.
 
-    The trace is the mean of zᵀHz over as many vectors z of random signs as there are iterations.
+    The eigenvalue is found by power iteration; the trace, by Hutchinson's method, is the mean of zᵀHz over as many
+    vectors z of random signs as there are iterations.
     """
     generator = torch.Generator().manual_seed(seed)
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
@@ -358,7 +360,7 @@ def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: i
 
 @contextmanager
 def move_along(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
-    """Move parameters along a direction, and back at the end."""
+    """Move parameters along a direction inside the `with`, and back at the end."""
     kept = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         torch._foreach_add_([*parameters], [*direction], alpha=distance)
@@ -370,7 +372,7 @@ def move_along(parameters: Sequence[Tensor], direction: Sequence[Tensor], distan
 
 
 def flat(tensors: Iterable[Tensor]) -> Vector:
-    """Return all elements of tensors in a row."""
+    """Return all elements of tensors as one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
@@ -378,7 +380,7 @@ def flat(tensors: Iterable[Tensor]) -> Vector:
 
 
 def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    """Return what a norm puts out with noise that has a mean and a scale of its own for each activation and step.
+    """Return a norm's output with noise, whose mean and scale are drawn anew for each activation and step.
 
     μ ~ U(−½, ½) and σ ~ U(1, 1.25) for each activation of a sample; then m ~ U(μ − 0.1, μ + 0.1) and s ~ N(σ, 0.1) for
     each sample, and x becomes s·x + m (Santurkar et al. 2018, algorithm 1 of the appendix).
@@ -391,7 +393,7 @@ def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
 
 @contextmanager
 def add_noise(norms: Mapping[str, nn.Module], wanted: bool = True) -> Iterator[None]:
-    """Add noise to what norms put out, if it is wanted, and take it away at the end."""
+    """Add noise to what norms put out inside the `with`, if it is wanted."""
     handles = []
     if wanted:
         handles = [norm.register_forward_hook(noise) for norm in norms.values()]

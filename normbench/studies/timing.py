@@ -19,7 +19,7 @@ BLOCK = 5e-3  # seconds that a block of calls lasts at least
 
 
 def do_nothing() -> None:
-    """Prepare nothing: what is timed after this is neither warmed up nor repeated."""
+    """Prepare nothing. As `prepare` of `time_in_turn` it has each call timed alone, neither warmed up nor repeated."""
 
 
 def seconds_of(call: Call, times: int = 1, prepare: Call = do_nothing) -> float:
@@ -37,11 +37,11 @@ def calls_in_a_block(call: Call) -> int:
     return max(1, int(BLOCK / seconds))
 
 
-def in_turn(calls: Sequence[Call], rounds: int, prepare: Call | None = None) -> Iterator[list[float]]:
-    """Yield the seconds of each call, round by round; each round begins with another call.
+def time_in_turn(calls: Sequence[Call], rounds: int, prepare: Call | None = None) -> Iterator[list[float]]:
+    """Time calls in turn: yield the seconds of each, round by round. Each round begins with another call.
 
     A call is measured as the mean of a block of calls, after one that warms up. With `prepare` it is measured alone,
-    right after that: torch's own Timer runs what it times to warm up, so a cold cache is out of its reach.
+    right after that is called: torch's own Timer would first run the call to warm up, which a cold cache rules out.
     """
     if prepare is None:
         times = [calls_in_a_block(call) for call in calls]
@@ -49,12 +49,12 @@ def in_turn(calls: Sequence[Call], rounds: int, prepare: Call | None = None) -> 
     else:
         times = [1] * len(calls)
         prepares = [prepare] * len(calls)
-    places = list(range(len(calls)))
-    for number in range(rounds):
-        first = number % len(calls)
+    indices = list(range(len(calls)))
+    for round_number in range(rounds):
+        first = round_number % len(calls)
         seconds = [0.0] * len(calls)
-        for place in places[first:] + places[:first]:
-            seconds[place] = seconds_of(calls[place], times[place], prepares[place])
+        for index in indices[first:] + indices[:first]:
+            seconds[index] = seconds_of(calls[index], times[index], prepares[index])
         yield seconds
 
 

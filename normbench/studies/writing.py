@@ -19,7 +19,7 @@ from normbench.studies.findings import (
     PairedDifference,
     Told,
     Value,
-    correct,
+    correct_tests,
     corrected_like,
     label_of,
 )
@@ -42,7 +42,7 @@ TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it sma
 
 def write(tables: Sequence[Table | Findings], told: Sequence[Told]) -> tuple[list[Table], list[str]]:
     """Write what a study states in tables and sentences, with p corrected over all of it."""
-    tests = correct(tables, told)
+    tests = correct_tests(tables, told)
     written = []
     for table in tables:
         written.append(write_table(table, tests) if isinstance(table, Findings) else table)
@@ -69,10 +69,11 @@ def span(ends: Interval | None, sign: bool = False) -> str:
 
 
 def in_unit(mean: float, ends: Interval | None, ratio: bool) -> tuple[float, Interval | None]:
-    """Return a mean and its interval; with `ratio` those of ratios, whose logarithms to base 2 are given."""
+    """Return a mean and its interval; with `ratio` these are logarithms to base 2, and ratios are returned."""
     if not ratio:
         return mean, ends
-    return power(mean), None if ends is None else ends.powers
+    ratios = None if ends is None else ends.powers
+    return power(mean), ratios
 
 
 def show_value(value: Any) -> str:
@@ -84,7 +85,7 @@ def show_value(value: Any) -> str:
 
 
 def tell(one: Told, tests: Mapping[Hashable, PairedDifference]) -> str:
-    """Write a sentence. tests: of the study, corrected."""
+    """Write a sentence. tests: all of the study, corrected."""
     if isinstance(one, PairedDifference):
         return tell_difference(corrected_like(one, tests))
     if isinstance(one, Value):
@@ -136,7 +137,7 @@ def tell_value(one: Value) -> str:
 
 
 def consistent_with(ends: Interval, references: Mapping[str, float]) -> str:
-    """Say which of some references an interval holds."""
+    """Say with which of some references an interval is consistent: those that lie in it."""
     within = [name for name, value in references.items() if ends.lower <= value <= ends.upper]
     without = [name for name in references if name not in within]
     if not within:
@@ -150,7 +151,7 @@ def consistent_with(ends: Interval, references: Mapping[str, float]) -> str:
 
 
 def why_unknown(seeds: int) -> str:
-    """Say why values of seeds have no interval."""
+    """Say why a mean over so many seeds has no interval."""
     if seeds == 1:
         return "one seed, which says nothing about how seeds differ; give several, such as seed=0,1,2"
     return "the same in all seeds, whose spread is therefore not known"
@@ -177,7 +178,7 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
 
 
 def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) -> Table:
-    """Write a table of findings, without the columns in which nothing is known. tests: of the study, corrected."""
+    """Write a table of findings, without the columns in which nothing is known. tests: all of the study, corrected."""
     lines = findings.lines
     columns = {"arm": [label_of(line.arm) for line in lines]}
     for place, name in enumerate(findings.by):

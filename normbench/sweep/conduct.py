@@ -21,7 +21,7 @@ from normbench.errors import RunFailure, UsageError, explain
 from normbench.record.directory import fingerprint
 from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.contexts import explain_limits, show_notes
-from normbench.runs.dry_run import busy, measure
+from normbench.runs.dry_run import measure, note_load
 from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
 from normbench.settings import key_of
@@ -41,17 +41,17 @@ from normbench.sweep.plan import (
 from normbench.sweep.words import HOW, ONCE, SweepConfig, read_settings, settings_in
 from normbench.sweep.work import Execution, Stopped
 
-Report = Callable[[Path, bool], None]  # on the runs of a folder; the second: whether the person asked for quiet
+Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 
 
 @dataclass
 class Sweep:
-    """A sweep whose words are understood; nothing has been run or written.
+    """A sweep that is planned from its words; nothing has been run or written.
 
     Attributes:
-        words: that it is made of, without those of one command.
-        plan: where learning rates are to be chosen, with those that are set in their place.
-        choices: of learning rates, so far.
+        words: what it is made of, without the words that are for one command only.
+        plan: its runs; where learning rates are to be chosen, still at those of the configuration.
+        choices: the learning rates that were chosen so far, as `tuning.choose` returns them.
         failed: runs that have failed, by name.
     """
 
@@ -119,6 +119,7 @@ class Sweep:
         """Print a plan, and how long it may take.
 
         Args:
+            plan: the runs.
             later: how many runs will follow from the results of these.
         """
         folder = SweepFolder(plan.folder)
@@ -133,16 +134,16 @@ class Sweep:
         first = plan.runs[0].prepared
         if not is_here(str(first.device)):  # the launcher takes the runs to other machines
             why = f"is not known here, as this machine has no device={first.device}"
-            say(self.console, f"the time of {describe_number(number, later)} {why}")
+            say(self.console, f"the time of {describe_count(number, later)} {why}")
             return
         say(self.console, self.estimate_time(plan.runs[0], number, later))
-        others = busy(first.threads)
+        others = note_load(first.threads)
         if others:
             say(self.console, others)
 
     def estimate_time(self, run: PlannedRun, number: int, later: int) -> str:
-        """Say how long so many runs will take by one of them, and as many more later."""
-        whole = describe_number(number, later)
+        """Return a line on how long `number` runs and `later` more will take, measured on one of them."""
+        whole = describe_count(number, later)
         try:
             seconds = time_run(run)
         except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
@@ -167,7 +168,7 @@ class Sweep:
             say(self.console, f"{runs} left out: {reason}")
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
-        """Say which runs of a plan are there with other threads, or on another device."""
+        """Say which runs of a plan were made before with other threads, or on another device."""
         same = same_elsewhere(run.prepared for run in plan.runs)
         if same:
             say(self.console, f"note: {same}")
@@ -206,7 +207,7 @@ class Sweep:
         return self.finish(self.plan_reported())
 
     def plan_choosing(self) -> SweepPlan | None:
-        """Return the runs that choose learning rates, as far as the choices so far tell; None: they are all made."""
+        """Return the runs that choose learning rates, as far as the choices so far tell; None where all are made."""
         if not self.settings.lr:
             return None
         points = tuning.tuning_grid(self.plan, self.settings, self.choices)
@@ -216,7 +217,7 @@ class Sweep:
         """Say which learning rates were chosen, if any were to be.
 
         Raises:
-            UsageError, RunFailure: no rate is good.
+            UsageError, RunFailure: there is no good rate for any arm.
         """
         if not self.settings.lr:
             return
@@ -279,7 +280,7 @@ class Sweep:
         return line
 
 
-def describe_number(number: int, later: int) -> str:
+def describe_count(number: int, later: int) -> str:
     """Return in words how many runs there are, and how many more later."""
     if later:
         return f"{number:,} runs and {later:,} more that their results ask for"
@@ -287,15 +288,15 @@ def describe_number(number: int, later: int) -> str:
 
 
 def time_run(run: PlannedRun) -> float:
-    """Return how many seconds a run takes, by its start and a few of its steps."""
+    """Return how many seconds a run would take, estimated from its start and a few of its steps."""
     begun = time.perf_counter()
     session = Session(replace(run.prepared, loaded=None))  # it reads the data again, as the run's process will
     start = time.perf_counter() - begun
     return start + measure(session).seconds(run.steps)
 
 
-def understand(words: Sequence[str]) -> Sweep:
-    """Plan what words ask for down to each run; the data are loaded, which prepares them for all runs.
+def plan_sweep(words: Sequence[str]) -> Sweep:
+    """Return a sweep with each of the runs that words ask for; the data are loaded, which prepares them for all runs.
 
     Raises:
         UsageError: any mistake, or nothing is left to run.
@@ -323,10 +324,10 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
     """
     outputs = settings_in(words).get("outputs", "outputs")
     with explain_limits(outputs):
-        understood = understand(words)
-        understood.check_folder()
-        understood.plan.runs[0].prepared.directory.check_creatable()
-        return understood.show() if dry_run else understood.run(report)
+        planned = plan_sweep(words)
+        planned.check_folder()
+        planned.plan.runs[0].prepared.directory.check_creatable()
+        return planned.show() if dry_run else planned.run(report)
 
 
 def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
@@ -397,7 +398,7 @@ def report_nothing(folder: Path, quiet: bool) -> None:
 
 
 def watch(folder: Path) -> int:
-    """Show how far the sweeps of a folder are, as long as a process is working on them; return the exit status.
+    """Show how far the sweeps of a folder are for as long as a process works on them; return the exit status.
 
     Where learning rates are being chosen, those runs come first.
 
@@ -421,22 +422,23 @@ def watch(folder: Path) -> int:
     return show_failures(failed, reported.command())
 
 
-def follow(console: Console, reported: SweepFolder, places: Sequence[SweepFolder]) -> dict[str, Standing]:
+def follow(console: Console, reported: SweepFolder, folders: Sequence[SweepFolder]) -> dict[str, Standing]:
     """Show how far runs are until no process works on them; return how those stand that are over, by name.
 
     Args:
+        console: where it is shown.
         reported: the folder of the sweep, which its processes mark.
-        places: all folders of its runs.
+        folders: all folders of its runs.
     """
     over: dict[str, Standing] = {}
     working = True
     while working:
         working = reported.is_worked_on()  # asked first: what has been done until then is seen
-        for runs in places:
-            entries = runs.read_plans()
+        for folder in folders:
+            entries = folder.read_plans()
             if all(entry.run in over for entry in entries):
                 continue
-            with closing(View(console, runs, entries)) as view:
+            with closing(View(console, folder, entries)) as view:
                 while working and len(view.over) < len(entries):
                     view.look()
                     time.sleep(LOOK_SECONDS)

@@ -41,7 +41,7 @@ class Entry:
 
     Attributes:
         arm: what varies, without the seed.
-        words: those of the `train` command that makes it; of `sweep` for a stack.
+        words: those of the `train` command that makes it, or of the `sweep` command for a run of a stack.
     """
 
     run: str
@@ -114,8 +114,8 @@ class SweepFolder:
         for entry in entries:
             runs.append({name: getattr(entry, name) for name in ENTRY})
         names = sorted(asked) or sorted(run["run"] for run in runs)
-        of_plan = fingerprint({"runs": names})
-        path = self.plans / f"{of_plan}.json"
+        digest = fingerprint({"runs": names})
+        path = self.plans / f"{digest}.json"
         if not runs:
             before = read_json(path, PLAN)
             runs = before["runs"] if before else []
@@ -198,13 +198,16 @@ class SweepFolder:
 
 
 def missing_below(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
-    places = set(folders)
+    """Return the runs that have no directory of those that sweeps planned, and why each failed; empty: not begun.
+
+    The sweeps are those on the folders, and on the folders in them.
+    """
+    swept = set(folders)
     for folder in folders:
-        places.update(path.parent for path in folder.glob("*/.sweep"))
+        swept.update(path.parent for path in folder.glob("*/.sweep"))
     missing: dict[str, str] = {}
-    for place in sorted(places):
-        missing |= SweepFolder(place).missing()
+    for folder in sorted(swept):
+        missing |= SweepFolder(folder).missing()
     return missing
 
 
@@ -322,7 +325,7 @@ def summarize(standings: Sequence[Standing]) -> str:
 
 
 def describe(standing: Standing) -> str:
-    """Return a run's arm and seed, how far it is, and its loss."""
+    """Return one line on a run: its arm and seed, how far it is, and its loss."""
     entry = standing.entry
     done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
     loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
@@ -344,7 +347,7 @@ def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line as it is."""
+    """Print a line as it is: unwrapped, and without colours or markup."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -389,15 +392,15 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
 
     console = Console()
     table = Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
-    for cause, ones in by_cause.items():
-        name = ones[0].entry.run
-        if len(ones) > 1:
-            name += f" and {len(ones) - 1:,} more"
+    for cause, standings in by_cause.items():
+        name = standings[0].entry.run
+        if len(standings) > 1:
+            name += f" and {len(standings) - 1:,} more"
         table.add_row(Text(name), Text(cause))
     console.print(table)
 
-    for ones in by_cause.values():
-        entry = ones[0].entry
+    for standings in by_cause.values():
+        entry = standings[0].entry
         which = "it" if len(by_cause) == 1 else entry.run
         say(console, f"repeat {which}: {repeat_command(entry)}")
     say(console, f"try all of them again: {command} sweep.retry_failed=true")

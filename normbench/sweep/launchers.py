@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, Protocol
 
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import count_cores
@@ -39,7 +39,7 @@ Task = Callable[[], int]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# What ends the server with the command, and all that a run imports sooner or later.
+# What the server imports: first what ends it with the command, then all that a run imports sooner or later.
 PRELOADED = [f"normbench.{part}" for part in ("sweep.server", "data", "models", "norms", "placements", "sweep.work")]
 
 
@@ -58,12 +58,26 @@ def start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class StartedJob(Protocol):
+    """A task that was started, as a Future is."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+
+    def result(self) -> int:
+        """Return the exit status of the task; raise where its process has died."""
+
+    def cancel(self) -> object:
+        """Let it write a checkpoint and end."""
+
+
 class Launcher:
     """Starts tasks.
 
     Attributes:
-        elsewhere: whether on machines or GPUs of which this process knows nothing; then it is given all tasks at once.
-        where: what a person may not expect of the place.
+        elsewhere: whether it starts them on machines or GPUs of which this process knows nothing; it is then given all
+            tasks at once.
+        where: what a person may not expect of the place, as the end of a sentence.
         jobs: how many runs there are at a time by default.
         threads: how many each has by default.
     """
@@ -73,12 +87,11 @@ class Launcher:
     jobs: int | None = None
     threads = 1
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
-        """Start tasks, and return for each a job with `done`, `result` and `cancel`, as a Future has them.
-
-        `result` raises where the process has died; `cancel` lets it write a checkpoint and end.
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
+        """Start tasks, and return a job for each.
 
         Args:
+            tasks: what each of the jobs is to call.
             jobs: how many run at a time.
             notes: a folder for what it writes.
         """
@@ -87,15 +100,16 @@ class Launcher:
     def allot(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
         """Return how many runs there are at a time, and how many threads each has.
 
-        There is one for each GPU, or as many as the cores have room for.
+        By default there is one run for each GPU, or as many as the cores have room for.
 
         A run has one thread by default, however many there are at a time: the small models of these comparisons gain
         less from a second thread than a second run does (six runs of nano on two cores take 0.71 of the time that they
         take one after another with two threads), and threads change a run's numbers, which jobs must not.
 
         Args:
-            jobs, threads: what was asked for; 0 and None: nothing was.
-            gpus: of this machine; 0: the runs are on its CPU, or on another machine.
+            jobs: how many runs were asked for; 0 where the person has not said.
+            threads: how many threads were asked for; None where the person has not said.
+            gpus: how many this machine has for the runs; 0 where they are on its CPU, or on another machine.
         """
         threads = threads or self.threads
         jobs = jobs or self.jobs or gpus or max(1, count_cores() // threads)
@@ -134,7 +148,7 @@ class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ig
 class Processes(Launcher):
     """Makes runs side by side, each in a fresh process forked from a server in which torch is loaded already."""
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         start_server()
         processes = [RunProcess(task) for task in tasks]
         for process in processes:
@@ -148,7 +162,7 @@ class Here(Launcher):
     def allot(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
         return 1, threads or count_cores()
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         (task,) = tasks  # there is one at a time
         status = task()
         if status >= 128:
@@ -170,20 +184,20 @@ class Job:
     def __call__(self) -> int:
         from submitit import JobEnvironment
 
-        came: list[int] = []
+        received: list[int] = []
 
         def stop(number: int, frame: FrameType | None) -> None:
-            came.append(number)
+            received.append(number)
             signal.raise_signal(signal.SIGTERM)
 
-        over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
-        queue_again: Any = signal.getsignal(over)
-        signal.signal(over, stop)
+        time_over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
+        queue_again: Any = signal.getsignal(time_over)
+        signal.signal(time_over, stop)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training begins, which notes it
         status = self.task()
-        if came and status >= 128:
-            signal.signal(over, signal.SIG_IGN)
-            queue_again(over, None)  # and ends this process
+        if received and status >= 128:
+            signal.signal(time_over, signal.SIG_IGN)
+            queue_again(time_over, None)  # and ends this process
         return status
 
     def checkpoint(self) -> Any:
@@ -262,14 +276,14 @@ class Submitit(Launcher):
         self.jobs = self.array_parallelism if self.elsewhere else None
         self.locks: list[IO[bytes]] = []
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
-        made = [Job(task) for task in tasks]
+        submitted = [Job(task) for task in tasks]
         if self.elsewhere:
-            return self.start_on_slurm(made, jobs, folder)
-        return self.start_here(made, folder)
+            return self.start_on_slurm(submitted, jobs, folder)
+        return self.start_here(submitted, folder)
 
-    def start_on_slurm(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[Any]:
+    def start_on_slurm(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[StartedJob]:
         """Start tasks as jobs of Slurm, which go on even if the sweep is killed."""
         import submitit
 
@@ -294,7 +308,7 @@ class Submitit(Launcher):
         with executor.batch():
             return [executor.submit(task) for task in tasks]
 
-    def start_here(self, tasks: Sequence[Job], folder: Path) -> Sequence[Any]:
+    def start_here(self, tasks: Sequence[Job], folder: Path) -> Sequence[StartedJob]:
         """Start tasks as processes of this machine, which end with the sweep."""
         import submitit
 
@@ -306,8 +320,8 @@ class Submitit(Launcher):
         python = shlex.join([sys.executable, "-u", "-m", local_job.__name__, lock.name, gpus])
         executor = submitit.LocalExecutor(folder / "%j", self.max_num_timeout, python=python)
         executor.update_parameters(timeout_min=self.timeout_min)
-        ours = {signal.SIGINT, signal.SIGHUP}  # of the terminal, to all: the sweep ends its jobs
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        from_terminal = {signal.SIGINT, signal.SIGHUP}  # which all its processes get: the sweep itself ends its jobs
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
         try:
             return [LocalJob(executor.submit(task)) for task in tasks]
         finally:
@@ -335,7 +349,7 @@ class Ray(Launcher):
         self.elsewhere = self.address is not None or self.gpus_per_run > 0
         self.threads = max(1, int(self.cpus_per_run))
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         import ray
 
         if not ray.is_initialized():

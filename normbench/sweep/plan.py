@@ -99,7 +99,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
 
 
 def write_words(key: str, value: Any) -> list[str]:
-    """Return the words for one of a study's settings, which may hold Hydra's grammar; a list is several values."""
+    """Return the words for a setting of an experiment, which may hold Hydra's grammar; a list is several values."""
     values = value if isinstance(value, list) else [value]
     if key in REPEATED:
         return [f"{key}={item}" for item in values]
@@ -206,7 +206,7 @@ def read_values(word: str, parsed: Override) -> list[str]:
 def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Point], Counter[str]]:
     """Leave out the points whose words have all settings of an exclusion, such as `norm=dyt,seed=1`.
 
-    Return the other points, and how many each exclusion leaves out.
+    Return the points that are kept, and how many each exclusion leaves out.
 
     Raises:
         UsageError: an exclusion is something else, or fits no point.
@@ -234,7 +234,7 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
 
 
 def parse_settings(words: Iterable[str]) -> dict[str, Any]:
-    """Return what words set, as Hydra reads it: `1e-3` is `0.001`."""
+    """Return what words set, by key, as Hydra reads it: `1e-3` is `0.001`."""
     return {key.strip(): compose.value_of(text.strip()) for key, text in settings_in(words).items()}
 
 
@@ -253,7 +253,7 @@ class SweepPlan:
     """The runs of a sweep, each once.
 
     Attributes:
-        folder: of all of them.
+        folder: the one that all of them are in.
         left_out: how many runs are left out, by the reason.
     """
 
@@ -273,19 +273,19 @@ class SweepPlan:
 def balance(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Order runs so that a slow drift of the machine falls on all arms alike, and a sweep cut short is balanced.
 
-    Seeds are outermost. Within one the arms come at random, the same at each start, and with the next seed in reverse:
-    where a machine grows steadily slower, random orders alone would give one of seven paired intervals of three seeds
-    that exclude 0.
+    Seeds are outermost. Within a seed the arms come in a random order, the same at each start, and within the next seed
+    in its reverse. With random orders alone, on a machine that grows steadily slower, one in seven paired intervals
+    over three seeds would exclude 0.
     """
-    places: dict[int, int] = {}
+    seed_numbers: dict[int, int] = {}
     for run in runs:
-        places.setdefault(run.seed, len(places))
+        seed_numbers.setdefault(run.seed, len(seed_numbers))
 
     def position(run: PlannedRun) -> tuple[int, int]:
-        place = places[run.seed]
-        pair, is_second = divmod(place, 2)
+        seed_number = seed_numbers[run.seed]
+        pair, is_second = divmod(seed_number, 2)
         drawn = int(fingerprint({"arm": {**run.arm}, "pair": pair}), 16)
-        return place, -drawn if is_second else drawn
+        return seed_number, -drawn if is_second else drawn
 
     return sorted(runs, key=position)
 
@@ -298,7 +298,8 @@ def make_stacks(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedR
         kind = arm_name(run.arm), run.steps
         stack = unfilled.get(kind)
         if stack is None or len(stack) == size:
-            stack = unfilled[kind] = []
+            stack = []
+            unfilled[kind] = stack
             stacks.append(stack)
         stack.append(run)
     return stacks

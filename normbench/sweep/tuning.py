@@ -18,7 +18,7 @@ from normbench.sweep.words import SETTINGS, SweepConfig
 HELD_OUT = 0.1  # of the training data
 RATE = "optim.lr"
 HOLDOUT = "data.holdout"
-BEYOND = 2  # rates that are tried beyond an end of the grid, where the best one lies there
+RATES_BEYOND = 2  # how many rates at most are tried beyond an end of the grid, where the best one lies there
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
 # The final losses of an arm's runs by learning rate; None: a run diverged or failed.
@@ -50,7 +50,8 @@ def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[
     """Return the rates to try next: every other one of the grid first, then those beside the best one.
 
     So an arm tries five of the seven rates of the default grid, and finds the same one where the loss has one valley.
-    Beyond an end of the grid its steps go on, BEYOND at the most. Where no rate is good, the next smaller one is tried.
+    Where the best one is at an end, up to RATES_BEYOND rates beyond the grid follow, in steps like its last one there.
+    Where no rate is good, the next smaller one is tried.
 
     Args:
         means: of the final losses of those that were tried; None: a run diverged or failed.
@@ -61,11 +62,11 @@ def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[
     usable = {rate: mean for rate, mean in means.items() if mean is not None}
     if usable:
         best = min(usable, key=usable.__getitem__)
-        place = rates.index(best)
-        candidates = rates[max(0, place - 1) : place + 2]
+        index = rates.index(best)
+        candidates = rates[max(0, index - 1) : index + 2]
     else:
-        place = rates.index(min(means))
-        candidates = rates[max(0, place - 1) : place]
+        index = rates.index(min(means))
+        candidates = rates[max(0, index - 1) : index]
     return [rate for rate in candidates if rate not in means]
 
 
@@ -79,13 +80,13 @@ def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> in
 
 
 def extend_grid(grid: Sequence[float]) -> list[float]:
-    """Return a grid with BEYOND steps more at each end, as wide as the last one there; a single rate stays alone."""
+    """Return a grid with RATES_BEYOND more at each end, in steps like the last one there; a single rate stays alone."""
     if len(grid) < 2:
         return list(grid)
     down = grid[0] / grid[1]
     up = grid[-1] / grid[-2]
     rates = list(grid)
-    for step in range(1, BEYOND + 1):
+    for step in range(1, RATES_BEYOND + 1):
         lower = round_to(4, grid[0] * down**step)
         rates.insert(0, lower)
         higher = round_to(4, grid[-1] * up**step)
@@ -180,10 +181,10 @@ def check_unaltered(run: RunDirectory) -> None:
 
 
 def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = ()) -> dict[str, Any]:
-    """Choose one arm's rate; a rate at which a run diverged or failed is out of the question, and its mean is None.
+    """Return the choice of one arm's rate; one at which a run diverged or failed cannot be it, and its mean is None.
 
-    In the result, edge: which end of the rates that were tried the best one lies at; None at neither, and where the
-    grid goes on beyond it, since there the choice may only follow from noise.
+    `edge` of the choice says at which end of the rates that were tried the best one lies. It is None where it lies at
+    neither, and where the grid goes on beyond it, since there the choice may only follow from noise.
     """
     curve: list[dict[str, Any]] = []
     means: dict[float, float] = {}

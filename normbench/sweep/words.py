@@ -51,11 +51,13 @@ SWEEP_KEYS = {f"sweep.{name}": setting for name, setting in SETTINGS.items()}
 EXCLUDE = "sweep.exclude"
 TIE = "sweep.tie"
 REPEATED = (EXCLUDE, TIE)  # what may be given several times
-AS_IT_IS = "default"  # in place of a value: as the option has it, which may not know the setting
+AS_IT_IS = "default"  # in place of a value: leave the setting as the chosen option has it, if it has it at all
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 FORMER_LAUNCHERS = {"joblib": "processes"}  # names of earlier versions, which the notes of their sweeps still have
-ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
-HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")  # not which runs
+ONCE = ("sweep.extend", "sweep.retry_failed")  # what holds for one command, and not for those that go on with its sweep
+
+# What decides how runs are made, and not which.
+HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")
 
 
 def is_own(word: str) -> bool:

@@ -28,6 +28,7 @@ from normbench.runs.plan import Run, check_unchanged
 from normbench.runs.stack import train_stack
 from normbench.runs.train import train
 from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
+from normbench.sweep.launchers import StartedJob
 from normbench.sweep.plan import PlannedRun, Planner
 
 # What a task returns: 0 (the folder says how the run has ended), 128 + the signal that has ended it, or one of these.
@@ -52,7 +53,8 @@ class RunTask:
     A failure is noted, whatever it is.
 
     Attributes:
-        todo: the runs that are not over, by their places in the stack.
+        stack: the runs, one for each seed.
+        todo: which of them are not over, by their indices.
         here: where relative paths begin.
         timeout: minutes after which it has failed.
     """
@@ -67,8 +69,8 @@ class RunTask:
         os.chdir(self.here)
         find_own_classes()
         runs: list[Run] = []
-        for place in self.todo:
-            run = self.stack[place].prepared
+        for index in self.todo:
+            run = self.stack[index].prepared
             runs.append(replace(run, device=torch.device(self.device), loaded=None))
         output = io.StringIO()
         try:
@@ -104,7 +106,7 @@ def note_failures(runs: Sequence[Run], cause: str, details: str) -> None:
 
 @contextmanager
 def limit_time(minutes: float | None) -> Iterator[None]:
-    """End what takes longer, whatever it waits for.
+    """End what takes longer than so many minutes inside the `with`, whatever it waits for.
 
     Raises:
         RunFailure: it takes longer.
@@ -137,7 +139,7 @@ class Execution:
     folder: SweepFolder
     waiting: list[Sequence[PlannedRun]]
     timeout: float | None = None
-    at_work: dict[Any, RunTask] = field(default_factory=dict)
+    at_work: dict[StartedJob, RunTask] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
 
     def finish(self, view: View) -> None:
@@ -185,7 +187,7 @@ class Execution:
                 kill()
 
     def start(self) -> bool:
-        """Start as many runs as have a place and are free; return whether there are any.
+        """Start as many runs as there is room for and no other process has; return whether there were any.
 
         Raises:
             RunFailure: the launcher starts nothing.
@@ -204,9 +206,9 @@ class Execution:
         return True
 
     def next_tasks(self) -> list[RunTask]:
-        """Take from those that wait what can be started now, each on the device with the fewest runs.
+        """Return tasks for the stacks that can be started now, each on the device with the fewest runs.
 
-        A stack of which another process has a run goes on waiting.
+        They no longer wait then; a stack of which another process has a run goes on waiting.
         """
         tasks: list[RunTask] = []
         for stack in list(self.waiting):
@@ -217,13 +219,13 @@ class Execution:
             if any(standing.state == "running" for standing in standings):
                 continue
             self.waiting.remove(stack)
-            todo = [place for place, standing in enumerate(standings) if not standing.over]
+            todo = [index for index, standing in enumerate(standings) if not standing.over]
             if todo:
                 device = min(self.planner.devices, key=used.count)
                 tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
         return tasks
 
-    def settle(self, job: Any, stack: Sequence[PlannedRun]) -> None:
+    def settle(self, job: StartedJob, stack: Sequence[PlannedRun]) -> None:
         """See how runs have ended; those whose process has died are tried once more, and then marked as failed.
 
         Raises:

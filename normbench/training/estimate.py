@@ -101,16 +101,16 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
 
 def seconds_a_prediction(loop: Loop) -> float:
     """Return what an evaluation takes for each prediction, measured on two batches."""
-    split, model, validation = next(loop.evaluations(last=False))
-    batches = list(islice(validation, 2))
+    evaluation = next(loop.evaluations(last=False))
+    batches = list(islice(evaluation.batches, 2))
     begun = time.perf_counter()
-    loop.evaluate_split(split, model, batches)
+    loop.evaluate_one(evaluation._replace(batches=batches))
     return (time.perf_counter() - begun) / predictions(batches)
 
 
 def predictions_of_evaluation(loop: Loop, last: bool) -> int:
     """Return how many predictions the last evaluation judges, or another one."""
-    return sum(predictions(batches) for _, _, batches in loop.evaluations(last))
+    return sum(predictions(evaluation.batches) for evaluation in loop.evaluations(last))
 
 
 def predictions(batches: Iterable[Batch]) -> int:

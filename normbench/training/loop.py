@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +45,22 @@ SAVED = {
 }  # fmt: skip
 
 
+class Evaluation(NamedTuple):
+    """A model and the batches that it is evaluated on. name: what follows the metric in a tag, as in loss/val_ema."""
+
+    name: str
+    model: nn.Module
+    batches: Iterable[Batch]
+
+
 @dataclass
 class Loop:
-    """Trains for as many steps as its `stepper` has, which tells how one moves the weights.
+    """Trains for as many steps as its `stepper` has, which knows how a step moves the weights.
 
     Attributes:
-        probes: see into some of the steps.
+        probes: look into some of the steps.
         settings: the run's configuration.
-        recorder: takes in what is logged; to be set before the loop begins.
+        recorder: takes in what is logged; it must be set before the loop begins.
         step: how many steps are done.
         latest: the newest value of each tag.
         best_loss: the lowest validation loss.
@@ -106,7 +114,7 @@ class Loop:
     # ---- the run
 
     def run(self, stop: Sequence[int], beat: Callable[[], None]) -> int:
-        """Train to the end; return the signal that has stopped it before, 0 for none.
+        """Train to the end; return the number of the signal that has stopped it before, or 0.
 
         Args:
             stop: signals that have asked for a stop; looked at before each step. A checkpoint is written then.
@@ -121,7 +129,7 @@ class Loop:
             if number:
                 self.save()
                 return number
-            with self.look():
+            with self.look_at_early_step():
                 self.train_step()
             self.after_step(beat)
         return 0
@@ -156,14 +164,14 @@ class Loop:
         self.stepper.set_learning_rates(self.step)
 
     def step_by_operators(self) -> tuple[Tensor, Reading | None]:
-        """Move the weights; return the loss, and what probes saw, if due."""
+        """Move the weights; return the loss, and what probes saw if they were due."""
         with self.probe() as reading:
             loss = self.stepper.gradients(self.stepper.local_batches(self.step))
         self.update(loss, reading)
         return loss, reading
 
     def step_by_compiled_code(self) -> tuple[Tensor, Reading | None]:
-        """Move the weights by code that torch.compile made; return the loss, and what probes saw beside it, if due."""
+        """Move the weights by code that torch.compile made; return the loss, and what probes saw beside it if due."""
         reading = self.probe_beside()  # hooks cannot look into compiled code, and must not change it
         begun = time.perf_counter()
         loss = self.stepper.gradients(self.stepper.local_batches(self.step))
@@ -174,7 +182,7 @@ class Loop:
         return loss, reading
 
     def update(self, loss: Tensor, reading: Reading | None) -> None:
-        """Move the weights by the gradients that there are, and let probes see how, if they are due.
+        """Move the weights by the gradients in the parameters, and let probes see how far, if they are due.
 
         Raises:
             Diverged: the loss or a gradient is not finite.
@@ -186,7 +194,7 @@ class Loop:
             self.stepper.update()
 
     def step_by_graph(self, graph: StepGraph) -> tuple[Tensor, Reading | None]:
-        """Move the weights by a graph of the step; return the loss, and what probes saw beside it, if due."""
+        """Move the weights by a graph of the step; return the loss, and what probes saw beside it if due."""
         reading = self.probe_beside()
         self.read_noise(reading)
         local = self.stepper.local_batch(self.step)
@@ -204,8 +212,8 @@ class Loop:
         This is what a graph records, so nothing here may wait for the device or set a generator.
 
         Args:
-            local: the batch, where later ones will be, too.
-            number: of the step, on the device; where the loss or the gradients are not finite the guard notes it.
+            local: the batch, in tensors that later batches will be copied into.
+            number: of the step, on the device; the guard notes it if the loss or the gradients are not finite.
         """
         loss = self.stepper.gradients([local])
         self.stepper.admits(number, loss)
@@ -218,7 +226,7 @@ class Loop:
         Args:
             loss: of the step.
             reading: what probes saw of it, if they were due.
-            seeds: how many it has trained together.
+            seeds: how many seeds the step has trained together.
         """
         if self.average is not None:
             self.average.update()
@@ -258,11 +266,11 @@ class Loop:
         values = dict[str, float]()
         pages = dict[str, str]()
         is_last = self.step == self.steps
-        for split, model, batches in self.evaluations(is_last):
-            found, page = self.evaluate_split(split, model, batches)
+        for evaluation in self.evaluations(is_last):
+            found, page = self.evaluate_one(evaluation)
             values.update(found)
             if page:
-                pages[f"{self.data.task.examples}/{split}"] = page
+                pages[f"{self.data.task.examples}/{evaluation.name}"] = page
         self.record(values)
         self.recorder.texts(self.step, pages)
         if self.trainer.keep_checkpoint == "best":
@@ -275,7 +283,7 @@ class Loop:
         self.checkpoints.save(self.state())
 
     def record(self, values: dict[str, float]) -> None:
-        """Record numbers of this step, unless a bad step has been let pass before."""
+        """Record numbers of this step, unless the guard finds that a bad step was let pass before."""
         self.check_guard()
         self.latest.update(values)
         self.recorder.scalars(self.step, values)
@@ -283,7 +291,11 @@ class Loop:
     # ---- how a run diverges
 
     def check_guard(self) -> None:
-        """End the run if a bad step was let pass; asked before anything is recorded or saved."""
+        """End the run if a bad step was let pass; called before anything is recorded or saved.
+
+        Raises:
+            Diverged: one was.
+        """
         bad_step = self.stepper.first_bad_step()
         if bad_step is not None:
             self.diverge(bad_step)
@@ -325,9 +337,12 @@ class Loop:
 
     # ---- what looks at a step
 
-    def look(self) -> AbstractContextManager[None]:
-        """Look at the next step, if it is an early one that does nothing but train, by operators that can be seen."""
-        if not self.clock.to_skip:  # like nearly all steps, it is not one of the first
+    def look_at_early_step(self) -> AbstractContextManager[None]:
+        """Let `early` look at the next step inside the `with`, if it is one of the first and can be looked at.
+
+        It can if it does nothing but train, and by operators that can be seen.
+        """
+        if not self.clock.to_skip:  # it is not one of the first, as nearly all steps are not
             return nullcontext()
         waits = self.precision.scales or self.group.size > 1
         if self.trainer.compile or waits or self.probes_due:
@@ -339,7 +354,7 @@ class Loop:
 
     @property
     def probes_due(self) -> bool:
-        """Say whether probes look at the next step."""
+        """Tell whether probes look at the next step."""
         next_step = self.step + 1
         return due(next_step, self.probing.every) or due(next_step, self.probing.histograms_every)
 
@@ -352,7 +367,7 @@ class Loop:
     def probe_beside(self) -> Reading | None:
         """Return what probes see, if they are due, where other code than the model's own takes the step.
 
-        The model runs the same batches before it, while running statistics are as they were, and leaves no trace.
+        The model runs the same batches before the step, and leaves no trace: its running statistics are put back.
         """
         with self.probe() as reading:
             if reading is None:
@@ -367,7 +382,7 @@ class Loop:
     def read_noise(self, reading: Reading | None) -> None:
         """Let probes see the gradients of equal parts of the step's last batch, beside the step, if that is due.
 
-        They leave no trace. They are in training mode, with dropout masks of their own, and BatchNorm has the
+        The parts leave no trace. They run in training mode, with dropout masks of their own, and BatchNorm takes the
         statistics of each part.
         """
         if reading is None or not self.probing.updates:
@@ -381,7 +396,7 @@ class Loop:
                 self.probes.read_noise(reading, self.part_gradients(batch, size), size)
 
     def part_gradients(self, batch: Batch, size: int) -> Iterator[Sequence[Tensor]]:
-        """Yield the gradients of each part of a batch that has so many examples; those in the parameters stay."""
+        """Yield the gradients of each part of a batch; those in the parameters stay. size: examples in a part."""
         scale = self.precision.scaler.scale(torch.ones((), device=self.device))
         last_start = len(batch.targets) - size
         for start in range(0, last_start + 1, size):
@@ -394,48 +409,54 @@ class Loop:
 
     # ---- what is evaluated
 
-    def evaluations(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
-        """Yield the name, model and batches of each evaluation that is due together."""
+    def evaluations(self, last: bool) -> Iterator[Evaluation]:
+        """Yield the evaluations that are due now. last: whether this is the end of the run."""
         self.settle()
         data = self.data
         limit = self.trainer.eval_batches
         val_limit = None if last else limit
-        yield "val", self.model, data.eval_batches("val", val_limit)
+        yield Evaluation("val", self.model, data.eval_batches("val", val_limit))
         if self.average is not None:
-            yield "val_ema", self.average.model, data.eval_batches("val", val_limit)
+            yield Evaluation("val_ema", self.average.model, data.eval_batches("val", val_limit))
         if self.trainer.eval_train:
             train_limit = limit or 20
-            yield "train_eval", self.model, data.eval_batches("train", train_limit)
+            yield Evaluation("train_eval", self.model, data.eval_batches("train", train_limit))
         if last and data.has_test:
-            yield "test", self.model, data.eval_batches("test")
+            yield Evaluation("test", self.model, data.eval_batches("test"))
 
-    def evaluate_split(self, split: str, model: nn.Module, batches: Iterable[Batch]) -> tuple[dict[str, float], str]:
-        """Return what the batches of a split show of a model, by tag, and a page of examples."""
+    def evaluate_one(self, evaluation: Evaluation) -> tuple[dict[str, float], str]:
+        """Return the numbers of an evaluation, by tag, and a page of examples, empty where the task has none."""
         task = self.data.task
+        model = evaluation.model
+        batches = evaluation.batches
         page = ""
         if task.judges:
-            batches = [*batches]  # where nothing further is judged, they may be too large to keep
-        with self.as_evaluated(model):
+            batches = list(batches)  # they are needed twice; all batches of other tasks may be too large to keep
+        with self.prepare_to_evaluate(model):
             results = evaluate(model, batches, task, self.device, self.group)
             if task.judges:
                 further, page = task.judge(model, batches, self.data, self.device)
                 results.update(further)
-        values = {f"{name}/{split}": value for name, value in results.items()}
+        values = {f"{metric}/{evaluation.name}": value for metric, value in results.items()}
         return values, page
 
     @contextmanager
-    def as_evaluated(self, model: nn.Module) -> Iterator[None]:
-        """Give a model the precision and the running statistics with which it is evaluated."""
+    def prepare_to_evaluate(self, model: nn.Module) -> Iterator[None]:
+        """Let a model have the precision and the running statistics that evaluation uses, inside the `with`."""
         self.group.spread(model.buffers())  # of a norm that is not synchronised
         done = self.step * self.trainer.accumulate
         with self.precision.autocast(), recalibrate(model, self.data, done, self.device):
             yield
 
     def keep_best(self, loss: float) -> None:
-        """Keep the weights of the lowest validation loss; the same batches judge, also at the end."""
+        """Keep the weights if their validation loss is the lowest so far, always on the same batches, also at the end.
+
+        Args:
+            loss: that of the evaluation, which at the end is on more batches.
+        """
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
-            with self.as_evaluated(self.model):
+            with self.prepare_to_evaluate(self.model):
                 loss = evaluate(self.model, batches, self.data.task, self.device, self.group)["loss"]
         if loss < self.best_loss:
             self.best_loss = loss
@@ -450,7 +471,7 @@ class Loop:
     # ---- how a run goes on
 
     def stateful(self) -> dict[str, Any]:
-        """Return what keeps a state of its own, by its name in a checkpoint."""
+        """Return the parts that keep a state of their own, by their names in a checkpoint."""
         parts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -493,5 +514,5 @@ class Loop:
 
 
 def due(step: int, every: int) -> bool:
-    """Tell whether something done at the first step and then every so many (0: never) falls on this step."""
+    """Tell whether what is done at step 1 and then every so many steps is due at this one; every=0: never."""
     return every > 0 and (step == 1 or step % every == 0)

@@ -21,7 +21,12 @@ from normbench.types import Batch, Data, Model, stable_seed
 
 
 class LocalBatch(NamedTuple):
-    """This process's rows of a training batch, and how many predictions these and the whole batch have."""
+    """This process's rows of a training batch.
+
+    Attributes:
+        own_predictions: how many predictions these rows have.
+        predictions: how many the whole batch has, over all processes.
+    """
 
     batch: Batch
     own_predictions: int
@@ -43,7 +48,7 @@ class Stepper:
     The number of a step is counted from 0.
 
     Attributes:
-        steps: how many there will be, which the schedule asks for.
+        steps: how many there will be, which the schedule needs to know.
         accumulate: batches in a step.
         wrapped: the model, in what averages its gradients over the processes.
         forward: what computes the logits: `wrapped`, or the same compiled.
@@ -76,8 +81,8 @@ class Stepper:
         self.guard = self.make_guard()
 
     def make_guard(self) -> Guard | None:
-        """Return what looks at losses and gradients."""
-        if self.precision.scales:  # a scaled loss leaves out overflowing steps by itself, until its scale is lost
+        """Return what checks that losses and gradients are finite; None where the scaling of the loss does that."""
+        if self.precision.scales:  # it leaves out steps that overflow by itself, until the scale is lost
             return None
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         latches = fused and self.device.type == "cuda" and not self.group.shards
@@ -106,7 +111,7 @@ class Stepper:
         return None if self.guard is None else self.guard.first_bad_step()
 
     def update(self) -> None:
-        """Move the weights by the clipped gradients, which are gone then."""
+        """Move the weights by the clipped gradients, and set the gradients to None."""
         self.clip()
         self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
@@ -145,11 +150,13 @@ class Stepper:
     def loss_part(
         self, forward: Callable[..., Tensor], precision: Precision, local: LocalBatch, expected: int
     ) -> Tensor:
-        """Return a local batch's part of a step's mean loss; the loss is the mean of the sums of all processes.
+        """Return a local batch's part of a step's mean loss.
+
+        The parts of a process add up to its sum, and the mean of the sums of all processes is the step's loss.
 
         Args:
             forward: computes the logits.
-            precision: in which it runs.
+            precision: what it runs in.
             local: the local batch.
             expected: predictions of the whole step, of all processes.
         """
@@ -162,7 +169,7 @@ class Stepper:
         return self.data.task.loss(forward(*batch.arguments), batch.targets)
 
     def mean_loss(self, number: int) -> Tensor:
-        """Return the mean loss of a step as a function of the weights, which leaves the gradients as they are."""
+        """Return the mean loss of a step as a function of the weights; nothing is added to the gradients."""
         total = torch.zeros((), device=self.device)
         expected = 0
         predictions = 0
@@ -183,11 +190,11 @@ class Stepper:
         return norm
 
     def known_gradients(self) -> list[Tensor]:
-        """Return the gradients of all parameters that have one."""
+        """Return the gradients, for all parameters that have one."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def clip(self) -> None:
-        """Scale the gradients down to the norm `grad_clip` where theirs is larger; 0: never."""
+        """Scale the gradients down to the norm `grad_clip` if theirs is larger; never if that is 0."""
         if not self.grad_clip:
             return
         # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
@@ -197,14 +204,14 @@ class Stepper:
     # ---- its batches
 
     def local_batches(self, number: int) -> Iterator[LocalBatch]:
-        """Yield this process's rows of each batch of a step, when they are asked for."""
+        """Yield this process's rows of each batch of a step; a batch is loaded when it is asked for."""
         first = number * self.accumulate
         return map(self.local_batch, range(first, first + self.accumulate))
 
     def local_batch(self, batch_number: int) -> LocalBatch:
-        """Return this process's rows of a training batch (from 0) on the device.
+        """Return this process's rows of a training batch, whose number is counted from 0, on the device.
 
-        The generators are set to what its dropout draws from.
+        The random generators are set for the batch as well: its dropout draws from them.
         """
         self.set_generators(batch_number)
         if self.feed is not None:
@@ -217,5 +224,5 @@ class Stepper:
         return LocalBatch(to_device(own, self.device), own.predictions, batch.predictions)
 
     def set_generators(self, *words: int) -> None:
-        """Set the generators by a batch's number, and the rank of a process but the first."""
+        """Seed the random generators with a batch's number, and with the rank of a process that is not the first."""
         seed_generators(self.device, stable_seed(self.seed, "dropout", *words))

@@ -69,7 +69,7 @@ def early_steps() -> dict[str, Any]:
     """Look at the first steps as a run does, and count by both tools what each asks of the device."""
     loop, seen = make_loop([*small("nano"), "norm=batchnorm"], TEXTS), []
     for _ in range(10):
-        with device.counting() as asked, loop.look():
+        with device.counting() as asked, loop.look_at_early_step():
             loop.train_step()
         seen.append({"operators": asked.operators.total(), "waits": dict(asked.waits)})
     return {"steps": seen, **loop.early.found()}
