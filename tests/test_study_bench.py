@@ -21,7 +21,7 @@ from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
-from normbench.studies.bench import FORWARD_BACKWARD, FORWARD, Bench
+from normbench.studies.bench import FORWARD, FORWARD_BACKWARD, Bench
 from normbench.studies.candidates import Candidate, are_alike, candidates, operators, peak_memory
 from normbench.studies.timing import BLOCK, do_nothing, median_interval, seconds_of, time_in_turn
 from normbench.training.launches import operators_of

@@ -228,7 +228,7 @@ def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
         model, norms = plain.build()
         with add_noise(norms, noise):
             losses = [step.loss for step in steps(plain, model, norms)]
-    rows = [*study.watch(own, noise)]
+    rows = [*study.train_and_measure(own, noise)]
     assert [row["loss"] for row in rows if "loss" in row] == losses
     assert all(value.equal(model.state_dict()[name]) for name, value in made[0].state_dict().items())
     assert not any(norm._forward_hooks for norm in made[1].values())
@@ -247,7 +247,7 @@ def test_without_momentum_the_shift_is_that_of_the_gradient_s_own_step() -> None
         "schedule=constant",
     )
     own = at_rate(own, 0.05, own.seed)
-    (row, *_) = (row for row in Smoothness(every=4).watch(own, False) if row.get("layer") == 6)
+    (row, *_) = (row for row in Smoothness(every=4).train_and_measure(own, False) if row.get("layer") == 6)
     model, _ = own.build()
     loss = batch_loss(model.train(), own.data.train_batch(0), own.task, own.seed, "dropout", 0)
     below = [p for layer in layers_of(model)[:6] for p in layer]

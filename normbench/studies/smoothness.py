@@ -97,10 +97,10 @@ class Smoothness(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         own = at_rate(subject, self.best_rate(subject), subject.seed)
-        for row in self.watch(own, noise=False):
+        for row in self.train_and_measure(own, noise=False):
             yield {"noise": False, **row}
         if self.noise and subject.facts.statistics_over != "none":
-            for row in self.watch(own, noise=True):
+            for row in self.train_and_measure(own, noise=True):
                 yield {"noise": True, **row}
 
     def best_rate(self, subject: Subject) -> float:
@@ -116,7 +116,7 @@ class Smoothness(Study):
             self.chosen[arm] = min(self.rates, key=losses.__getitem__)
         return self.chosen[arm]
 
-    def watch(self, subject: Subject, noise: bool) -> Iterator[Row]:
+    def train_and_measure(self, subject: Subject, noise: bool) -> Iterator[Row]:
         """Train a model once, and yield what is measured every few steps. noise: add it to what the norms put out."""
         model, norms = subject.build()
         watched = watch_model(model, norms)
@@ -124,24 +124,24 @@ class Smoothness(Study):
         with add_noise(norms, noise):
             for step in steps(subject, model, norms):
                 if before:
-                    yield from self.look_back(before, watched)
+                    yield from self.measure_shift(before, watched)
                 before = None
                 if step.number % self.every == 0:
-                    yield self.look(step, watched)
+                    yield self.measure_landscape(step, watched)
                     kept = [parameter.detach().clone() for parameter in watched.parameters]
                     before = MeasuredStep(step.number, step.repeat, kept)
 
-    def look(self, step: TrainingStep, watched: WatchedModel) -> Row:
-        """Return what is measured of a step before its update."""
+    def measure_landscape(self, step: TrainingStep, watched: WatchedModel) -> Row:
+        """Return what is measured of a step before its update: the loss along its gradient, and its curvature."""
         row = {"step": step.number, "rate": step.rate}
-        distances = [step.rate * each for each in DISTANCES]
+        distances = [step.rate * distance for distance in DISTANCES]
         with keep_buffers(watched.model):
             row |= landscape(step.repeat, watched.parameters, distances)
             if self.hessian:
                 row |= curvature(step.repeat, watched.parameters, PRODUCTS, step.number)
         return row
 
-    def look_back(self, before: MeasuredStep, watched: WatchedModel) -> Iterator[Row]:
+    def measure_shift(self, before: MeasuredStep, watched: WatchedModel) -> Iterator[Row]:
         """Yield how the update of the step before has shifted each layer's gradient."""
         after = {parameter: parameter.detach().clone() for parameter in watched.parameters}
         back = torch._foreach_sub(before.parameters, watched.parameters)
