@@ -18,7 +18,7 @@ from normbench.commands.norm_pages import Flow, Step, Timing, norm_page, pages, 
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
-from normbench.studies.invariance import PUBLISHED, SIX, measure_responses
+from normbench.studies.invariance import PUBLISHED, SIX_CHANGES, measure_responses
 from normbench.types import NormFacts
 
 SAMPLE, FEATURE, POSITION = norm_pages.SHOWN
@@ -132,7 +132,7 @@ def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
     exact = {"eps": 0.0} if "eps" in section_of("norm", norm) else {}
     made = part_of(norm).factory(**exact)(24).double()
     rows = measure_responses(lambda w, x: made(x @ w.T), w, x, shift, target)
-    found = {row["change"]: row["holds"] for row in rows if row["of"] == "output" and row["change"] in SIX}
+    found = {row["change"]: row["holds"] for row in rows if row["of"] == "output" and row["change"] in SIX_CHANGES}
     assert found == stays
     marks = " ".join("yes" if holds else "no" for holds in stays.values())
     assert marks == PUBLISHED.get(norm, marks)

@@ -10,7 +10,15 @@ from studied import measured, subject, subjects, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from normbench.studies.invariance import CHANGES, SIX, C, Invariance, deviation, measure_responses, weight_normed
+from normbench.studies.invariance import (
+    CHANGES,
+    SIX_CHANGES,
+    C,
+    Invariance,
+    deviation,
+    measure_responses,
+    weight_normed,
+)
 
 # field.md §3: W × c, W + 1·cᵀ, one weight vector × c, data × c, data + c, one sample × c.
 # Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1.
@@ -40,7 +48,7 @@ def rows() -> pd.DataFrame:
 def verdicts(rows: pd.DataFrame) -> dict[str, str]:
     """The six verdicts of each norm."""
     table = tables_of(Invariance(), rows)[0]
-    return {row["norm"]: " ".join(row[change] for change in SIX) for row in table.frame.to_dict("records")}
+    return {row["norm"]: " ".join(row[change] for change in SIX_CHANGES) for row in table.frame.to_dict("records")}
 
 
 def test_every_cell_is_as_published(rows: pd.DataFrame) -> None:

@@ -20,7 +20,7 @@ from normbench.cli import main
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
-from normbench.studies.propagation import DEPTH, LAST, Propagation, angle, exponents_table, slopes
+from normbench.studies.propagation import DEPTH, POSITION_GRADIENT, Propagation, angle, exponents_table, slopes
 from normbench.studies.writing import write
 
 SMALL = ("model.width=16", "model.heads=2", "model.context=8", "data.batch_size=2", "model.mlp=relu")
@@ -55,7 +55,7 @@ def test_each_layer_is_read_as_plain_autograd_has_it(placement: str) -> None:
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_the_position_gradient_is_that_of_the_loss_at_one_position(placement: str) -> None:
     one = subject(f"placement={placement}", "model.depth=2", *SMALL)
-    found = measured(Propagation(), one)[LAST].iloc[-1]
+    found = measured(Propagation(), one)[POSITION_GRADIENT].iloc[-1]
     model, _ = one.build()
     batch = one.data.train_batch(0)
     losses = F.cross_entropy(model(*batch.arguments).flatten(0, 1), batch.targets.flatten(), reduction="none")
@@ -67,7 +67,7 @@ def test_the_position_gradient_is_that_of_the_loss_at_one_position(placement: st
 def test_of_many_layers_some_are_shown_with_both_ends() -> None:
     rows = measured(Propagation(layers=3), subject("model.depth=9", *SMALL))
     assert rows["layer"].tolist() == [1, 5, 9]
-    assert rows[LAST].notna().tolist() == [False, False, True]
+    assert rows[POSITION_GRADIENT].notna().tolist() == [False, False, True]
 
 
 def test_running_statistics_are_not_what_batchnorm_normalizes_with() -> None:
@@ -80,13 +80,13 @@ def test_a_network_for_images_is_measured_too() -> None:
     assert rows["rms"].gt(0).all()
     assert rows["gradient"].gt(0).all()
     assert rows["angle"].notna().tolist() == [True, False, True]  # the second stage is wider
-    assert LAST not in rows
+    assert POSITION_GRADIENT not in rows
 
 
 def test_a_classifier_has_no_gradient_of_one_position() -> None:
     rows = measured(Propagation(), subject("data=digits", "model.depth=2", *SMALL[:2], "data.batch_size=8"))
     assert rows["gradient"].gt(0).all()
-    assert LAST not in rows
+    assert POSITION_GRADIENT not in rows
 
 
 def test_texts_that_may_be_padded_are_refused() -> None:
@@ -109,7 +109,7 @@ def law(norm: str, exponent: float, spread: float = 0.0) -> pd.DataFrame:
     """Rows of last layers whose gradients follow a power of depth, a little another one for each seed."""
     return pd.DataFrame(
         {"norm": norm, DEPTH: depth, "seed": seed, "layer": depth, "gradient": 1.0}
-        | {LAST: 3.0 * depth ** (exponent + spread * (seed - 1))}
+        | {POSITION_GRADIENT: 3.0 * depth ** (exponent + spread * (seed - 1))}
         for depth in (2, 4, 8)
         for seed in range(3)
     )
@@ -127,7 +127,7 @@ def test_exponents_are_slopes_with_students_interval_over_seeds() -> None:
 @pytest.mark.parametrize("gradient", [float("inf"), 0.0])
 def test_gradients_that_overflow_or_vanish_have_no_exponent(gradient: float) -> None:
     rows = pd.concat([law("none", 1.0), law("layernorm", -0.5)])
-    rows.loc[(rows[DEPTH] == 8) & (rows["norm"] == "none"), LAST] = gradient
+    rows.loc[(rows[DEPTH] == 8) & (rows["norm"] == "none"), POSITION_GRADIENT] = gradient
     ((table,), _) = write([exponents_table(rows)], [])
     assert [row[1:3] for row in table.rows] == [("0", "–"), ("3", "−0.5")]
 
@@ -144,7 +144,7 @@ def test_depths_have_a_figure_of_the_last_gradient() -> None:
     rows = measured(study, *subjects(*SMALL, **{DEPTH: (2, 3)}))
     tables, figures = tables_of(study, rows), study.figures(rows)
     assert [table.key for table in tables] == ["exponents", "ends"]
-    assert figures[-1].name == LAST
+    assert figures[-1].name == POSITION_GRADIENT
     assert figures[-1].data[DEPTH].tolist() == [2, 3]
     assert figures[0].data[DEPTH].tolist() == [3, 3, 3]  # of the deepest one alone
     scales = [(pane.get_xscale(), pane.get_yscale()) for pane in (figure.canvas.axes[0] for figure in figures)]
@@ -163,8 +163,9 @@ def test_the_last_gradient_falls_with_depth_as_published(placement: str, exponen
     """Xiong et al. 2020, theorem 1."""
     words = (f"placement={placement}", "model.width=256", "model.mlp=relu", "data.batch_size=4")
     stacks = subjects(*words, seeds=3, **{DEPTH: (2, 4, 8, 16, 32)})
-    rows = measured(Propagation(), *stacks).dropna(subset=[LAST])
-    found = [slopes(own)[LAST] for _, own in rows[["seed", DEPTH, LAST, "gradient"]].groupby("seed")]
+    rows = measured(Propagation(), *stacks).dropna(subset=[POSITION_GRADIENT])
+    numbers = rows[["seed", DEPTH, POSITION_GRADIENT, "gradient"]]
+    found = [slopes(own)[POSITION_GRADIENT] for _, own in numbers.groupby("seed")]
     assert np.mean(found) == pytest.approx(exponent, abs=within)
 
 
@@ -175,7 +176,7 @@ def test_deepnorm_keeps_a_thousand_layers_bounded_and_post_does_not() -> None:
         for placement in ("deep", "post")
     )
     assert len(deep) == 64
-    assert np.isfinite(deep.drop(columns=[LAST, "norm"]).to_numpy(float)).all()
+    assert np.isfinite(deep.drop(columns=[POSITION_GRADIENT, "norm"]).to_numpy(float)).all()
     assert deep["rms"].between(0.99, 1.01).all()
     assert deep["gradient"].max() < 3 * deep["gradient"].min()
     assert post["gradient"].iloc[0] < 1e-6 * post["gradient"].iloc[-1]
