@@ -53,7 +53,7 @@ def test_a_step_is_counted_once_and_keeps_its_bits(
     looked, alone = (make_loop(words, task, "cpu") for _ in range(2))
     counted = []
     for _ in range(7):
-        with looked.look():
+        with looked.look_at_early_step():
             looked.train_step()
         counted.append(looked.early.operators)
         alone.train_step()
