@@ -32,7 +32,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, Findings, PairedDifference, Told, Value, compare, compare_with_baseline
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.writing import tell_value, write
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep
 
 TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
 SIZES = ("data.batch_size=4", "trainer.steps=3", "probes=off", "threads=1", "device=cpu")
@@ -527,7 +527,7 @@ def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:
         own = [word for word in words if word.startswith("study.")]
         study = make_study(study_class(name), own)
         if all("=" in word for word in words):
-            plan = understand(conduct.grid_words(type(study), name, [word for word in words if word not in own])).plan
+            plan = plan_sweep(conduct.grid_words(type(study), name, [word for word in words if word not in own])).plan
             assert plan.runs
 
 

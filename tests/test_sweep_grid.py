@@ -11,7 +11,7 @@ from tiny_sweeps import CNN, own_study, planned, varied
 from normbench.cli import main
 from normbench.config.groups import config_directory, options
 from normbench.errors import UsageError
-from normbench.sweep.conduct import understand
+from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings
 
@@ -47,7 +47,7 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(tmp_path: P
     assert varied(*study, "seed=5") == [{"norm": "rmsnorm"}, {"norm": "dyt"}]
     assert list(varied(*study, "norm=layernorm,batchnorm,none")[0]) == ["norm", "seed"]
     assert read_grid([f"+{study[0]}", study[1]]) == (points, own)
-    sweep = understand([*study, *CNN, "device=cpu", "sweep.jobs=3"])
+    sweep = plan_sweep([*study, *CNN, "device=cpu", "sweep.jobs=3"])
     assert (sweep.plan.folder, sweep.settings.jobs) == (Path("outputs/mine"), 3)
     assert [(run.arm["norm"], run.seed) for run in sweep.plan.runs] == [("rmsnorm", 0), ("rmsnorm", 1), ("dyt", 0)]
     assert {run.prepared.config.tree["optim"]["lr"] for run in sweep.plan.runs} == {0.01}
@@ -115,11 +115,11 @@ def test_a_tie_may_leave_a_setting_as_it_is() -> None:
     tie = "sweep.tie=norm=layernorm,batchnorm,batchnorm;norm.masked=default,default,false"
     points = varied(tie)
     assert points == [{"norm": "layernorm"}, {"norm": "batchnorm"}, {"norm": "batchnorm", "norm.masked": "False"}]
-    assert len(understand([tie, "device=cpu", "threads=1"]).plan.runs) == 3
+    assert len(plan_sweep([tie, "device=cpu", "threads=1"]).plan.runs) == 3
 
 
 def test_tied_batch_sizes_see_each_sample_as_often() -> None:
-    runs = understand([f"sweep.tie={TIE}", "model=cnn", "data=digits", "device=cpu", "threads=1"]).plan.runs
+    runs = plan_sweep([f"sweep.tie={TIE}", "model=cnn", "data=digits", "device=cpu", "threads=1"]).plan.runs
     sizes = [run.prepared.config.tree["data"]["batch_size"] for run in runs]
     assert runs[0].steps * sizes[0] == pytest.approx(runs[1].steps * sizes[1], rel=0.02)
 

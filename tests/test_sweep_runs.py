@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_before_anything_starts_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as while the data are decoded."""
-    monkeypatch.setattr(conduct, "understand", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(conduct, "plan_sweep", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert main(["sweep", "seed=0,1", "outputs=there"]) == 1
     assert "the disk is full (outputs=there): what was checkpointed is intact" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from typing import Any
 from killing import Server
 from run_records import Record, assert_same, read_json, read_record
 
-from normbench.sweep.conduct import Sweep, understand
+from normbench.sweep.conduct import Sweep, plan_sweep
 from normbench.sweep.plan import read_grid
 
 LENGTHS = ["trainer.steps=12", "trainer.log_every=2", "trainer.eval_every=6", "trainer.eval_batches=1", "device=cpu",
@@ -64,7 +64,7 @@ def varied(*words: str) -> list[dict[str, str]]:
 
 
 def planned(*words: str) -> Sweep:
-    return understand([*words, *CNN, "trainer.steps=4", "device=cpu", "threads=1"])
+    return plan_sweep([*words, *CNN, "trainer.steps=4", "device=cpu", "threads=1"])
 
 
 def own_study(folder: Path, content: str, *params: str) -> list[str]:

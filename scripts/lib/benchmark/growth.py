@@ -236,10 +236,10 @@ def make_up(folder: Path, words: Sequence[str]) -> None:
     sys.path.insert(0, str(TESTS))
     from made_runs import make_run
 
-    from normbench.sweep.conduct import understand
+    from normbench.sweep.conduct import plan_sweep
 
     os.chdir(folder)
-    sweep = understand([*words, "quiet=true"])
+    sweep = plan_sweep([*words, "quiet=true"])
     for run in sweep.plan.runs:
         make_run(
             run.prepared.directory.path.parent, norm=run.arm["norm"], placement=run.arm["placement"], seed=run.seed,
