@@ -28,9 +28,9 @@ from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.studies.bench import last_level_cache
-from normbench.studies.timing import do_nothing, forward_and_backward, in_turn, seconds_of
+from normbench.studies.timing import do_nothing, forward_and_backward, seconds_of, time_in_turn
 from normbench.training.estimate import estimate
-from normbench.training.loop import Loop, due
+from normbench.training.loop import Evaluation, Loop, due
 from normbench.types import PADDING
 
 Found = dict[str, Any]
@@ -129,12 +129,12 @@ def log(loop: Loop) -> None:
 def record_evaluation(loop: Loop) -> Any:
     """Return the operators of a validation batch."""
     batch = next(iter(loop.data.eval_batches("val", 1)))
-    return record(lambda: loop.evaluate_split("val", loop.model, [batch]))
+    return record(lambda: loop.evaluate_one(Evaluation("val", loop.model, [batch])))
 
 
 def count_evaluated_batches(loop: Loop, last: bool) -> int:
     """Return how many batches an evaluation takes; last: the one at the end of a run."""
-    return sum(len(list(batches)) for _, _, batches in loop.evaluations(last))
+    return sum(len(list(evaluation.batches)) for evaluation in loop.evaluations(last))
 
 
 def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
@@ -151,7 +151,7 @@ def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
     for session in recorders:
         session.make_directory()
         session.prepare()
-    for number, seconds in enumerate(in_turn(calls, rounds + 1, prepare=do_nothing)):
+    for number, seconds in enumerate(time_in_turn(calls, rounds + 1, prepare=do_nothing)):
         if number:  # the first warms up
             yield dict(zip(sessions, seconds, strict=True))
     for session in recorders:
@@ -216,7 +216,7 @@ def norms(rounds: int, rows: int, features: int) -> Iterator[Found]:
         if hasattr(each, "_orig_mod"):
             runs[name] = f"torch.compile of {runs[name]}"
     yield {"runs": runs, "failed": failed, "bytes": 5 * x.nbytes}
-    for seconds in in_turn(list(calls.values()), rounds):
+    for seconds in time_in_turn(list(calls.values()), rounds):
         yield dict(zip(calls, seconds, strict=True))
 
 

@@ -31,7 +31,7 @@ from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
-from normbench.studies.timing import Call, do_nothing, in_turn, seconds_of
+from normbench.studies.timing import Call, do_nothing, seconds_of, time_in_turn
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
 from normbench.training.launches import operators_of
@@ -130,7 +130,7 @@ def refuse_waits() -> Iterator[None]:
 
 def median_ms(calls: Mapping[str, Call]) -> dict[str, float]:
     """Return the median milliseconds of each call; they take turns, each by itself."""
-    rounds = list(in_turn(list(calls.values()), ROUNDS, prepare=do_nothing))
+    rounds = list(time_in_turn(list(calls.values()), ROUNDS, prepare=do_nothing))
     medians = 1e3 * np.median(rounds, axis=0)
     return dict(zip(calls, medians.tolist(), strict=True))
 
