@@ -16,7 +16,7 @@ from test_sentences import LOSS, arm
 
 from normbench.analysis.answers import EffectKind
 from normbench.analysis.designs import Contrast, find_contrasts
-from normbench.analysis.effect_sentences import say_effects, say_open_effects
+from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
 from normbench.analysis.examine import state_effect
 from normbench.analysis.figures.finals import draw_interactions
 from normbench.analysis.measures import Metric, accuracy_on
@@ -42,7 +42,7 @@ def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[
 
 def said(ones: Sequence[Contrast]) -> list[str]:
     effects = [state_effect(one) for one in ones]
-    return [*(text for kind in say_effects(effects) for text in kind), *say_open_effects(effects)]
+    return [*(text for kind in say_effects(effects) for text in kind), *say_effects_not_found(effects)]
 
 
 def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from sketches import sketched
 
 from normbench.analysis.figures import draw_all, panes, style
-from normbench.analysis.figures.panes import near
+from normbench.analysis.figures.panes import near_range
 from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
@@ -62,10 +62,10 @@ def test_norms_can_be_told_apart(blindness: str) -> None:
 
 
 def test_an_arm_far_off_does_not_squeeze_the_others(tmp_path: Path) -> None:
-    assert near([2.0, 2.1, 2.05, 9.0]) == (2.0, 2.1)
-    assert near([2.0, 2.1, 2.05, 2.2]) == (2.0, 2.2)
-    assert near([2.0, 3.0]) == (2.0, 3.0) and near([2.0, 2.0, 5.0]) == (2.0, 5.0)
-    assert near([90.0, 91.0, 90.5, 40.0], lower_is_better=False) == (90.0, 91.0)
+    assert near_range([2.0, 2.1, 2.05, 9.0]) == (2.0, 2.1)
+    assert near_range([2.0, 2.1, 2.05, 2.2]) == (2.0, 2.2)
+    assert near_range([2.0, 3.0]) == (2.0, 3.0) and near_range([2.0, 2.0, 5.0]) == (2.0, 5.0)
+    assert near_range([90.0, 91.0, 90.5, 40.0], lower_is_better=False) == (90.0, 91.0)
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.05, 2.1], "dyt": [2.1, 2.0], "none": [9.0, 9.1]})
     drawing = sketched(tmp_path)["step-time-loss"]
     assert drawing.canvas.axes[0].get_ylim()[1] < 3
@@ -129,7 +129,7 @@ def test_a_norm_has_its_proper_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", [(0.2, 0.9), (0.98, 1.02), (3e-4, 3e-2), (1e-6, 10.0), (4.0, 6.0)])
 def test_a_logarithmic_axis_has_three_ticks(values: tuple[float, float]) -> None:
-    with style.our_style():
+    with style.use_our_style():
         axes = panes.blank(2).subplots()
     axes.plot([0, 1], values)
     panes.log_scale(axes, "y")
@@ -165,7 +165,7 @@ def test_numbers_of_a_logarithmic_axis_are_short() -> None:
 
 
 def test_ticks_of_many_decades_stand_apart() -> None:
-    with style.our_style(7.0):
+    with style.use_our_style(7.0):
         axes, *_ = panes.blank(2.0).subplots(1, 3)
     axes.plot([1e-4, 1e4], [1e-13, 1])
     panes.log_scale(axes, "x")
@@ -217,7 +217,7 @@ def words_of(canvas: Any) -> list[tuple[str, Any]]:
 
 
 def test_words_are_broken_where_there_is_no_room() -> None:
-    with style.our_style():
+    with style.use_our_style():
         lines = panes.wrap("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5)
         assert all(panes.breadth(line) <= 1.5 for line in lines)
         assert (

@@ -83,7 +83,7 @@ def test_areas_are_compared_by_seed_and_stand_for_what_they_are_made_of(report: 
 
 
 def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> None:
-    figures = {one.name: one for one in draw_all(report.study, {"norm": "layernorm"}, report.by.metrics)}
+    figures = {one.name: one for one in draw_all(report.study, {"norm": "layernorm"}, report.yardstick.metrics)}
     maps = panels(figures, "map-factor-lr")
     panes = [figure.canvas.axes[0] for figure in maps]
     assert [figure.title for figure in maps] == ["DyT", "LayerNorm", "no norm"]

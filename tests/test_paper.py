@@ -26,7 +26,7 @@ from support import (
 )
 
 from normbench.analysis.figures.lines import draw_lines
-from normbench.analysis.figures.style import our_style
+from normbench.analysis.figures.style import use_our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
 from normbench.analysis.methods import write_methods
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
@@ -315,7 +315,7 @@ def test_arms_that_have_results_and_no_such_values_are_named(tmp_path: Path) -> 
 def test_arms_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
     for norm, depth in product(("layernorm", "rmsnorm"), range(13)):
         make_run(tmp_path, norm=norm, settings={"model.depth": depth, "model.width": 32 + depth % 2})
-    with our_style():
+    with use_our_style():
         figure, *others = draw_lines("loss-val-steps", read_study([tmp_path]).arms, "")
     assert len(others) == 11 and figure.group
     caption = figure.group.caption

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from normbench.analysis.comparisons import Comparison, corrected_alone
+from normbench.analysis.comparisons import Comparison, correct_p
 from normbench.analysis.measures import loss_on
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
@@ -120,7 +120,7 @@ def test_false_alarms_are_rare_for_accuracies_too(n: int) -> None:
     for baseline, *others in known.tolist():
         reference = dict(enumerate(baseline))
         found = [paired_difference(dict(enumerate(arm)), reference) for arm in others]
-        tested = corrected_alone([Comparison(**vars(one), **sides) for one in found])
+        tested = correct_p([Comparison(**vars(one), **sides) for one in found])
         assert {one.family for one in tested} == {arms}
         alarms += any(one.real for one in tested)
     assert alarms / studies <= 0.06

@@ -19,7 +19,7 @@ from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.finals import draw_step_times
 from normbench.analysis.latex import in_text
-from normbench.analysis.measures import alike, rounded_up, seconds_at
+from normbench.analysis.measures import comparable, rounded_up, seconds_at
 from normbench.analysis.records import RecordedRun
 from normbench.analysis.report import Report
 from normbench.analysis.statistics import seeds_needed
@@ -98,7 +98,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     assert len(rows.loc[["dyt"]]) == 6
     drawn = [line for axes in figure.canvas.axes for line in axes.lines]
     assert {line.get_marker() for line in drawn if "two groups" in str(line.get_gid())} == {"."}
-    (against,) = draw_step_times(arms, report.by.primary, "")
+    (against,) = draw_step_times(arms, report.yardstick.primary, "")
     assert [*against.data["arm"]] == ["layernorm", "rmsnorm"]
     assert against.caption.endswith("Not shown, as their runs end in two groups: dyt.")
 
@@ -316,7 +316,7 @@ def test_evaluations_of_a_few_batches_are_not_judged_with_the_one_of_all_data(
     runs = report.runs.groupby("norm").mean(numeric_only=True)
     assert runs["best"].to_dict() == pytest.approx({"layernorm": 2.1, "rmsnorm": 2.1})
     assert runs["best_step"].to_dict() == {"layernorm": 150, "rmsnorm": 100}
-    assert report.by.targets["rmsnorm"] == pytest.approx(2.1) and report.by.timed == "loss/val"
+    assert report.yardstick.targets["rmsnorm"] == pytest.approx(2.1) and report.yardstick.timed == "loss/val"
     assert runs["loss/val_at_equal_time"]["layernorm"] == pytest.approx(2.1, abs=0.01)
     assert [*runs["loss/val"]] == pytest.approx([1.9, 1.9])  # what judges by default is of all data
     assert report.comparisons[0].mean == pytest.approx(0) and not report.comparisons[0].real
@@ -339,12 +339,12 @@ def test_a_run_that_extends_others_leaves_out_how_those_ended(
     tmp_path: Path, session: dict[str, Any], left: list[int]
 ) -> None:
     make_run(tmp_path, session=session, settings={"trainer.eval_batches": 8})
-    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == left
+    assert comparable(runs_of(tmp_path)[0], "loss/val").steps.tolist() == left
 
 
 def test_a_run_judged_by_all_data_leaves_out_where_the_one_before_was_judged_by_some(tmp_path: Path) -> None:
     make_run(tmp_path, session={"step": 60, "extended": [ENDED_AT_60]}, settings=ALL_DATA)
-    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == [60, 80, 100]
+    assert comparable(runs_of(tmp_path)[0], "loss/val").steps.tolist() == [60, 80, 100]
 
 
 def test_the_best_of_one_evaluation_is_refused(tmp_path: Path) -> None:

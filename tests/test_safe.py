@@ -17,7 +17,7 @@ from made_runs import make_run, make_study
 
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.panes import blank
-from normbench.analysis.figures.style import our_style
+from normbench.analysis.figures.style import use_our_style
 from normbench.analysis.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
 from normbench.analysis.studied import read_study, save_study, studies_below
 from normbench.analysis.tables import Table
@@ -66,7 +66,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_foreign_study(place: Path) -> Path:
     """Make a study with a table and a figure in a folder, as we write it; return the folder."""
-    with our_style():
+    with use_our_style():
         canvas = blank(2.0)
         pane = canvas.subplots()
         pane.plot([0, 1], [0, 1], label="x")

@@ -200,7 +200,7 @@ def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> N
 
 def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
     _, found = lost(layernorm=BASE, dyt=["diverged", "diverged", *BASE[2:]])
-    assert [one.counted for one in found.survivals] == [None] and found.comparisons[0].family == 1
+    assert [one.p_before_holm for one in found.survivals] == [None] and found.comparisons[0].family == 1
     for fewer in range(6):
         ways = [fisher_p((one, fewer - one), (5, 5)) for one in range(fewer + 1)]
         assert least_fisher_p((0, fewer), (5, 5)) == pytest.approx(min(ways))
@@ -209,7 +209,7 @@ def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
 def test_runs_in_two_groups_have_no_interval() -> None:
     made, found = lost(layernorm=BASE, dyt=[2.01, 2.49, 2.04, 2.5, 2.03])
     (one,) = found.comparisons
-    assert one.p is one.interval is one.effect_size is one.detectable is one.counted is None and not one.real
+    assert one.p is one.interval is one.effect_size is one.detectable is one.p_before_holm is None and not one.real
     told = "\n".join(said(made, found.comparisons))
     assert "no mean, interval or p is given, as the runs of dyt end in two groups far apart: 3 of 5 trained" in told
     assert one.ranked_p is None and rows([one]) == [("dyt", "5", "two groups")]

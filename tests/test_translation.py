@@ -382,7 +382,7 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
     (one,) = report.answer.differences
     assert (one.verdict, one.metric.tag) == (Verdict.DIFFERENT, "bleu/val") and one.mean == pytest.approx(-1.21)
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
-    known = facts(report.study, options_of(report.study), report.by.primary.words, "")
+    known = facts(report.study, options_of(report.study), report.yardstick.primary.words, "")
     assert known["judged by"] == "validation BLEU after the last step (beam 5, nrefs:1|case:lc)"
     figure = sketched(tmp_path)["bleu-val-epochs"]
     assert max(float(row["x"]) for row in chosen(figure)) == 4 and figure.title == "Validation BLEU by epoch"

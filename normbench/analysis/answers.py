@@ -52,8 +52,8 @@ class Question:
 
     Attributes:
         task: the kind of task.
-        metric: by which arms are judged first.
-        margin: a difference in it that does not matter.
+        metric: the primary one, by which arms are judged.
+        margin: the largest difference in it that does not matter.
         varied: the settings that tell the arms apart.
         data: the data options of the runs.
         model: the model options of the runs.
@@ -61,8 +61,8 @@ class Question:
         held: what runs have in common beside what varies.
         parameters: the fewest and the most that a model has.
         seeds: all of them.
-        by_hand: the words of the command that all runs were given.
-        command: that of the sweep; empty where there is none, or several.
+        by_hand: the settings that the commands of all runs give, as words of a command.
+        command: the command of the sweep; empty where no sweep made the runs, or several did.
     """
 
     task: str
@@ -107,8 +107,8 @@ class Result:
     Attributes:
         metric: its tag.
         n: how many seeds have a result.
-        mean: over them, in the metric's unit; missing where runs end in two groups, of which some did not train.
-        interval: Student's, of 95 %; missing as the mean is.
+        mean: over these seeds, in the metric's unit; missing where runs end in two groups, of which one did not train.
+        interval: Student's 95 % interval; missing where the mean is.
     """
 
     metric: str
@@ -123,11 +123,11 @@ class ArmResult:
 
     Attributes:
         name: such as `rmsnorm · pre`.
-        settings: what it has of what varies.
+        settings: its values of the settings that vary.
         compared_as: its name among the arms that are compared; None where another learning rate of the arm is better.
         seeds: of its runs.
-        statuses: how many runs there are of each.
-        trained: whether most of those that finished did.
+        statuses: how many runs have each status.
+        trained: whether most of the runs that finished trained.
         stuck: the runs that did not train.
         results: how it ended in each metric.
     """
@@ -168,7 +168,7 @@ class StatedTest:
 
     Attributes:
         arm: its name.
-        baseline: that of the baseline.
+        baseline: the name of its baseline.
         p: of the test by itself.
         corrected: p after Holm, and for learning rates that one of the two had more of to choose from.
         family: over how many tests Holm corrects.
@@ -185,16 +185,16 @@ class StatedTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired(StatedTest):
-    """What is found of an arm less what is found of its baseline, seed by seed.
+    """A number of an arm less the same number of its baseline, seed by seed.
 
     Attributes:
-        metric: what is found of them.
+        metric: in which both are measured.
         seeds: those that are compared.
-        values: one for each of the seeds.
-        tried: how many seeds either arm has.
+        values: the difference in each of these seeds.
+        tried: how many seeds the arm and the baseline have, counting each once.
         mean: of the values.
-        sd: of the values; 0 where all are equal.
-        interval: Student's, of 95 %.
+        sd: standard deviation of the values; 0 where all are equal.
+        interval: Student's 95 % interval of the mean.
     """
 
     metric: Metric
@@ -207,13 +207,13 @@ class Paired(StatedTest):
 
     @property
     def n(self) -> int:
-        """Return how many seeds there are."""
+        """Return how many seeds are compared."""
         return len(self.seeds)
 
 
 @dataclass(frozen=True)
 class TwoGroups:
-    """An arm whose runs end in two groups far apart: so many of those that finished trained."""
+    """An arm whose runs end in two groups far apart: how many of its runs trained, of how many that finished."""
 
     arm: str
     trained: int
@@ -222,7 +222,7 @@ class TwoGroups:
 
 @dataclass(frozen=True)
 class Deciding:
-    """The seed without which the answer would be another, and p without it."""
+    """The seed without which the answer would change, and p without it."""
 
     seed: int
     p: float
@@ -236,16 +236,16 @@ class ArmDifference(Paired):
         verdict: what can be said of it.
         better: whether the arm's mean is the better one.
         effect_size: Hedges' g.
-        detectable: the smallest difference that so many seeds find four times in five.
-        detectable_interval: its 95 % interval, as the spread is known from few seeds.
+        detectable: the smallest true difference that would be found four times in five with these seeds.
+        detectable_interval: its 95 % interval, since the spread is estimated from few seeds.
         untrained: which of the two did not train.
         torn: which of the two have no mean, so that nothing is tested.
-        survived: whether seeds were lost beside those that are compared.
-        lost: how many the arm and the baseline lost, of those that ended in both.
-        ranks: how many are in the test of signed ranks, a run that was lost as the last one.
+        survived: whether other seeds were lost, so that these are the survivors.
+        lost: how many seeds the arm and the baseline lost, of those that ended in both.
+        ranks: how many values the signed-rank test has, in which a lost run ranks last.
         ranked_p: p of that test.
-        skewed: whether values are, or one is an outlier.
-        deciding: the one seed that decides.
+        skewed: whether the values are skewed, or one is an outlier.
+        deciding: the one seed that decides the answer, if one does.
     """
 
     verdict: Verdict
@@ -264,7 +264,7 @@ class ArmDifference(Paired):
 
 
 class EffectKind(StrEnum):
-    """What a factor does to an arm."""
+    """What is measured of a factor's effect on an arm."""
 
     CHANGE = "change"  # from its usual value to another
     SLOPE = "slope"  # per doubling
@@ -278,8 +278,8 @@ class Effect(Paired):
     """What a factor does to an arm, less what it does to the baseline.
 
     Attributes:
-        kind: what it is an effect on.
-        factor: the setting, or two of a grid.
+        kind: what is measured of it.
+        factor: the setting, or the two of a grid.
         levels: its values, the usual one first, or all from low to high.
         own: the effects on the arm, by seed.
         other: the effects on the baseline, by seed.
@@ -297,11 +297,11 @@ class Losses(StatedTest):
     """How many runs of an arm and of its baseline were lost.
 
     Attributes:
-        lost: so many of the arm, and of the baseline.
-        runs: of so many that finished or diverged.
-        counted: whether so few runs can show anything.
-        diverged: whether some diverged.
-        stuck: whether some did not train.
+        lost: how many runs the arm and the baseline lost.
+        runs: how many runs of each finished or diverged.
+        counted: whether the test can show anything with so many lost in all, and so counts in its family.
+        diverged: whether some runs diverged.
+        stuck: whether some runs did not train.
     """
 
     lost: tuple[int, int]
@@ -323,8 +323,8 @@ class ReasonKind(StrEnum):
     VANISHING_DOWN = "gradients vanish on their way down"
     STANDING = "standing loss"  # the training loss no longer falls
     FALLING = "falling loss"  # it still does
-    STREAM = "stream"  # another one than the baseline's leaves the last block
-    FIRST_GRADIENT = "first gradient"  # another one than the baseline's
+    STREAM = "stream"  # what leaves the last block differs in size from the baseline's
+    FIRST_GRADIENT = "first gradient"  # its norm differs from the baseline's
     LAST_GRADIENT = "last gradient"
 
 
@@ -388,9 +388,9 @@ class Evidence:
     """What shows that something is unfair.
 
     Attributes:
-        value: that arms have, in words, or why a run is missing; empty where the rest tells all.
-        arms: by their names.
-        runs: by their names.
+        value: what arms have, or why a run is missing, in words; empty where the other fields say all.
+        arms: their names.
+        runs: their names.
         seeds: those that are missing.
         numbers: what was counted or measured, by name.
     """
@@ -407,10 +407,10 @@ class Caveat:
     """What is unfair.
 
     Attributes:
-        kind: of what makes it so.
-        serious: whether it may decide who wins.
+        kind: what makes the comparison unfair.
+        serious: whether it may decide which arm is better.
         found: what shows it.
-        text: the sentence that is made of that.
+        text: the sentence made of what is found.
     """
 
     kind: CaveatKind
@@ -447,12 +447,12 @@ class NextStep:
     """What to do next.
 
     Attributes:
-        kind: of what to do.
-        command: a line for a shell, or the word that is to be added to one's own; empty where nobody knows it.
-        arm: the one that did not train.
+        kind: what to do.
+        command: a line for a shell, or a word to add to one's own command; empty where neither is known.
+        arm: the arm that did not train.
         remedies: what may make it train.
-        seeds: how many more.
-        size: of the difference that they would show, in the metric's unit.
+        seeds: how many more seeds to run.
+        size: the difference that they would show, in the metric's unit.
     """
 
     kind: StepKind
@@ -481,10 +481,10 @@ class Answer:
         effects: of crossed factors.
         losses: how many runs were lost.
         causes: what probes show.
-        caveats: what is unfair, what may decide it first.
-        next: what to do.
-        damaged: runs that cannot be read, and why.
-        missing: runs that were planned and have no directory, and why.
+        caveats: what is unfair, the serious ones first.
+        next: what to do next.
+        damaged: why each run that cannot be read cannot.
+        missing: why each planned run without a directory failed, empty where that is not known.
     """
 
     version: int = VERSION
@@ -503,12 +503,12 @@ class Answer:
     missing: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Return it as `answer.json` has it."""
+        """Return the content of `answer.json`."""
         return json.dumps(to_plain(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Answer:
-        """Return what an `answer.json` holds.
+        """Return the answer that the content of an `answer.json` holds.
 
         Raises:
             ValueError, LookupError, TypeError: it is not one, or one of another version.
@@ -521,7 +521,7 @@ class Answer:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as JSON has it, which knows no NaN and no infinity."""
+    """Return a value in types that JSON has: null for NaN, a word for an infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, StrEnum):
@@ -538,7 +538,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """Return what `to_plain` has made of a value of a type."""
+    """Return a value of a type, read from what `to_plain` has made of it. kind: the type, as annotations have it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:  # with None
         return None if value is None else from_plain(arguments[0], value)

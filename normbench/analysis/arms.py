@@ -29,12 +29,13 @@ BANDS = {
 
 
 def write_arms(folder: Path, studies: Sequence[RecordedStudy] = ()) -> bool:
-    """Write the arms of each folder of runs below one; returns whether there are any, with several seeds.
+    """Write the arms of each folder of runs below one; return whether any has several seeds and was written.
 
-    They lie in `arms`, which is ours alone where it is marked so. studies: what was read of the runs, where it was.
+    They are written to `arms`, beside the runs, unless that folder is there and not marked as ours. studies: the runs,
+    where they have been read already.
     """
     places = defaultdict[Path, list[RecordedRun]](list)
-    with suppress(UsageError):  # of something else, which TensorBoard may show, or no run has ended
+    with suppress(UsageError):  # the folder has no runs that ended, but perhaps logs of something else
         studies = studies or read_studies([folder])
     for study in studies:
         for run in study.runs:
@@ -49,14 +50,14 @@ def write_arms(folder: Path, studies: Sequence[RecordedStudy] = ()) -> bool:
 
 
 def have_several_seeds(study: RecordedStudy) -> bool:
-    """Say whether runs of one task have ended, and some arm has several of them."""
+    """Tell whether runs of one task have ended, and some arm has several of them."""
     runs = study.runs
     one_task = len({run.task for run in runs}) == 1
     return one_task and len(runs) > len(study.arms) and any(run.ended for run in runs)
 
 
 def replace_arms(study: RecordedStudy, arms: Path) -> bool:
-    """Write the arms of a study in place of older ones; returns whether that folder is ours to write."""
+    """Write the arms of a study in place of older ones; return whether the folder is ours to write."""
     if arms.exists() and not (arms / MARK).exists():
         return False
     shutil.rmtree(arms, ignore_errors=True)
@@ -67,7 +68,7 @@ def replace_arms(study: RecordedStudy, arms: Path) -> bool:
 
 
 def folder_name(arm: str) -> str:
-    """Return an arm's name as that of a folder: one, and none above it."""
+    """Return an arm's name as that of one folder, never of a path."""
     return "_" if arm in (".", "..") else arm.replace("/", "_")
 
 
@@ -98,7 +99,7 @@ def chart_of(tag: str) -> dict[str, Any]:
 
 
 def means_by_step(arm: Arm) -> Mapping[int, dict[str, float]]:
-    """Return the means over an arm's seeds by step and tag, and of some tags the ends of a band."""
+    """Return the means over an arm's seeds by step and tag, with bands around those of some tags."""
     logged = defaultdict[int, dict[str, float]](dict)
     by_tag = defaultdict[str, list[pd.Series]](list)
     for run in arm.runs:

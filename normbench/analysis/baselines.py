@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.records import Arm, RecordedStudy, canonical, read_studies, shortened
+from normbench.analysis.records import Arm, RecordedStudy, canonical, join_first, read_studies
 from normbench.config.sections import GROUPS
 from normbench.errors import ArgumentError, UsageError
 from normbench.settings import nearest
@@ -23,7 +23,7 @@ USUAL = {"norm": "layernorm", "placement": "pre"}
 
 
 def usual_baseline(study: RecordedStudy) -> Baseline:
-    """Return layernorm and pre, or what is there of it; else what the first arm has."""
+    """Return layernorm with pre, or the one of them that the study has; else the settings of the first arm."""
     first = study.arms[0].settings
     choices: list[Baseline] = [dict(USUAL)]
     for key, value in USUAL.items():
@@ -74,15 +74,15 @@ def settings_named(study: RecordedStudy, words: str) -> Baseline:
         name, equals, value = word.rpartition("=")
         found = known.get(word, known.get(f"{name}{equals}{canonical(value)}"))
         if found is None:
-            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {shortened([*known])}")
+            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {join_first([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
-        raise UnknownArm(words, f"is not an arm: allowed are {shortened([arm.name for arm in study.arms])}")
+        raise UnknownArm(words, f"is not an arm: allowed are {join_first([arm.name for arm in study.arms])}")
     return settings
 
 
 def words_for_arms(study: RecordedStudy) -> dict[str, Baseline]:
-    """Return what names arms, and the settings that it stands for."""
+    """Return the words that name arms, and the settings that each stands for."""
     known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for arm in study.arms:
         for key, value in arm.settings.items():
@@ -103,7 +103,7 @@ def read_pairs(first: str, second: str, folder: Path) -> list[RecordedStudy]:
     """Read the two arms that words name, for each task that has both: folders of runs, or arms of runs below `folder`.
 
     Raises:
-        UsageError: in no task; why, of the first one.
+        UsageError: no task has both; it says why the first does not.
     """
     are_folders = Path(first).is_dir() and Path(second).is_dir()
     folders = [Path(first), Path(second)] if are_folders else [folder]
@@ -120,7 +120,7 @@ def read_pairs(first: str, second: str, folder: Path) -> list[RecordedStudy]:
 
 
 def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) -> RecordedStudy:
-    """Return the two arms of a study that words name. folder: where they are; none: the words are folders.
+    """Return the two arms of a study that words name. folder: where they are; None where the words are folders.
 
     Raises:
         UsageError: a word names no arm or several, or both name the same.
@@ -137,7 +137,7 @@ def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) 
 
 
 def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
-    """Return the arm of a study that a word names. folder: where it is; none: the word is a folder.
+    """Return the arm of a study that a word names. folder: where it is; None where the word is a folder.
 
     Raises:
         UsageError: the word names no arm or several.
@@ -150,6 +150,6 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
         if runs and arm.has(wanted):
             found.append(Arm(arm.settings, runs))
     if len(found) != 1:
-        names = shortened([arm.name for arm in found])
+        names = join_first([arm.name for arm in found])
         raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
     return found[0]

@@ -27,12 +27,12 @@ MOSTLY_SATURATED = 0.5  # share at the bound from which on it may keep an arm fr
 SATURATED = 0.1  # share from which on it is worth telling
 VANISHED = 0.001  # norm of the gradients of all blocks over that of all gradients
 VANISHED_DOWN = 0.01  # gradient norm of the first block over that of the last one
-FALLS = 0.01  # share of the training loss that is lost late in training, from which on it still falls
-APART = 1.5  # ratio from which on a measure of an arm is another than the baseline's
+FALLS = 0.01  # share by which the training loss falls late in training, from which on it counts as falling
+APART = 1.5  # ratio from which on a measure of an arm differs from the baseline's
 
 # Verdicts that more seeds may change.
-OPEN = (Verdict.POSSIBLE, Verdict.CONSTANT, Verdict.UNKNOWN, Verdict.ALIKE, Verdict.ONE_SEED)
-PILOT_SEEDS = 4  # more, where nothing is known of how much seeds differ
+UNDECIDED = (Verdict.POSSIBLE, Verdict.CONSTANT, Verdict.UNKNOWN, Verdict.ALIKE, Verdict.ONE_SEED)
+PILOT_SEEDS = 4  # how many to add where it is not known how much seeds differ
 
 
 # ---- what the probes of an arm say
@@ -40,7 +40,7 @@ PILOT_SEEDS = 4  # more, where nothing is known of how much seeds differ
 
 @dataclass(frozen=True)
 class Readings:
-    """Means over an arm's finished runs; NaN for what was not probed.
+    """What probes read of an arm, as means over its finished runs; NaN for what was not probed.
 
     Attributes:
         entering: root mean square of what enters the first norm, at the first probed step.
@@ -50,8 +50,8 @@ class Readings:
         first_gradient: norm of the gradients of the first block, at the end.
         last_gradient: norm of the gradients of the last block, at the end.
         stream: root mean square of what leaves the last block, at the end.
-        saturated: share at the bound, of the block with the most.
-        fall: share of the training loss that was lost between the third and the last quarter of the run.
+        saturated: share of a norm's inputs at its bound, in the block with the most.
+        fall: share by which the training loss fell from the third to the last quarter of the run.
     """
 
     entering: float
@@ -66,7 +66,7 @@ class Readings:
 
 
 def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
-    """Return what probes say of an arm. blocks: of `activations_frame`."""
+    """Return what probes read of an arm. blocks: as `activations_frame` has them."""
     runs = arm.finished
     own = blocks[blocks["arm"] == arm.name]
     streams = own["stream RMS"].tolist() or [NAN]
@@ -86,13 +86,16 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of those that are finite; NaN of none."""
+    """Return the mean of the values that are finite; NaN where none is."""
     found = known(values)
     return float(np.mean(found)) if found else NAN
 
 
 def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
-    """Return what a run's first tag of a form has at a place of its curve."""
+    """Return a value of the first of a run's curves whose tag has some form; NaN where there is none.
+
+    place: 0 for its first finite value, -1 for its last.
+    """
     for name, curve in run.curves.items():
         values = finite(curve).values if tag.fullmatch(name) else ()
         if len(values):
@@ -101,7 +104,7 @@ def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
 
 
 def late_fall(run: RecordedRun) -> float:
-    """Return the share of a run's training loss that was lost between the third and the last quarter of its record."""
+    """Return the share by which a run's training loss fell from the third to the last quarter of its record."""
     losses = finite(run.curves.get(TRAINING_LOSS)).values
     *_, third, last = np.array_split(losses, 4)
     if not len(last):
@@ -113,48 +116,48 @@ def late_fall(run: RecordedRun) -> float:
 
 
 def causes_of(
-    arms: Sequence[Arm], seen: Mapping[str, Readings], comparisons: Sequence[Comparison]
+    arms: Sequence[Arm], readings_of: Mapping[str, Readings], comparisons: Sequence[Comparison]
 ) -> tuple[Cause, ...]:
-    """Return what probes show of arms that did not train, and what goes along with differences that are real.
+    """Return what probes show of arms that did not train, and of arms that differ from their baselines.
 
-    seen: what probes say of each arm, by its name.
+    readings_of: what probes read of each arm, by its name.
     """
     found = []
     for arm in arms:
         if not arm.trained:
-            found.append(Cause(arm.name, None, reasons_of(seen[arm.name])))
+            found.append(Cause(arm.name, None, reasons_of(readings_of[arm.name])))
     for one in comparisons:
         if one.real:
-            reasons = reasons_between(seen[one.arm.name], seen[one.baseline.name])
+            reasons = reasons_between(readings_of[one.arm.name], readings_of[one.baseline.name])
             if reasons:
                 found.append(Cause(one.arm.name, one.baseline.name, reasons))
     return tuple(found)
 
 
-def reasons_of(of: Readings) -> tuple[Reason, ...]:
+def reasons_of(readings: Readings) -> tuple[Reason, ...]:
     """Return what may have kept an arm from training."""
     found = []
-    if of.entering < SMALL:
-        evidence = {"entering": of.entering}
-        if of.passed < SMALL:
-            evidence["passed"] = of.passed
+    if readings.entering < SMALL:
+        evidence = {"entering": readings.entering}
+        if readings.passed < SMALL:
+            evidence["passed"] = readings.passed
         found.append(Reason(ReasonKind.SMALL_STREAM, evidence))
-    if of.saturated > MOSTLY_SATURATED:
-        found.append(Reason(ReasonKind.SATURATED, {"saturated": of.saturated}))
-    if of.in_blocks < VANISHED * of.gradient:
-        found.append(Reason(ReasonKind.VANISHING, {"in_blocks": of.in_blocks, "gradient": of.gradient}))
-    elif of.first_gradient < VANISHED_DOWN * of.last_gradient:
-        evidence = {"last_gradient": of.last_gradient, "first_gradient": of.first_gradient}
+    if readings.saturated > MOSTLY_SATURATED:
+        found.append(Reason(ReasonKind.SATURATED, {"saturated": readings.saturated}))
+    if readings.in_blocks < VANISHED * readings.gradient:
+        found.append(Reason(ReasonKind.VANISHING, {"in_blocks": readings.in_blocks, "gradient": readings.gradient}))
+    elif readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
+        evidence = {"last_gradient": readings.last_gradient, "first_gradient": readings.first_gradient}
         found.append(Reason(ReasonKind.VANISHING_DOWN, evidence))
-    if of.fall < FALLS:
-        found.append(Reason(ReasonKind.STANDING, {"fall": of.fall}))
-    elif of.fall >= FALLS:  # it may be NaN
-        found.append(Reason(ReasonKind.FALLING, {"fall": of.fall}))
+    if readings.fall < FALLS:
+        found.append(Reason(ReasonKind.STANDING, {"fall": readings.fall}))
+    elif readings.fall >= FALLS:  # it may be NaN
+        found.append(Reason(ReasonKind.FALLING, {"fall": readings.fall}))
     return tuple(found)
 
 
 def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
-    """Return in what an arm is another than its baseline."""
+    """Return in what an arm differs from its baseline."""
     measures = {
         ReasonKind.STREAM: (ours.stream, theirs.stream),
         ReasonKind.FIRST_GRADIENT: (ours.first_gradient, theirs.first_gradient),
@@ -175,14 +178,14 @@ def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
 def next_steps(
     study: RecordedStudy,
     arms: Sequence[Arm],
-    seen: Mapping[str, Readings],
+    readings_of: Mapping[str, Readings],
     comparisons: Sequence[Comparison],
     margin: float | None,
 ) -> tuple[NextStep, ...]:
-    """Return what to do now, with the commands for it.
+    """Return what to do next, with the commands for it.
 
-    seen: what probes say of each arm, by its name. margin: the smallest difference that matters; without one, it is
-    half of what so many seeds can show.
+    readings_of: what probes read of each arm, by its name. margin: the largest difference that does not matter; by
+    default half of the smallest that the seeds can show.
     """
     found = []
     resume = study.resume()
@@ -190,30 +193,30 @@ def next_steps(
         found.append(NextStep(StepKind.FINISH, resume))
     for arm in arms:
         if not arm.trained:
-            remedies = remedies_for(seen[arm.name])
+            remedies = remedies_for(readings_of[arm.name])
             found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
-    undecided = [one for one in comparisons if one.verdict(margin) in OPEN]
+    undecided = [one for one in comparisons if one.verdict(margin) in UNDECIDED]
     if undecided:
         found += more_seeds(study, undecided, margin)
     if comparisons and not found:
-        found.append(hold_or_not(study))
+        found.append(confirm_elsewhere(study))
     return tuple(found)
 
 
-def remedies_for(of: Readings) -> tuple[Remedy, ...]:
+def remedies_for(readings: Readings) -> tuple[Remedy, ...]:
     """Return what may make an arm train."""
     found = []
-    if of.entering < SMALL and of.passed < SMALL:
+    if readings.entering < SMALL and readings.passed < SMALL:
         found.append(Remedy.LARGER_STREAM)
-    if of.saturated > MOSTLY_SATURATED or of.first_gradient < VANISHED_DOWN * of.last_gradient:
+    if readings.saturated > MOSTLY_SATURATED or readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
         found.append(Remedy.WARMUP)
-    if of.fall >= FALLS:
+    if readings.fall >= FALLS:
         found.append(Remedy.STEPS)
     return tuple(found or [Remedy.OTHER_RATES])
 
 
 def more_seeds(study: RecordedStudy, ones: Sequence[Comparison], margin: float | None) -> list[NextStep]:
-    """Return how to add the seeds that comparisons need which more of them may decide."""
+    """Return the step that adds the seeds which undecided comparisons need; none where they have enough."""
     detectable = known(one.detectable for one in ones)
     if not detectable:
         return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))]
@@ -226,7 +229,7 @@ def more_seeds(study: RecordedStudy, ones: Sequence[Comparison], margin: float |
     return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)]
 
 
-def hold_or_not(study: RecordedStudy) -> NextStep:
+def confirm_elsewhere(study: RecordedStudy) -> NextStep:
     """Return how to see whether what was found holds elsewhere."""
     if LEARNING_RATE not in study.varied and not study.fairly_chosen:
         return NextStep(StepKind.OWN_RATES, own_rates(study))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from normbench.analysis.answers import Evidence
-from normbench.analysis.records import shortened
+from normbench.analysis.records import join_first
 from normbench.analysis.statistics import FEWEST_RANKS
 from normbench.analysis.wording import equals, fixed
 
@@ -31,7 +31,7 @@ def say_damaged(found: Evidence) -> str:
 def say_contradictions(found: Evidence) -> str:
     """Say of which runs the summary is not what they have logged."""
     text = "summary.json has other final metrics than those logged last in metrics.jsonl"
-    return f"{shortened(found.runs, MOST)}: {text}"
+    return f"{join_first(found.runs, MOST)}: {text}"
 
 
 def say_missing_runs(found: Sequence[Evidence]) -> str:
@@ -40,13 +40,13 @@ def say_missing_runs(found: Sequence[Evidence]) -> str:
     for one in found:
         (run,) = one.runs
         names.append(f"{run} ({one.value})" if one.value else run)
-    return f"planned and not there (failed or not begun), {len(found)}: {shortened(names, MOST_MISSING)}"
+    return f"planned and not there (failed or not begun), {len(found)}: {join_first(names, MOST_MISSING)}"
 
 
 def say_missing_seeds(found: Evidence) -> str:
     """Say which arms lack seeds that others have."""
-    seeds = shortened([str(seed) for seed in found.seeds])
-    return f"{shortened(found.arms, MOST)}: no run with seed {seeds}, which other arms have"
+    seeds = join_first([str(seed) for seed in found.seeds])
+    return f"{join_first(found.arms, MOST)}: no run with seed {seeds}, which other arms have"
 
 
 # ---- what all runs should have in common, and what none should have
@@ -54,13 +54,13 @@ def say_missing_seeds(found: Evidence) -> str:
 
 def say_unequal(sentence: str, found: Iterable[Evidence]) -> str:
     """Say after a sentence who has which value, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
-    values = [f"{one.value} ({shortened(one.arms, MOST_OF_ONE_VALUE)})" for one in found]
+    values = [f"{one.value} ({join_first(one.arms, MOST_OF_ONE_VALUE)})" for one in found]
     return f"{sentence}: {'; '.join(values)}"
 
 
 def say_of_arms(found: Iterable[Evidence], sentence: str) -> str:
     """Say of which arms a sentence is true."""
-    return f"{shortened(arms_in(found), MOST)}: {sentence}"
+    return f"{join_first(arms_in(found), MOST)}: {sentence}"
 
 
 # ---- step times
@@ -71,7 +71,7 @@ def say_step_times(found: Sequence[Evidence]) -> str:
     worst = max(one.numbers["ratio"] for one in found)
     return (
         f"step times differ up to {worst:.1f}-fold between seeds of one arm, so runs disturbed each other, or the "
-        f"machine did other work: their times say little: {shortened(arms_in(found), MOST)}"
+        f"machine did other work: their times say little: {join_first(arms_in(found), MOST)}"
     )
 
 
@@ -79,7 +79,7 @@ def say_launches(gpus: Sequence[Evidence], arms: Sequence[Evidence]) -> str:
     """Say that GPUs probably waited for their hosts. gpus: by their names. arms: the work of their hosts."""
     least = round(1000 * min(one.numbers["host_share"] for one in arms)) // 10
     names = [one.value for one in gpus]
-    gpu = f"the {names[0]}" if len(names) == 1 else f"the GPU (one of {shortened(names)})"
+    gpu = f"the {names[0]}" if len(names) == 1 else f"the GPU (one of {join_first(names)})"
     counts = [f"{one.numbers['operators']:,.0f} ({one.arms[0]})" for one in arms]
     return (
         f"in most runs the host was at work for at least {least} % of a step, so {gpu} probably waited for it, "
@@ -102,7 +102,7 @@ def say_open_rate(found: Sequence[Evidence]) -> str:
     (name,) = arms_in(found)
     lacking = []
     for one in found:
-        seeds = shortened([str(seed) for seed in one.seeds], MOST)
+        seeds = join_first([str(seed) for seed in one.seeds], MOST)
         lacking.append(f"lr {one.value} lacks seed {seeds}")
     return f"{name}: the choice of its learning rate is not final, as {'; '.join(lacking)}"
 
@@ -121,7 +121,7 @@ def say_unequal_choices(own: Evidence, other: Evidence) -> str:
 
 
 def say_lost_runs(found: Iterable[Evidence]) -> str:
-    """Say how many runs arms lost that are compared on the seeds that survived."""
+    """Say how many runs those arms lost that are compared on the seeds that survived."""
     losses = []
     for one in found:
         losses.append(f"{one.arms[0]}: {one.numbers['lost']} of {one.numbers['runs']} runs {one.value}")
@@ -130,7 +130,7 @@ def say_lost_runs(found: Iterable[Evidence]) -> str:
 
 
 def say_skewed(found: Evidence) -> str:
-    """Say that differences by seed may be too skewed for the t test, and what the test of signed ranks gives."""
+    """Say that differences by seed may be too skewed for the t test, and what the signed-rank test gives."""
     arm, baseline = found.arms
     p = equals(found.numbers.get("ranked_p"))
     text = (
@@ -143,7 +143,7 @@ def say_skewed(found: Evidence) -> str:
 
 
 def say_few_examples(found: Evidence) -> str:
-    """Say how far an accuracy would be off on as many other examples."""
+    """Say by how much an accuracy would differ on as many other examples."""
     n = found.numbers["examples"]
     accuracy = fixed(100 * found.numbers["accuracy"], 1)
     error = fixed(100 * found.numbers["standard_error"], 1)

@@ -28,10 +28,10 @@ from normbench.analysis.statistics import (
 
 LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
 ENDS = ("finished", *LOST)
-ENOUGH = 10  # seeds from which on a t test is fairly safe from skewed differences
-FEWEST = 3  # seeds from which on it may be said that arms do not differ by more than so much
+ENOUGH_SEEDS = 10  # seeds from which on skewed differences hardly mislead a t test
+FEWEST_SEEDS = 3  # seeds from which on a report may say how much arms differ at most
 
-# The settings that the arm on the other side of a comparison has; in all others it is like the arm itself.
+# The settings that an arm's partner has in a comparison; in all others it is like the arm.
 Baseline = dict[str, Any]
 
 
@@ -39,8 +39,8 @@ Baseline = dict[str, Any]
 class BaselineTest(ABC):
     """What is tested of an arm against its baseline.
 
-    corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many tests Holm
-    corrects: all that an answer states.
+    corrected: p after Holm's correction, and for the learning rates that one of the two had more of to choose from.
+    family: over how many tests Holm corrects, which are all that an answer states.
     """
 
     arm: Arm
@@ -55,42 +55,42 @@ class BaselineTest(ABC):
 
     @property
     @abstractmethod
-    def counted(self) -> float | None:
-        """Return p as it counts in its family; None where nothing is tested."""
+    def p_before_holm(self) -> float | None:
+        """Return p as it enters Holm's correction; None for a test that takes no part in it."""
 
     @property
-    def choices(self) -> int:
-        """Return among how many tests this one was chosen, with which p is multiplied (Bonferroni)."""
+    def bonferroni_factor(self) -> int:
+        """Return what p is multiplied by where one arm had more learning rates to choose from than the other."""
         return 1 + abs(self.arm.rates - self.baseline.rates)
 
     @property
     def real(self) -> bool:
-        """Say whether it may be called a difference."""
+        """Tell whether it may be called a difference."""
         return self.corrected is not None and self.corrected < ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Sample, BaselineTest):
-    """What is found of an arm less what is found of its baseline, seed by seed."""
+class PairedTest(Sample, BaselineTest):
+    """A test of a number of an arm less the same number of its baseline, seed by seed."""
 
     metric: Metric
 
     @property
-    def counted(self) -> float | None:
-        """Return p as it counts; of differences that are all the same it is 1, as that they are is chance, too."""
+    def p_before_holm(self) -> float | None:
+        """Return p as it enters Holm's correction; 1 where all differences are the same, which may be chance."""
         if self.n < 2:
             return None
         p = 1.0 if self.p is None else self.p
-        return min(1.0, self.choices * p)
+        return min(1.0, self.bonferroni_factor * p)
 
     @property
     def tried(self) -> set[int]:
-        """Return all seeds of either arm."""
+        """Return the seeds of the arm and of its baseline, those that did not finish too."""
         return self.arm.seeds | self.baseline.seeds
 
     @property
     def decided_by(self) -> tuple[int, float] | None:
-        """Return the seed without which the answer would be another, and p without it, as far as one decides alone."""
+        """Return the one seed without which the answer would change, and p without it; None where no seed decides."""
         if not self.p or self.corrected is None:
             return None
         level = ALPHA * self.p / self.corrected if self.corrected < 1 else ALPHA / self.family
@@ -98,12 +98,12 @@ class Compared(Sample, BaselineTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Compared):
+class Comparison(PairedTest):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both."""
 
     @cached_property
     def torn(self) -> list[Arm]:
-        """Return the arms whose runs end in two groups far apart, as some of them did not train."""
+        """Return which of the two arms have runs that end in two groups far apart, as some did not train."""
         return [arm for arm in (self.arm, self.baseline) if in_two_groups(arm, self.metric, self.seeds)]
 
     @property
@@ -113,7 +113,7 @@ class Comparison(Compared):
 
     @property
     def p(self) -> float | None:
-        """Return that of the paired t test; there is none over two groups."""
+        """Return p of the paired t test; there is none over two groups."""
         return None if self.torn else super().p
 
     @property
@@ -122,27 +122,27 @@ class Comparison(Compared):
         return None if self.torn else super().effect_size
 
     @property
-    def counted(self) -> float | None:
-        """Return p as it counts; arms of which nothing is said do not."""
-        return super().counted if self.trained and not self.torn else None
+    def p_before_holm(self) -> float | None:
+        """Return p as it enters Holm's correction; None where an arm did not train, or ends in two groups."""
+        return super().p_before_holm if self.trained and not self.torn else None
 
     @property
     def detectable(self) -> float | None:
-        """Return the smallest difference that would have been found four times in five, Holm included."""
+        """Return the smallest true difference that would be found four times in five, with Holm's correction."""
         if not self.sd or self.torn:
             return None
         return detectable_difference(self.n, self.sd, family=self.family)
 
     @property
     def detectable_interval(self) -> Interval | None:
-        """Return the interval of that, as the spread is known from few seeds."""
+        """Return the interval of `detectable`, since the spread is estimated from few seeds."""
         if not self.sd or self.torn:
             return None
         return detectable_interval(self.n, self.sd, family=self.family)
 
     @property
     def survived(self) -> bool:
-        """Say whether the pairs are what is left where other seeds were lost."""
+        """Tell whether other seeds were lost, so that those compared are the survivors."""
         runs = (*self.arm.runs, *self.baseline.runs)
         return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
@@ -160,14 +160,14 @@ class Comparison(Compared):
 
     @property
     def flattered(self) -> bool:
-        """Say whether the side that looks better has lost more runs: its best seeds alone are then compared."""
+        """Tell whether the side that looks better has lost more runs, so that only its best seeds are compared."""
         ours, theirs = self.lost
         arm_lost_more = len(ours) > len(theirs)
         return len(ours) != len(theirs) and self.better == arm_lost_more
 
     @property
     def ranked(self) -> tuple[float, ...]:
-        """Return the differences that are ranked: a seed that one side alone has lost is the worst one for it."""
+        """Return the values of the signed-rank test, in which a seed that only one side lost counts as its worst."""
         ours, theirs = self.lost
         worst = math.inf if self.metric.lower_is_better else -math.inf
         lost_by_arm = [worst] * len(ours - theirs)
@@ -176,22 +176,22 @@ class Comparison(Compared):
 
     @property
     def ranked_p(self) -> float | None:
-        """Return the p of the signed-rank test in which a lost run ranks last; none over two groups."""
+        """Return p of the signed-rank test over `ranked`; there is none over two groups."""
         return None if self.torn else replace(self, values=self.ranked).wilcoxon_p
 
     @property
     def trained(self) -> bool:
-        """Say whether both arms trained."""
+        """Tell whether both arms trained."""
         return self.arm.trained and self.baseline.trained
 
     @property
     def real(self) -> bool:
-        """Say whether it may be called a difference."""
+        """Tell whether it may be called a difference."""
         return super().real and self.trained and not self.flattered
 
     @property
     def better(self) -> bool:
-        """Say whether the arm's mean is the better one."""
+        """Tell whether the arm's mean is the better one."""
         return (self.mean < 0) == self.metric.lower_is_better
 
     def verdict(self, margin: float | None = None) -> Verdict:
@@ -212,7 +212,7 @@ class Comparison(Compared):
             return Verdict.CONSTANT if self.mean else Verdict.SAME
         if p < ALPHA:
             return Verdict.DIFFERENT if self.real else Verdict.POSSIBLE
-        if self.n < FEWEST:
+        if self.n < FEWEST_SEEDS:
             return Verdict.UNKNOWN
         if margin is not None and interval.reach <= margin:
             return Verdict.WITHIN
@@ -222,13 +222,13 @@ class Comparison(Compared):
         return Verdict.UNKNOWN if interval.reach > spread else Verdict.ALIKE
 
 
-One = TypeVar("One", bound=BaselineTest)
+SomeTest = TypeVar("SomeTest", bound=BaselineTest)
 
 
 def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Comparison, ...]:
-    """Compare every arm that has a partner with it; p is corrected over all of them after Holm.
+    """Return a comparison of every arm that has a partner with it; p is corrected over all of them after Holm.
 
-    baseline: in these settings the partner differs from the arm; in all others it is its like.
+    baseline: the settings in which a partner differs from its arm.
     """
 
     def end(run: RecordedRun) -> float:
@@ -238,16 +238,16 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     for arm, other in pairs_of(arms, baseline):
         one = paired_difference(by_seed(arm.runs, end), by_seed(other.runs, end))
         found.append(Comparison(one.values, one.resolution, one.seeds, arm=arm, baseline=other, metric=metric))
-    return corrected_alone(found)
+    return correct_p(found)
 
 
 def ends_by_seed(arm: Arm) -> dict[int, str]:
-    """Return how the runs of an arm ended, by seed, of those that have."""
+    """Return the status of the runs of an arm that have ended, by seed."""
     return {run.seed: run.status for run in arm.runs if run.status in ENDS}
 
 
 def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
-    """Say whether some runs of an arm did not train, and end further from the others than either group is wide."""
+    """Tell whether some runs of an arm did not train, and end further from the others than either group is wide."""
     runs = [run for run in arm.runs if run.seed in seeds]
     stuck = known(final(run, metric) for run in runs if run.trained is False)
     others = known(final(run, metric) for run in runs if run.trained)
@@ -263,9 +263,9 @@ def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Survival(BaselineTest):
-    """How many runs of an arm and of its baseline diverged or did not train.
+    """A test of how many runs of an arm and of its baseline diverged or did not train.
 
-    lost: so many, of the runs that finished or diverged.
+    lost: how many runs of the arm, and of the baseline, did. runs: how many of each finished or diverged.
     """
 
     lost: tuple[int, int]
@@ -273,31 +273,31 @@ class Survival(BaselineTest):
 
     @property
     def p(self) -> float:
-        """Return that of Fisher's exact test."""
+        """Return p of Fisher's exact test."""
         return fisher_p(self.lost, self.runs)
 
     @property
-    def counted(self) -> float | None:
-        """Return p as it counts; a test that cannot find anything with so many lost in all does not."""
+    def p_before_holm(self) -> float | None:
+        """Return p as it enters Holm's correction; None where so few lost runs in all cannot show anything."""
         if min(self.runs) == 0 or least_fisher_p(self.lost, self.runs) >= ALPHA:
             return None
-        return min(1.0, self.choices * self.p)
+        return min(1.0, self.bonferroni_factor * self.p)
 
 
 def compare_survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
-    """Compare how many runs every arm that has a partner lost, and the partner."""
+    """Return for every arm that has a partner a test of how many runs the two lost."""
     found = []
     for arm, other in pairs_of(arms, baseline):
-        ours = outcomes(arm)
-        theirs = outcomes(other)
+        ours = were_lost(arm)
+        theirs = were_lost(other)
         lost = (sum(ours), sum(theirs))
         runs = (len(ours), len(theirs))
         found.append(Survival(arm=arm, baseline=other, lost=lost, runs=runs))
-    return corrected_alone(found)
+    return correct_p(found)
 
 
-def outcomes(arm: Arm) -> list[bool]:
-    """Return of each run that finished or diverged whether it diverged or did not train."""
+def were_lost(arm: Arm) -> list[bool]:
+    """Return for each run that finished or diverged whether it was lost: it diverged, or did not train."""
     found = []
     for run in arm.runs:
         if run.status in ("finished", "diverged"):
@@ -309,7 +309,7 @@ def outcomes(arm: Arm) -> list[bool]:
 
 
 def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
-    """Return which of some arms another one is compared with: the baseline's settings, and else its own."""
+    """Return the arm that another one is compared with: it has the baseline's settings, and else that arm's own."""
     wanted = {**arm.settings, **baseline}
     for other in arms:
         if other.settings.items() <= wanted.items():
@@ -318,7 +318,7 @@ def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
 
 
 def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
-    """Return every arm that has another one as its partner, with it."""
+    """Return every arm that is compared with another, and that other one."""
     found = []
     for arm in arms:
         other = partner(arm, arms, baseline)
@@ -327,21 +327,24 @@ def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
     return found
 
 
-def corrected_alone(found: Sequence[One]) -> tuple[One, ...]:
-    """Correct p of tests as a family of their own, after Holm."""
-    return corrected_with(found, holm([one.counted for one in found]))
+def correct_p(found: Sequence[SomeTest]) -> tuple[SomeTest, ...]:
+    """Return tests with p corrected after Holm, as a family of their own."""
+    return with_corrected_p(found, holm([one.p_before_holm for one in found]))
 
 
-def corrected_with(
-    found: Sequence[One], corrected: Sequence[float | None], family: int | None = None
-) -> tuple[One, ...]:
-    """Return tests with p as it is after Holm. family: how many count; by default those among them."""
-    counted = [p for p in corrected if p is not None]
-    size = family or max(len(counted), 1)
-    told = []
+def with_corrected_p(
+    found: Sequence[SomeTest], corrected: Sequence[float | None], family: int | None = None
+) -> tuple[SomeTest, ...]:
+    """Return tests with p as Holm's correction has left it, in their order.
+
+    family: over how many tests it was corrected; by default over those of these that have such a p.
+    """
+    known = [p for p in corrected if p is not None]
+    size = family or max(len(known), 1)
+    tests = []
     for one, p in zip(found, corrected, strict=True):
-        told.append(replace(one, corrected=None if one.p is None else p, family=size))
-    return tuple(told)
+        tests.append(replace(one, corrected=None if one.p is None else p, family=size))
+    return tuple(tests)
 
 
 def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]) -> dict[int, float]:

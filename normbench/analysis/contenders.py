@@ -11,45 +11,45 @@ from normbench.analysis.comparisons import Baseline
 from normbench.analysis.measures import final, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
 
-SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
+SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would come to again
 
 
 def choose_contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
     """Return the arms that are compared, and whether a learning rate was chosen for each.
 
-    Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
-    themselves what is compared.
+    Of an arm that was tried at several rates, that is the arm at the best of them (`best_rate`), unless the rates
+    themselves are what is compared.
     """
     families = rate_families(study)
     if LEARNING_RATE in baseline or not families:
         return study.arms, False
     chosen = []
     for family in families:
-        best = without(best_rate(family), LEARNING_RATE)
+        best = without_settings(best_rate(family), LEARNING_RATE)
         chosen.append(replace(best, rates=len(family)))
     return tuple(chosen), True
 
 
 def rate_families(study: RecordedStudy) -> tuple[tuple[Arm, ...], ...]:
-    """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
+    """Return the arms in groups that differ only in the learning rate; none where it does not vary, or varies alone."""
     if LEARNING_RATE not in study.varied or len(study.varied) == 1:
         return ()
     return families_of(study.arms, LEARNING_RATE)
 
 
 def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
-    """Return the arms that differ in nothing but some settings."""
+    """Return arms in groups that differ only in some settings."""
     families = defaultdict[str, list[Arm]](list)
     for arm in arms:
-        name = without(arm, *keys).name
+        name = without_settings(arm, *keys).name
         families[name].append(arm)
     return tuple(tuple(family) for family in families.values())
 
 
 def best_rate(family: Sequence[Arm]) -> Arm:
-    """Return the arm with the fewest lost runs, then the best mean validation loss, of one arm at several rates.
+    """Return which of the arms that differ in a rate alone lost the fewest runs, then has the best validation loss.
 
-    Over the seeds that have ended at every rate, so that no rate loses (or wins) by what has not run yet.
+    Only seeds that have ended at every rate count, so that no rate loses or wins by what has not run yet.
     """
     tried = [arm for arm in family if settled_seeds(arm)] or list(family)
     common = settled_seeds(tried[0])
@@ -73,7 +73,7 @@ def settled_seeds(arm: Arm) -> set[int]:
     return {run.seed for run in arm.runs if run.status in SETTLED}
 
 
-def without(arm: Arm, *keys: str) -> Arm:
-    """Return the arm under the name that it shares with those that have these settings otherwise."""
+def without_settings(arm: Arm, *keys: str) -> Arm:
+    """Return an arm without some settings, which so has the name of all that differ only in these."""
     kept = {key: value for key, value in arm.settings.items() if key not in keys}
     return replace(arm, settings=kept)

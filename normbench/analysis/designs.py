@@ -1,9 +1,11 @@
 """Studies that cross factors: what a setting does to an arm, less what it does to the baseline, seed by seed.
 
-Of a setting with words, or with two values, that is the change from its usual value to another (so their difference is
-an interaction, a difference of differences); of one with three numbers or more the slope per doubling, and the largest
-at which an arm still trains; how sensitive the arm is to the learning rate; and of two such settings the share of their
-grid in which it trains.
+What a setting does is measured by what it is:
+
+- words, or two values: the change from the usual value to another, so that the difference is an interaction;
+- three numbers or more: the slope per doubling, and the largest at which the arm still trains;
+- the learning rate: also how sensitive the arm is to it;
+- two settings with three numbers or more: the share of their grid in which the arm trains.
 """
 
 from __future__ import annotations
@@ -18,18 +20,18 @@ import pandas as pd
 
 from normbench.analysis.answers import EffectKind
 from normbench.analysis.baselines import USUAL
-from normbench.analysis.comparisons import Baseline, Compared, corrected_alone, in_two_groups, outcomes
+from normbench.analysis.comparisons import Baseline, PairedTest, correct_p, in_two_groups, were_lost
 from normbench.analysis.measures import NAN, Metric, final, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, in_order
-from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, levels_in, tried_levels
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, sort_key
+from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing_settings, levels_in, tried_levels
 from normbench.analysis.statistics import paired_difference
 
-Effects = Mapping[int, float]  # by seed
+BySeed = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Contrast(Compared):
-    """The effect of a factor on an arm less that on its baseline, in each seed that has all it takes.
+class Contrast(PairedTest):
+    """The effect of a factor on an arm less that on its baseline, in each seed in which both can be measured.
 
     levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
     baseline.
@@ -45,40 +47,41 @@ class Contrast(Compared):
 def find_contrasts(
     study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric
 ) -> tuple[Contrast, ...]:
-    """Find all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
+    """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
-    arms: those that are compared, each at its best learning rate where that was a choice. One that did not train is in
-    no interaction: its loss says what a constant predictor reaches, and not what a factor does. Nor is one whose runs
-    end in two groups: it has no mean.
+    An arm that did not train is in no interaction: its loss says what a constant predictor reaches, and not what a
+    factor does. Nor is one whose runs end in two groups: it has no mean.
+
+    arms: those that are compared, each at its best learning rate where that was a choice.
     """
     mapped = areas(study)
-    on_the_map = set[str]()
+    mapped_keys = set[str]()
     for area in mapped:
-        on_the_map.update(area.keys)
-    able = [arm for arm in arms if is_able(arm, metric)]
+        mapped_keys.update(area.keys)
+    able = [arm for arm in arms if can_be_contrasted(arm, metric)]
     found = list[Contrast]()
     for crossing in crossings(able, baseline, metric):
-        if crossing.subject not in on_the_map and crossing.factor not in on_the_map:
+        if crossing.subject not in mapped_keys and crossing.factor not in mapped_keys:
             found += crossing.contrasts()
-    found += over_areas(mapped, baseline)
-    if LEARNING_RATE not in on_the_map:
-        found += over_levels(study.arms, LEARNING_RATE, baseline)
-    for key in failing(arms):
-        if key not in on_the_map and key != LEARNING_RATE:
-            found += over_levels(arms, key, baseline)
-    return corrected_alone(found)
+    found += contrast_areas(mapped, baseline)
+    if LEARNING_RATE not in mapped_keys:
+        found += contrast_levels(study.arms, LEARNING_RATE, baseline)
+    for key in failing_settings(arms):
+        if key not in mapped_keys and key != LEARNING_RATE:
+            found += contrast_levels(arms, key, baseline)
+    return correct_p(found)
 
 
-def is_able(arm: Arm, metric: Metric) -> bool:
-    """Say whether an arm trained, no more than half of its runs diverged or did not, and it has a mean."""
-    lost = outcomes(arm)
+def can_be_contrasted(arm: Arm, metric: Metric) -> bool:
+    """Tell whether an arm trained, with no more than half of its runs lost, and has a mean."""
+    lost = were_lost(arm)
     torn = in_two_groups(arm, metric, {run.seed for run in arm.runs})
     return arm.trained and 2 * sum(lost) <= len(lost) and not torn
 
 
 def contrast(
-    own: Effects,
-    other: Effects,
+    own: BySeed,
+    other: BySeed,
     *,
     arm: Arm,
     baseline: Arm,
@@ -109,13 +112,13 @@ def contrast(
 
 @dataclass(frozen=True)
 class Crossing:
-    """A factor of a study, the subject, whose levels are arms, and another one.
+    """Two factors of a study that are crossed: what the one does is compared between the levels of the other.
 
     Attributes:
-        subject: the setting in which the arms differ.
-        factor: the other one.
-        arms: the baseline first.
-        levels: of the other factor, the usual one first.
+        subject: the factor whose levels are compared, as arms.
+        factor: the one whose effect is measured.
+        arms: the runs at each level of the subject, the baseline first.
+        levels: of the factor, the usual one first.
         cells: how runs ended; a column for each pair of places in `arms` and in `levels`, a row for each setting of
             what else varies and each seed.
         metric: in which they ended.
@@ -129,10 +132,10 @@ class Crossing:
     metric: Metric
 
     def contrasts(self) -> list[Contrast]:
-        """Compare how each arm takes to the factor, against how the baseline does."""
+        """Return a contrast of each effect of the factor on each arm, against that on the baseline."""
         found = []
         for place in range(1, len(self.arms)):
-            for kind, weights in effects(self.shared_levels(place)):
+            for kind, weights in effect_weights(self.shared_levels(place)):
                 sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
                 by_seed = sides.dropna().groupby(level="seed").mean()
                 own, other = by_seed.to_dict().values()
@@ -162,11 +165,11 @@ class Crossing:
         return sum(self.cells[place, key] * weight for key, weight in weights.items())
 
 
-def effects(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int, float]]]:
-    """Return a factor's effects as weights of its levels, which have their places as keys.
+def effect_weights(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int, float]]]:
+    """Return what weighs a factor's levels in each of its effects, by the places of the levels.
 
-    That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
-    from the first level to each other.
+    For three numbers or more, all above 0, there is one effect: the slope over their logarithms to base 2, by least
+    squares. Else there is the change from the first level to each other.
     """
     if not levels:
         return []
@@ -181,7 +184,7 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int, float
 
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
-    """Return every two factors, with how the runs ended under both."""
+    """Return every two factors of some arms as a crossing. metric: in which runs ended."""
     levels = varied_levels(arms, baseline)
     keys = list(levels)
     rows = []
@@ -200,7 +203,7 @@ def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[C
 
 
 def varied_levels(arms: Sequence[Arm], baseline: Baseline) -> dict[str, list[Any]]:
-    """Return the values of each setting that has several, the usual one first."""
+    """Return the values of each setting that has several among some arms, the usual one first."""
     usual = {**USUAL, **baseline}
     found = {}
     for arm in arms:
@@ -212,7 +215,7 @@ def varied_levels(arms: Sequence[Arm], baseline: Baseline) -> dict[str, list[Any
 
 def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
     """Return the values that arms have in a setting, the usual one first."""
-    return sorted(levels_in(arms, key), key=lambda value: (value != usual, in_order(value)))
+    return sorted(levels_in(arms, key), key=lambda value: (value != usual, sort_key(value)))
 
 
 def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:
@@ -225,9 +228,9 @@ def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:
 
 
 def ending(run: RecordedRun, metric: Metric) -> float:
-    """Return how a run ended, in the metric's unit: at worst as a constant predictor, which a diverged run counts as.
+    """Return how a run ended, in the metric's unit, but no worse than a constant predictor.
 
-    NaN where it has failed or not ended.
+    A run that diverged counts as a constant predictor. NaN for a run that failed or has not ended.
     """
     constant = run.constant.get(f"{metric.kind}/val")
     has_ended = run.status in ("finished", "diverged")
@@ -239,8 +242,8 @@ def ending(run: RecordedRun, metric: Metric) -> float:
 # ---- from where to where arms train
 
 
-def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
-    """Compare arms at the same levels of a setting: the largest that trains, and sensitivity to the learning rate."""
+def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
+    """Return contrasts of arms over the same levels of a setting: in the largest that trains, and in sensitivity."""
     found = []
     for one, other in permutations(tried_levels(arms, key), 2):
         levels = list(one.by_level)
@@ -264,8 +267,8 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
     return found
 
 
-def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
-    """Compare the shares of a grid in which arms train."""
+def contrast_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
+    """Return contrasts of the shares of a grid in which arms train."""
     found = []
     for one, other in permutations(mapped, 2):
         if is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
@@ -284,5 +287,5 @@ def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
 
 
 def is_partner(other: Arm, arm: Arm, baseline: Baseline) -> bool:
-    """Say whether one arm has the baseline's settings, and is like another in all else."""
+    """Tell whether one arm has the baseline's settings, and is like another in all else."""
     return other.settings == {**arm.settings, **baseline}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.answers import ArmDifference, Verdict
-from normbench.analysis.comparisons import ENOUGH
+from normbench.analysis.comparisons import ENOUGH_SEEDS
 from normbench.analysis.phrases import amount, corrected_p, corrections, pair, seeds_of, way
-from normbench.analysis.records import shortened
+from normbench.analysis.records import join_first
 from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, detectable_difference
 from normbench.analysis.wording import bound, chance, count, equals, fixed, plain, precision, span, with_unit
 
@@ -36,7 +36,7 @@ def say_found(ones: Sequence[ArmDifference], margin: float | None) -> list[list[
     found = []
     for verdict in FOUND:
         own = [one for one in ordered if one.verdict == verdict]
-        if verdict == Verdict.UNTRAINED and len(own) > FEW_UNTRAINED:  # what is said of stuck arms says so
+        if verdict == Verdict.UNTRAINED and len(own) > FEW_UNTRAINED:  # one sentence on stuck arms says it for all
             own = []
         found.append([say_difference(one, margin) for one in own])
     return found
@@ -46,17 +46,17 @@ def say_not_found(ones: Sequence[ArmDifference], margin: float | None) -> list[s
     """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
     ordered = largest_first(ones)
     by_verdict = {verdict: [one for one in ordered if one.verdict == verdict] for verdict in Verdict}
-    untold = []
+    undecided = []
     if by_verdict[Verdict.ONE_SEED]:
-        untold.append(say_one_seed(by_verdict[Verdict.ONE_SEED], ones))
+        undecided.append(say_one_seed(by_verdict[Verdict.ONE_SEED], ones))
     if by_verdict[Verdict.NO_SEED]:
-        untold.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
+        undecided.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
     alike = []
     for verdict in NOT_FOUND:
         alike += by_verdict[verdict]
     if len(alike) > FEW:
-        return [*untold, say_alike_all(alike)]
-    return [*(say_difference(one, margin) for one in alike), *untold]
+        return [*undecided, say_alike_all(alike)]
+    return [*(say_difference(one, margin) for one in alike), *undecided]
 
 
 def largest_first(ones: Sequence[ArmDifference]) -> list[ArmDifference]:
@@ -82,7 +82,7 @@ def say_difference(one: ArmDifference, margin: float | None) -> str:
         case Verdict.SAME:
             return f"{pair(one)} end with the same {one.metric.words} in {each_seed(one)}."
         case Verdict.WITHIN:
-            within = the_margin(margin, one)
+            within = name_margin(margin, one)
             return f"{pair(one)} are the same within {within}: they do not differ by more than {reach_of(one)}."
         case Verdict.UNKNOWN:
             most = f"{reach_of(one)}{beyond(one, margin)}"
@@ -98,7 +98,7 @@ def say_difference(one: ArmDifference, margin: float | None) -> str:
 def say_different(one: ArmDifference, margin: float | None) -> str:
     """Say what a difference is."""
     return (
-        f"{one.arm} is {compared(one)} {one.baseline}: {measured(one)}, {corrected_p(one)}{ranks(one)})"
+        f"{one.arm} is {better_or_worse(one)} {one.baseline}: {measured(one)}, {corrected_p(one)}{ranks(one)})"
         f"{survivors(one)}{against(one, margin)}{decides(one)}."
     )
 
@@ -123,7 +123,7 @@ def say_flattered(one: ArmDifference) -> str:
 def say_possible(one: ArmDifference, margin: float | None) -> str:
     """Say what may be a difference."""
     return (
-        f"{one.arm} may be {compared(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
+        f"{one.arm} may be {better_or_worse(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
         f"{survivors(one)}{against(one, margin)}; not certain after correction for {corrections(one)} "
         f"(p {equals(one.corrected)}): repeat it with new seeds{decides(one)}."
     )
@@ -167,14 +167,14 @@ def say_untrained(one: ArmDifference) -> str:
 def say_assumptions(ones: Sequence[ArmDifference]) -> list[str]:
     """Say what is assumed of few seeds, where a difference was found or may have been."""
     told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
-    of_few_seeds = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH]
+    of_few_seeds = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH_SEEDS]
     if not of_few_seeds:
         return []
     limit = "; with five ranks or fewer its p cannot be below 0.05" if min(of_few_seeds) < FEWEST_RANKS else ""
     return [
-        f"With fewer than {ENOUGH} seeds, p and the interval hold where differences by seed are Gaussian, which so few "
-        "cannot show; where they are skewed, false alarms are more frequent. The test of signed ranks, whose p is not "
-        f"corrected, assumes symmetry alone{limit}."
+        f"With fewer than {ENOUGH_SEEDS} seeds, p and the interval hold where differences by seed are Gaussian, which "
+        "so few cannot show; where they are skewed, false alarms are more frequent. The test of signed ranks, whose p "
+        f"is not corrected, assumes symmetry alone{limit}."
     ]
 
 
@@ -191,7 +191,7 @@ def say_alike(one: ArmDifference, margin: float | None) -> str:
 
 def say_alike_all(ones: Sequence[ArmDifference]) -> str:
     """Say in one sentence that no difference was found in many comparisons."""
-    arms = shortened([one.arm for one in ones], MOST_ALIKE)
+    arms = join_first([one.arm for one in ones], MOST_ALIKE)
     reach = [one.interval.reach for one in ones if one.interval]
     some = ""
     if reach:
@@ -231,8 +231,8 @@ def say_not_compared(arms: int) -> str:
 # ---- parts of sentences
 
 
-def compared(one: ArmDifference) -> str:
-    """Say what an arm is, compared with its baseline."""
+def better_or_worse(one: ArmDifference) -> str:
+    """Say whether an arm is better than its baseline or worse; or different, where the metric does not judge."""
     if not one.metric.judges:
         return "different from"
     return "better than" if one.better else "worse than"
@@ -240,7 +240,7 @@ def compared(one: ArmDifference) -> str:
 
 def name_arms(ones: Sequence[ArmDifference]) -> str:
     """Name the arms of some comparisons."""
-    return shortened([one.arm for one in ones])
+    return join_first([one.arm for one in ones])
 
 
 def each_seed(one: ArmDifference) -> str:
@@ -262,7 +262,7 @@ def measured(one: ArmDifference) -> str:
 
 def ranks(one: ArmDifference) -> str:
     """Write p of the test that needs no Gaussian, beside that of the one that does."""
-    if one.n >= ENOUGH or one.ranked_p is None:
+    if one.n >= ENOUGH_SEEDS or one.ranked_p is None:
         return ""
     return f"; signed ranks {chance(one.ranked_p)}"
 
@@ -279,14 +279,14 @@ def decides(one: ArmDifference) -> str:
 
 
 def reach_of(one: ArmDifference) -> str:
-    """Write how large a difference may be at most, and from how many seeds that is known."""
+    """Write how large a difference may be at most, and by how many seeds that is known."""
     reach = one.interval.reach if one.interval else None
     most = with_unit(bound(reach), one.metric.unit)
     survived = " among the seeds that survived" if one.survived else ""
     return f"{most}{survived} ({seeds_of(one)}, 95 %)"
 
 
-def the_margin(margin: float | None, one: ArmDifference) -> str:
+def name_margin(margin: float | None, one: ArmDifference) -> str:
     """Name the margin."""
     return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
 
@@ -297,12 +297,12 @@ def against(one: ArmDifference, margin: float | None) -> str:
         return ""
     least = min(abs(one.interval.lower), abs(one.interval.upper))
     if one.interval.reach <= margin:
-        return f"; it is within {the_margin(margin, one)}"
+        return f"; it is within {name_margin(margin, one)}"
     if least <= margin:
-        return f"; it may be within {the_margin(margin, one)}"
+        return f"; it may be within {name_margin(margin, one)}"
     return ""
 
 
 def beyond(one: ArmDifference, margin: float | None) -> str:
     """Say that a difference may be larger than the margin."""
-    return "" if margin is None else f", more than {the_margin(margin, one)}"
+    return "" if margin is None else f", more than {name_margin(margin, one)}"

@@ -7,46 +7,46 @@ from collections.abc import Sequence
 
 from normbench.analysis.answers import Effect, EffectKind
 from normbench.analysis.phrases import amount, corrected_p, seeds_of
-from normbench.analysis.records import LEARNING_RATE, name_arm, shortened
+from normbench.analysis.records import LEARNING_RATE, join_first, name_arm
 from normbench.analysis.statistics import ALPHA, Interval
 from normbench.analysis.wording import bound, count, equals, fixed, in_words, plain, precision, span, with_unit
 
-FEW_STEPS = 2  # effects in which nothing was found have a sentence each
-MOST_STEPS = 4  # that are named where many have no effect
-MOST_ARMS = 6  # that are named where a step has no effect on them
+FEW_EFFECTS = 2  # effects in which nothing was found have a sentence each
+MOST_EFFECTS = 4  # that are named where many show nothing
+MOST_ARMS = 6  # that are named where an effect shows nothing in them
 NEXT_TO = 0.001  # levels closer than this share of them are the same
 
 
 def say_effects(found: Sequence[Effect]) -> list[list[str]]:
-    """Say which effects differ or may, kind by kind, the largest first; not of one seed."""
-    shown = [one for one in by_size(found) if not is_open(one)]
+    """Say which effects differ or may differ, kind by kind, the largest first; nothing of effects in one seed."""
+    shown = [one for one in by_size(found) if not shows_nothing(one)]
     kinds = []
     for kind in EffectKind:
         kinds.append([say_effect(one) for one in shown if one.kind == kind])
     return kinds
 
 
-def say_open_effects(found: Sequence[Effect]) -> list[str]:
-    """Say where no difference was found, once for each step."""
-    by_step = defaultdict[str, list[Effect]](list)
+def say_effects_not_found(found: Sequence[Effect]) -> list[str]:
+    """Say where no difference was found, once for all arms with the same effect."""
+    by_name = defaultdict[str, list[Effect]](list)
     for one in by_size(found):
-        if is_open(one):
-            by_step[step_of(one)].append(one)
-    if len(by_step) <= FEW_STEPS:
-        return [say_open_effect(step, by_step[step]) for step in sorted(by_step, key=str.lower)]
-    steps = shortened([*by_step], MOST_STEPS).replace("The ", "the ").replace("Each ", "each ")
-    number = sum(len(own) for own in by_step.values())
-    return [f"No difference was found in {number} comparisons of effects: {steps}."]
+        if shows_nothing(one):
+            by_name[name_effect(one)].append(one)
+    if len(by_name) <= FEW_EFFECTS:
+        return [say_effect_not_found(name, by_name[name]) for name in sorted(by_name, key=str.lower)]
+    names = join_first([*by_name], MOST_EFFECTS).replace("The ", "the ").replace("Each ", "each ")
+    number = sum(len(own) for own in by_name.values())
+    return [f"No difference was found in {number} comparisons of effects: {names}."]
 
 
 def by_size(found: Sequence[Effect]) -> list[Effect]:
-    """Return what several seeds tell of, what is real first, then the largest."""
+    """Return the effects in several seeds, those that may be called differences first, then the largest."""
     several = [one for one in found if one.n > 1]
     return sorted(several, key=lambda one: (not one.real, -abs(one.mean)))
 
 
-def is_open(one: Effect) -> bool:
-    """Say whether no difference was found."""
+def shows_nothing(one: Effect) -> bool:
+    """Tell whether an effect on an arm was tested and no difference was found."""
     return one.p is not None and one.p >= ALPHA
 
 
@@ -75,7 +75,7 @@ def say_largest(one: Effect) -> str:
     if gap is None:
         return f"{words}, in each of {count(one.n, 'seed')}."
     times = fixed(2 ** abs(one.mean), 1)
-    return f"{words}, at {levels} {times} times as large {write_evidence(one, span(gap.powers, 1))}."
+    return f"{words}, at {levels} {times} times as large {write_evidence(one, span(gap.as_ratios, 1))}."
 
 
 def say_area(one: Effect) -> str:
@@ -99,7 +99,7 @@ def say_sensitivity(one: Effect) -> str:
 
 
 def say_change(one: Effect) -> str:
-    """Say which arm takes to a change, or to each doubling, better."""
+    """Say which arm a change, or each doubling, helps or harms more."""
     (winner, gains), (loser, losses) = sides(one)
     helps = (sum(gains) < 0) == one.metric.lower_is_better
     more, less = (winner, loser) if helps else (loser, winner)
@@ -112,17 +112,17 @@ def say_change(one: Effect) -> str:
     verb = f"{verb}s" if one.real else f"may {verb}"
     other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
     return (
-        f"{step_of(one)} {verb} {more} by {amount(one)} more than {less} {write_evidence(one)}: the "
+        f"{name_effect(one)} {verb} {more} by {amount(one)} more than {less} {write_evidence(one)}: the "
         f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
         f"{mean_size(one, losses)}."
     )
 
 
-def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
-    """Say that no difference was found in what a step does, and how large one may be."""
+def say_effect_not_found(name: str, ones: Sequence[Effect]) -> str:
+    """Say that no difference was found in an effect on arms, and how large one may be. name: of the effect."""
     first = ones[0]
     effect = "in its effect " if first.kind in (EffectKind.CHANGE, EffectKind.SLOPE) else ""
-    arms = shortened([one.arm for one in ones], MOST_ARMS)
+    arms = join_first([one.arm for one in ones], MOST_ARMS)
     reach = max((one.interval.reach for one in ones if one.interval), default=None)
     if reach is None:
         most, confidence = "", ""
@@ -131,7 +131,7 @@ def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
     else:
         most, confidence = f"; it may be up to {with_unit(bound(reach), first.metric.unit)}", ", 95 %"
     return (
-        f"{step}: no difference {effect}was found between {first.baseline} and {arms}{most} "
+        f"{name}: no difference {effect}was found between {first.baseline} and {arms}{most} "
         f"({seeds_of(first)}{confidence})."
     )
 
@@ -140,7 +140,7 @@ def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
 
 
 def sides(one: Effect) -> list[tuple[str, tuple[float, ...]]]:
-    """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
+    """Return the names of arm and baseline, each with the effects on it; first the one for which they are better."""
     arm = (one.arm, one.own)
     baseline = (one.baseline, one.other)
     more_is_better = one.kind == EffectKind.LARGEST or not one.metric.lower_is_better
@@ -153,8 +153,8 @@ def word_of(one: Effect) -> str:
     return "learning rate" if one.factor == LEARNING_RATE else one.factor.rpartition(".")[2]
 
 
-def step_of(one: Effect) -> str:
-    """Name what has the effect, such as `warmup=0.1 instead of 0`."""
+def name_effect(one: Effect) -> str:
+    """Name an effect by what has it, such as `warmup=0.1 instead of 0`."""
     if one.kind == EffectKind.CHANGE:
         usual, changed = one.levels[0], one.levels[-1]
         return f"{name_arm({one.factor: changed})} instead of {in_words(usual)}"
@@ -168,7 +168,7 @@ def step_of(one: Effect) -> str:
 
 
 def gap_of(one: Effect) -> Interval | None:
-    """Return the interval of a difference as that of a size, from whichever side it is one."""
+    """Return the interval of a difference with the sign that makes its mean positive."""
     interval = one.interval
     if interval and one.mean < 0:
         return Interval(-interval.upper, -interval.lower)
@@ -201,7 +201,7 @@ def mean_size(one: Effect, effects: Sequence[float]) -> str:
 
 
 def direction(effects: Sequence[float]) -> str:
-    """Say where effects lead."""
+    """Say whether a metric falls or rises, by the sum of some effects on it."""
     return "falls" if sum(effects) < 0 else "rises"
 
 

@@ -40,7 +40,7 @@ from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import find_caveats
 from normbench.analysis.judgement import Judgement, judge
-from normbench.analysis.measures import Metric, Yardstick, activations_frame, final, known, yardstick
+from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final, known
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
@@ -64,17 +64,17 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examination:
     """A study and what is found of it.
 
     Attributes:
         study: the runs.
-        baseline: the settings in which the partner of an arm differs from it, without runs.
+        baseline: an arm without runs, whose settings are those in which a partner differs from its arm.
         arms: those that are compared.
         chosen: whether each of them is at the best of several learning rates.
-        by: what judges.
+        yardstick: by what the arms are judged.
         judgement: the tests in the primary metric.
-        blocks: as `activations_frame` has them, over all arms of the study.
+        blocks: what probes measured by block, as `activations_frame` has it, of all arms of the study.
         answer: all that a report says.
     """
 
@@ -82,23 +82,23 @@ class Examined:
     baseline: Arm
     arms: tuple[Arm, ...]
     chosen: bool
-    by: Yardstick
+    yardstick: Yardstick
     judgement: Judgement
     blocks: pd.DataFrame
     answer: Answer
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Return those in the primary metric."""
+        """Return the comparisons in the primary metric."""
         return self.judgement.comparisons
 
 
 def examine_all(
     folders: Sequence[Path], request: Request | None = None, missing: Mapping[str, str] | None = None
-) -> list[Examined]:
+) -> list[Examination]:
     """Find out what the runs below some folders say, task by task.
 
-    missing: runs that were planned and have no directory -> why, where they have failed.
+    missing: for each planned run without a directory why it failed, empty where that is not known.
 
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
@@ -113,11 +113,11 @@ def examine_all(
 
 def examine(
     study: RecordedStudy, baseline: Baseline, request: Request, missing: Mapping[str, str] | None = None
-) -> Examined:
+) -> Examination:
     """Find out what a study says.
 
-    baseline: the settings in which the partner of an arm differs from it. missing: runs that were planned and have no
-    directory -> why, where they have failed.
+    baseline: the settings in which the partner of an arm differs from it. missing: for each planned run without a
+    directory why it failed, empty where that is not known.
     """
     margin = request.margin
     arms, chosen = choose_contenders(study, baseline)
@@ -126,37 +126,37 @@ def examine(
         other = partner(arm, arms, baseline)
         if other:
             partners[arm.name] = other
-    by = yardstick(study, partners, request.target, request.metric)
-    judgement = judge(study, arms, baseline, by.primary)
+    yardstick = choose_yardstick(study, partners, request.target, request.metric)
+    judgement = judge(study, arms, baseline, yardstick.primary)
     others = list[Comparison]()
-    for metric in by.metrics[1:]:
+    for metric in yardstick.metrics[1:]:
         others += compare_all(arms, baseline, metric)
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if chosen else blocks
-    seen = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
-    chosen_by_what_is_judged = chosen and not by.primary.tag.endswith("/test")
+    readings_of = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
+    chosen_by_what_is_judged = chosen and not yardstick.primary.tag.endswith("/test")
     caveats = find_caveats(study, chosen_by_what_is_judged, judgement.comparisons, missing)
     answer = Answer(
-        question=state_question(study, by.primary, margin),
+        question=state_question(study, yardstick.primary, margin),
         baseline=baseline,
-        metrics=by.metrics,
-        arms=state_arms(study, arms, by.metrics),
+        metrics=yardstick.metrics,
+        arms=state_arms(study, arms, yardstick.metrics),
         differences=tuple(state_difference(one, margin) for one in judgement.comparisons),
         others=tuple(state_difference(one) for one in others),
         effects=tuple(state_effect(one) for one in judgement.contrasts),
         losses=tuple(state_losses(one) for one in judgement.survivals),
-        causes=causes_of(arms, seen, judgement.comparisons),
+        causes=causes_of(arms, readings_of, judgement.comparisons),
         caveats=caveats,
-        next=next_steps(study, arms, seen, judgement.comparisons, margin),
+        next=next_steps(study, arms, readings_of, judgement.comparisons, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
     )
-    return Examined(
+    return Examination(
         study=study,
         baseline=Arm(baseline),
         arms=arms,
         chosen=chosen,
-        by=by,
+        yardstick=yardstick,
         judgement=judgement,
         blocks=blocks,
         answer=answer,
@@ -186,7 +186,7 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
 
 
 def values_of(runs: Sequence[RecordedRun], key: str) -> tuple[Any, ...]:
-    """Return the values of a setting, those that read alike once."""
+    """Return the values of a setting, one of those that are written alike."""
     found: dict[str, Any] = {}
     for run in runs:
         value = run.config.get(key)
@@ -195,7 +195,7 @@ def values_of(runs: Sequence[RecordedRun], key: str) -> tuple[Any, ...]:
 
 
 def state_held(study: RecordedStudy) -> tuple[Held, ...]:
-    """Return what runs have in common beside what varies."""
+    """Return how long, on which batches and at which rates runs train, unless that is what varies."""
     readers = {"steps": facts.steps, "batch": facts.batch, "rate": facts.rate}
     keys = {"steps": "trainer.steps", "batch": "data.batch_size", "rate": "optim.lr"}
     found = []
@@ -209,16 +209,20 @@ def state_held(study: RecordedStudy) -> tuple[Held, ...]:
 
 
 def state_arms(study: RecordedStudy, compared: Sequence[Arm], metrics: Sequence[Metric]) -> tuple[ArmResult, ...]:
-    """Return what became of all arms. compared: those that are, which may be called otherwise."""
+    """Return how each arm of a study ended.
+
+    compared: the arms that are compared; one that was chosen among learning rates is named without its rate there.
+    """
     found = []
     for arm in study.arms:
         names = [one.name for one in compared if one.runs is arm.runs]
-        found.append(state_arm(arm, names[0] if names else None, metrics))
+        compared_as = names[0] if names else None
+        found.append(state_arm(arm, compared_as, metrics))
     return tuple(found)
 
 
 def state_arm(arm: Arm, compared_as: str | None, metrics: Sequence[Metric] = ()) -> ArmResult:
-    """Return what became of an arm."""
+    """Return how the runs of an arm ended."""
     return ArmResult(
         name=arm.name,
         settings=dict(arm.settings),
@@ -256,7 +260,7 @@ def state_result(arm: Arm, metric: Metric) -> Result:
 
 
 def state_pairs(one: Comparison | Contrast) -> dict[str, Any]:
-    """Return the fields of `Paired`: what is found of pairs of seeds, whether of ends or of effects."""
+    """Return the fields that differences and effects share, those of `Paired`, by name."""
     return {
         "arm": one.arm.name,
         "baseline": one.baseline.name,
@@ -275,7 +279,7 @@ def state_pairs(one: Comparison | Contrast) -> dict[str, Any]:
 
 
 def state_difference(one: Comparison, margin: float | None = None) -> ArmDifference:
-    """Return what is found of an arm and its baseline."""
+    """Return what is found of the difference between an arm and its baseline."""
     ours, theirs = one.lost
     decided_by = one.decided_by
     return ArmDifference(
@@ -297,7 +301,7 @@ def state_difference(one: Comparison, margin: float | None = None) -> ArmDiffere
 
 
 def state_groups(arm: Arm) -> TwoGroups:
-    """Return how many runs of an arm trained, of those of which that is known."""
+    """Return how many runs of an arm trained, among those of which this is known."""
     judged = [run.trained for run in arm.runs if run.trained is not None]
     return TwoGroups(arm.name, sum(judged), len(judged))
 
@@ -322,7 +326,7 @@ def state_losses(one: Survival) -> Losses:
         baseline=one.baseline.name,
         lost=one.lost,
         runs=one.runs,
-        counted=one.counted is not None,
+        counted=one.p_before_holm is not None,
         diverged=any(run.status == "diverged" for run in runs),
         stuck=any(run.trained is False for run in runs),
         p=one.p,

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from normbench.analysis.records import LEARNING_RATE, RecordedRun, RecordedStudy, shortened
+from normbench.analysis.records import LEARNING_RATE, RecordedRun, RecordedStudy, join_first
 from normbench.analysis.wording import count, one_line, plain
 
 STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
@@ -20,14 +20,14 @@ MOST = 4  # values that a sentence names
 
 
 def distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> tuple[str, ...]:
-    """Return all that is read of runs, once each, but nothing empty."""
+    """Return what is read of each run, each text once, without empty ones."""
     found = dict.fromkeys(one_line(read(run)) for run in runs)
     return tuple(text for text in found if text)
 
 
 def every(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
-    """Write all that is read of runs, once each."""
-    return shortened(distinct(runs, read), MOST)
+    """Write what is read of each run, each text once."""
+    return join_first(distinct(runs, read), MOST)
 
 
 def seeds_of(runs: Iterable[RecordedRun]) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def seeds_of(runs: Iterable[RecordedRun]) -> tuple[int, ...]:
 
 
 def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
-    """Return how many parameters the smallest and the largest model have; None where nobody knows."""
+    """Return how many parameters the smallest and the largest model have; None where that is not known."""
     known = list[int]()
     for run in runs:
         total = run.ledger.get("parameters", {}).get("total", 0)
@@ -57,7 +57,7 @@ def sizes(parameters: tuple[int, int] | None) -> str:
 
 
 def given(study: RecordedStudy) -> list[str]:
-    """Return the settings that a person has given and that all runs have, as words of a command."""
+    """Return the settings that the commands of all runs give, as words of a command."""
     aside = {"seed", "name", "outputs", "threads", "quiet"}
     if study.fairly_chosen:
         aside.add(LEARNING_RATE)
@@ -77,7 +77,7 @@ def words_of_command(run: RecordedRun) -> list[str]:
 
 
 def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
-    """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
+    """Name the varied settings that determine what is read of a run, such as `data.batch_size`; empty if all agree."""
     if len({read(run).strip() for run in study.runs}) < 2:
         return ""
     telling = []
@@ -111,9 +111,10 @@ def lead(study: RecordedStudy) -> str:
 
 
 def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, baseline: str) -> dict[str, str]:
-    """Return what was compared, a fact by its name; without those that nobody knows.
+    """Return the facts of a study in words, by their names, without those that are not known.
 
-    options: what data, model and optimizer are called. baseline: in words; empty where nothing is compared.
+    options: the names of data, model and optimizer. judged_by: the primary metric, in words. baseline: in words; empty
+    where nothing is compared.
     """
     runs = study.runs
     judged = f"{judged_by} after the last step"
@@ -140,7 +141,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
 
 
 def option(group: str) -> Callable[[RecordedRun], str]:
-    """Return what reads the option of a group."""
+    """Return a function that reads which option of a group a run has."""
     return lambda run: str(run.config.get(group, ""))
 
 
@@ -170,7 +171,7 @@ def rate(run: RecordedRun) -> str:
 
 
 def clip(run: RecordedRun) -> str:
-    """Write at which norm gradients are clipped."""
+    """Write at which norm gradients are clipped, or that they are not."""
     most = run.config.get("trainer.grad_clip")
     return f"gradients clipped at a norm of {most:g}" if most else "without clipping gradients"
 
@@ -191,18 +192,18 @@ def amounts(run: RecordedRun) -> str:
 
 
 def bleu(run: RecordedRun) -> str:
-    """Write how translations were found and scored; nothing where there are none."""
+    """Write how translations were found and scored; empty where there are none."""
     about = run.data
     return f"beam {about.get('beam')}, {about['bleu']}" if about.get("bleu") else ""
 
 
 def code(run: RecordedRun) -> str:
-    """Write the commit that a run was made with, and whether something was changed in it."""
+    """Write the commit that a run was made with, and whether there were changes to it."""
     return short_commit(run.session)
 
 
 def short_commit(session: Mapping[str, Any]) -> str:
-    """Write the beginning of the commit of a session; nothing where there is none."""
+    """Write the beginning of the commit of a session; empty where there is none."""
     commit = session.get("commit")
     if not commit or not isinstance(commit, str):
         return ""
@@ -210,7 +211,7 @@ def short_commit(session: Mapping[str, Any]) -> str:
 
 
 def machine(run: RecordedRun) -> str:
-    """Write what a run was made on; nothing where nobody knows."""
+    """Write on what a run was made; empty where that is not known."""
     name = run.session.get("accelerator") or run.session.get("cpu")
     if not name:
         return ""
@@ -222,7 +223,7 @@ def machine(run: RecordedRun) -> str:
 
 
 def versions(run: RecordedRun) -> str:
-    """Write the versions of torch, numpy and Python; nothing where nobody knows."""
+    """Write the versions of torch, numpy and Python; empty where they are not known."""
     packages = run.session.get("packages") or {}
     if not packages:
         return ""

@@ -10,10 +10,10 @@ from typing import Any
 from normbench.analysis import caveat_sentences as sentences
 from normbench.analysis.answers import Caveat, CaveatKind, Evidence
 from normbench.analysis.comparisons import LOST, Comparison
-from normbench.analysis.contenders import rate_families, settled_seeds, without
+from normbench.analysis.contenders import rate_families, settled_seeds, without_settings
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
-from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
 from normbench.config.sections import GROUPS
 
@@ -39,10 +39,10 @@ def find_caveats(
     comparisons: Sequence[Comparison] = (),
     missing: Mapping[str, str] | None = None,
 ) -> tuple[Caveat, ...]:
-    """Return all that is unfair in a study, what may decide it first.
+    """Return all that is unfair in a study, the serious caveats first.
 
-    chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
-    missing: planned runs without a directory -> why, where they have failed.
+    chosen: whether a learning rate was chosen for each arm by the metric that is reported. comparisons: of its arms.
+    missing: for each planned run without a directory why it failed, empty where that is not known.
     """
     found = [
         *learning_rates(study, comparisons),
@@ -54,7 +54,7 @@ def find_caveats(
         *open_rates(study),
         *settings(study, comparisons),
         *step_times(study),
-        *launches(study),
+        *waiting_gpus(study),
         *lost_runs(comparisons),
         *unequal_choices(comparisons),
         *skewed_differences(comparisons),
@@ -90,7 +90,7 @@ def contradictions(study: RecordedStudy) -> Iterator[Caveat]:
 
 
 def each_once(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in their order, without those that were there before."""
+    """Return names in their order, each once."""
     return tuple(dict.fromkeys(names))
 
 
@@ -106,7 +106,7 @@ def contradicts_itself(run: RecordedRun) -> bool:
 
 
 def missing_runs(missing: Mapping[str, str]) -> Iterator[Caveat]:
-    """Find runs that were planned and have no directory; missing: name -> why, where it failed."""
+    """Find runs that were planned and have no directory. missing: why each failed, by name."""
     found = []
     for name, why in missing.items():
         found.append(Evidence(why, (), runs=(name,)))
@@ -139,10 +139,10 @@ def records_of(study: RecordedStudy) -> list[Record]:
     return found
 
 
-def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
-    """Return the names of the arms whose runs have each value, but none for None; answers: arm, value."""
+def arms_by_value(pairs: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
+    """Return the names of the arms that have each value. pairs: an arm's name and a value of it, None for no value."""
     found: dict[Any, list[str]] = {}
-    for name, value in answers:
+    for name, value in pairs:
         if value is None:
             continue
         key = tuple(value) if isinstance(value, list) else value
@@ -160,7 +160,7 @@ def arms_by_setting(study: RecordedStudy, key: str) -> dict[Any, list[str]]:
 def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comparison]) -> bool:
     """Tell whether values matter to some comparison: an arm has another one than its baseline, or several.
 
-    values: with the names of the arms that have them. comparisons: where there are none, they always matter.
+    values: each with the names of the arms that have it. comparisons: where there are none, values always matter.
     """
     if not comparisons:
         return True
@@ -186,8 +186,7 @@ def unequal_facts(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) 
     for rule in SHOULD_BE_ALIKE:
         if any(matching(study.varied, pattern) for pattern in rule.unless):
             continue
-        answers = [(record.arm.name, rule.read(record)) for record in records]
-        values = arms_by_value(answers)
+        values = arms_by_value((record.arm.name, rule.read(record)) for record in records)
         if len(values) > 1 and (rule.everywhere or concerns_any(values, comparisons)):
             found = evidence_of(values)
             text = sentences.say_unequal(rule.sentence, found)
@@ -206,11 +205,11 @@ def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
 
 
 def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
-    """Find settings that go along with what is compared."""
+    """Find settings that vary along with what is compared."""
     compared = [key for key in study.varied if key in GROUPS]
     asked = asked_for(study)
     aside = {*GROUPS, *study.varied, *SAID_ELSEWHERE}
-    for key in candidates(study.runs):
+    for key in candidate_settings(study.runs):
         is_of_option = key.partition(".")[0] in compared  # which has its own values
         is_asked_for = key in asked and not key.endswith("._target_")
         if key in aside or (is_of_option and not is_asked_for):
@@ -223,7 +222,7 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
 
 
 def asked_for(study: RecordedStudy) -> set[str]:
-    """Return the keys that the commands of runs set: what they say does not follow from an option."""
+    """Return the keys that the commands of runs set, whose values so do not follow from an option."""
     keys = set[str]()
     for run in study.runs:
         for word in run.session["command"].split():
@@ -258,22 +257,22 @@ def time_ratio(arm: Arm) -> float:
     return float(max(medians) / min(medians)) if medians else 1.0
 
 
-def launches(study: RecordedStudy) -> Iterator[Caveat]:
+def waiting_gpus(study: RecordedStudy) -> Iterator[Caveat]:
     """Find GPUs that probably waited for their hosts in most runs of each arm, so that step times count operators."""
     if len(study.arms) < 2:
         return
     found = []
-    answers = []  # arm, its GPU
+    named = []  # an arm's name, and that of its GPU
     for arm in study.arms:
         waiting = [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
         if 2 * len(waiting) <= len(arm.runs):
             return
         for run in waiting:
-            answers.append((arm.name, run.session.get("accelerator") or "GPU"))
+            named.append((arm.name, run.session.get("accelerator") or "GPU"))
         operators = median(run.operators for run in waiting)
         host_share = min(run.host_share for run in waiting)
         found.append(Evidence("", (arm.name,), numbers={"operators": operators, "host_share": host_share}))
-    gpus = [Evidence(gpu, tuple(names)) for gpu, names in arms_by_value(answers).items()]
+    gpus = [Evidence(gpu, tuple(names)) for gpu, names in arms_by_value(named).items()]
     text = sentences.say_launches(gpus, found)
     yield Caveat(kind=CaveatKind.STEP_TIMES, serious=False, found=(*gpus, *found), text=text)
 
@@ -282,7 +281,7 @@ def launches(study: RecordedStudy) -> Iterator[Caveat]:
 
 
 def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
-    """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
+    """Find learning rates that vary along with what is compared, which is fair if each was chosen on other data."""
     values = arms_by_setting(study, LEARNING_RATE)
     if LEARNING_RATE in study.varied or not values or len(study.arms) < 2:
         return
@@ -304,10 +303,10 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
 
 
 def chosen_by_what_is_judged(study: RecordedStudy) -> Caveat:
-    """Return that a learning rate was chosen for each arm on what is reported, among how many."""
+    """Return the caveat that each arm's learning rate was chosen by what is reported, and among how many."""
     found = []
     for family in rate_families(study):
-        name = without(family[0], LEARNING_RATE).name
+        name = without_settings(family[0], LEARNING_RATE).name
         found.append(Evidence("", (name,), numbers={"rates": len(family)}))
     text = (
         "the learning rate of each arm was chosen by the validation loss of the runs that are reported, which favours "
@@ -342,7 +341,7 @@ def open_rates(study: RecordedStudy) -> Iterator[Caveat]:
         every = set[int]()
         for arm in family:
             every |= arm.seeds
-        name = without(family[0], LEARNING_RATE).name
+        name = without_settings(family[0], LEARNING_RATE).name
         found = []
         for arm in family:
             seeds = sorted(every - settled_seeds(arm))

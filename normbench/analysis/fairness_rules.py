@@ -28,9 +28,13 @@ class Record:
 class Alike:
     """A value that should be the same in an arm and its baseline.
 
-    kind: of the caveat. sentence: what is said where the values differ; they follow it. read: returns the value, or
-    None where nothing is recorded. unless: patterns of settings; where one that varies matches, that is why the values
-    differ. serious: whether the value may decide who wins. everywhere: whether it should be the same in all arms.
+    Attributes:
+        kind: of the caveat.
+        sentence: what is said where the values differ; they follow it.
+        read: returns the value, or None where nothing is recorded.
+        unless: patterns of settings; where one that varies matches, it is why the values differ.
+        serious: whether the value may decide which arm is better.
+        everywhere: whether it should be the same in all arms.
     """
 
     kind: CaveatKind
@@ -45,8 +49,11 @@ class Alike:
 class Never:
     """Something that should be true of no run.
 
-    kind: of the caveat. sentence: what is said after the names of the arms. is_true: tells whether it is true.
-    serious: whether it may decide who wins.
+    Attributes:
+        kind: of the caveat.
+        sentence: what is said after the names of the arms.
+        is_true: tells whether it is true.
+        serious: whether it may decide which arm is better.
     """
 
     kind: CaveatKind
@@ -312,12 +319,12 @@ def is_interrupted(record: Record) -> bool:
 
 def is_torn(record: Record) -> bool:
     """Tell whether the last line of an ended run's metrics is torn."""
-    return record.run.torn and record.run.ended
+    return record.run.has_torn_line and record.run.ended
 
 
 def is_torn_under_way(record: Record) -> bool:
     """Tell whether the last line of the metrics is torn and the run has not ended."""
-    return record.run.torn and not record.run.ended
+    return record.run.has_torn_line and not record.run.ended
 
 
 def is_double(record: Record) -> bool:

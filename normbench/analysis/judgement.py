@@ -11,7 +11,7 @@ from normbench.analysis.comparisons import (
     Survival,
     compare_all,
     compare_survivals,
-    corrected_with,
+    with_corrected_p,
 )
 from normbench.analysis.designs import Contrast, find_contrasts
 from normbench.analysis.measures import Metric
@@ -21,7 +21,7 @@ from normbench.analysis.statistics import holm
 
 @dataclass(frozen=True)
 class Judgement:
-    """All tests of a study: of arms against their baselines, of crossed factors, and of runs that were lost."""
+    """All tests of a study: of how arms end, of what crossed factors do, and of how many runs were lost."""
 
     comparisons: tuple[Comparison, ...]
     contrasts: tuple[Contrast, ...]
@@ -29,7 +29,7 @@ class Judgement:
 
     @property
     def claims(self) -> bool:
-        """Say whether anything is called a difference."""
+        """Tell whether anything is called a difference."""
         tests = (*self.comparisons, *self.contrasts, *self.survivals)
         return any(one.real for one in tests)
 
@@ -42,12 +42,12 @@ def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric:
     compared = compare_all(arms, baseline, metric)
     crossed = find_contrasts(study, arms, baseline, metric)
     survived = compare_survivals(arms, baseline)
-    corrected = holm([one.counted for one in (*compared, *crossed, *survived)])
+    corrected = holm([one.p_before_holm for one in (*compared, *crossed, *survived)])
     family = max(sum(p is not None for p in corrected), 1)
     end_of_compared = len(compared)
     end_of_crossed = end_of_compared + len(crossed)
     return Judgement(
-        corrected_with(compared, corrected[:end_of_compared], family),
-        corrected_with(crossed, corrected[end_of_compared:end_of_crossed], family),
-        corrected_with(survived, corrected[end_of_crossed:], family),
+        with_corrected_p(compared, corrected[:end_of_compared], family),
+        with_corrected_p(crossed, corrected[end_of_compared:end_of_crossed], family),
+        with_corrected_p(survived, corrected[end_of_crossed:], family),
     )

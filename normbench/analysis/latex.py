@@ -1,5 +1,7 @@
-"""A report's tables and figures for LaTeX: two narrow tables for the text, and all else for an appendix, each as wide
-as a page of one column has room for."""
+"""A report's tables and figures for LaTeX: a few narrow tables for the text of a paper, and all for an appendix.
+
+None is wider than a page of one column.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def width_of(heading: str, cells: Sequence[str]) -> float:
 
 
 def parts_of(table: Table) -> list[list[int]]:
-    """Return the places of the columns that have room beside each other; each part begins with the columns of words."""
+    """Return the places of the columns in parts that fit on a page; each part begins with the columns of words."""
     widths = []
     for place, name in enumerate(table.frame.columns):
         cells = table.frame.iloc[:, place].map(str)
@@ -75,7 +77,7 @@ def parts_of(table: Table) -> list[list[int]]:
 
 
 def table_for(table: Table) -> str:
-    """Write a table, in several where its columns have no room beside each other, or its rows below each other."""
+    """Write a table, in several parts where it is too wide or too long for a page."""
     frames = []
     for columns in parts_of(table):
         for start in range(0, len(table.frame), MOST_ROWS):
@@ -146,7 +148,7 @@ def in_appendix(tables: Sequence[Table]) -> str:
 
 
 def prose(text: str) -> str:
-    """Write sentences, with a citation for each pair of brackets that holds works and nothing else."""
+    """Write sentences, with a citation for each pair of brackets that names works and nothing else."""
     written = ""
     for words, works in split_at_citations(text):
         written += tex(words)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy, shortened
+from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy, join_first
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import ArgumentError
 from normbench.record.directory import extended_runs
@@ -24,11 +24,11 @@ NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
 STEP_TIME = "time/step_ms"
 SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": "averaged weights' validation"}
-BEST = "best"  # the word for the best validation loss on the way
+BEST = "best"  # the word for the best validation loss during training
 NOTHING = Curve(np.array([], int), np.array([]))
-ON_WAY = ("/val", "/val_ema")  # what is evaluated on some batches on the way, and on all at the last step
+IN_TRAINING = ("/val", "/val_ema")  # splits that are evaluated during training, perhaps on some batches alone
 
-# What probes measure in each block, by the tags that they log; the last one of a block is its number.
+# What probes measure in each block, by the form of their tags, which has the number of the block as its group.
 IN_BLOCKS = {
     "stream RMS": r"act/stream(\d+)/rms",
     "gradient norm": r"grad/block(\d+)(?:\.[^/]*)?/norm",
@@ -41,11 +41,17 @@ IN_BLOCKS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure by which runs are judged.
+    """A number by which runs are judged.
 
-    tag: as it is recorded. unit: of a difference. symbol: what stands after a value; a difference of two shares is in
-    points. scale: from what is recorded to the unit. decimals: of a value. bounds: between what values lie.
-    judges: whether lower or higher is better at all.
+    Attributes:
+        tag: as it is recorded.
+        unit: of a difference: that of two shares is in points.
+        symbol: what stands after a value.
+        scale: what a recorded value is multiplied by to be in the unit.
+        decimals: of a value.
+        bounds: the lowest and the highest that a value can be.
+        lower_is_better: or else higher is.
+        judges: whether lower or higher is better at all.
     """
 
     tag: str
@@ -59,7 +65,7 @@ class Metric:
 
     @property
     def kind(self) -> str:
-        """Return what it is of any split, such as `loss`."""
+        """Return the tag without its split, such as `loss`."""
         return self.tag.partition("/")[0]
 
     @property
@@ -89,32 +95,34 @@ def bleu_on(split: str) -> Metric:
     return Metric(f"bleu/{split}", "points", "points", 1.0, 1, (0.0, 100.0), lower_is_better=False)
 
 
-OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # what is not a loss
+METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all other kinds are losses
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Return those that are finite numbers."""
+    """Return the values that are finite numbers."""
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
 def final(run: RecordedRun, metric: Metric) -> float:
-    """Return the run's last value in the metric's unit, or its best among equals; NaN for a run that did not finish."""
+    """Return the run's last value in the metric's unit, or its best for `best`; NaN for a run that did not finish."""
     if run.status != "finished":
         return NAN
     value: float | None
     if metric.tag == BEST:
-        losses = finite(alike(run, VALIDATION_LOSS)).values
+        losses = finite(comparable(run, VALIDATION_LOSS)).values
         value = min(losses, default=None)
     elif metric.tag in run.metrics:
         value = run.metrics[metric.tag]
-    else:  # what a summary does not repeat
+    else:  # the summary has only some tags
         logged = finite(run.curves.get(metric.tag)).values
         value = logged[-1] if len(logged) else None
     return NAN if value is None else metric.scale * float(value)
 
 
 def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, ...]:
-    """Choose by what a study is judged: test data where every run that finished has them; BLEU or accuracy first.
+    """Return the metrics by which a study is judged, the primary one first.
+
+    They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss.
 
     word: the tag that a person puts first, or `best`.
 
@@ -153,31 +161,31 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
             near = [metric.tag for metric in usual]
             near.append(BEST)
         raise ArgumentError("metric", word, f"is not logged by these runs: give one such as {either(near)}")
-    if word == BEST and finished and not any(has_evaluations_on_way(run) for run in finished):
+    if word == BEST and finished and not any(has_comparable_evaluations(run) for run in finished):
         why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
         raise ArgumentError("metric", BEST, why)
 
 
-def has_evaluations_on_way(run: RecordedRun) -> bool:
-    """Say whether a run has evaluations of the validation data that are like those on its way."""
-    return len(finite(alike(run, VALIDATION_LOSS)).steps) > 0
+def has_comparable_evaluations(run: RecordedRun) -> bool:
+    """Tell whether a run has evaluations of the validation data that `comparable` keeps."""
+    return len(finite(comparable(run, VALIDATION_LOSS)).steps) > 0
 
 
 def metric_of(tag: str) -> Metric:
-    """Return the metric of a tag; one that is neither good nor bad where nobody knows more."""
+    """Return the metric of a tag; for an unknown kind, one of which neither lower nor higher is better."""
     kind, _, split = tag.partition("/")
-    if kind in OF_KINDS:
-        return OF_KINDS[kind](split)
+    if kind in METRICS_OF_KINDS:
+        return METRICS_OF_KINDS[kind](split)
     if kind in ("loss", BEST):
         return Metric(tag)
     return Metric(tag, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
 
 
 def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
-    """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
+    """Write on how much runs were evaluated during training, such as `20 batches`; empty where it was all data."""
     counts = set[str]()
     for run in runs:
-        if judged_by_some(run):
+        if is_evaluated_in_part(run):
             number = run.config["trainer.eval_batches"]
             counts.add(f"{number:,}")
     if not counts:
@@ -186,13 +194,13 @@ def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
     return f"{' or '.join(sorted(counts))} {batches}"
 
 
-def judged_by_some(run: RecordedRun) -> bool:
-    """Say whether evaluations on the way were of some batches, and the one at the last step of all data."""
-    return math.isfinite(batches_judged(run, run.config.get("trainer.eval_batches")))
+def is_evaluated_in_part(run: RecordedRun) -> bool:
+    """Tell whether evaluations during training were of some batches, and that at the last step of all data."""
+    return math.isfinite(batches_evaluated(run, run.config.get("trainer.eval_batches")))
 
 
-def batches_judged(run: RecordedRun, limit: int | None) -> float:
-    """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
+def batches_evaluated(run: RecordedRun, limit: int | None) -> float:
+    """Return how many batches of a run's data an evaluation with a limit takes; infinite where it takes all."""
     if limit is None:
         return math.inf
     examples = limit * run.config.get("data.eval_batch_size", 0)
@@ -202,37 +210,37 @@ def batches_judged(run: RecordedRun, limit: int | None) -> float:
     return limit
 
 
-def alike(run: RecordedRun, tag: str) -> Curve:
-    """Return a curve, of evaluations those on as many batches as the run's own on the way.
+def comparable(run: RecordedRun, tag: str) -> Curve:
+    """Return the points of a curve that can be compared: of evaluations, those on the same batches.
 
-    What is easier or harder about a few batches is in all of these, and not in an evaluation of all data: that of the
-    last step, and those with which the runs have ended that this one goes on with, each of which may have been
-    evaluated on other batches on its way.
+    These are as many batches as the run is evaluated on during training, which may be easier or harder than all data.
+    Left out are evaluations of all data, at the last step of the run and of each run that it extends, and those of an
+    extended run that was evaluated on another number of batches.
     """
     curve = run.curves.get(tag, NOTHING)
-    if not tag.endswith(ON_WAY):
+    if not tag.endswith(IN_TRAINING):
         return curve
     limit = run.config.get("trainer.eval_batches")
-    judged = np.full(len(curve.steps), math.inf)
+    batches = np.full(len(curve.steps), math.inf)  # of each evaluation
     begun = 0
     stretches = list(extended_runs(run.sessions, limit))
     stretches.append({"steps": run.steps, "eval_batches": limit})
     for stretch in stretches:
-        on_way = (curve.steps > begun) & (curve.steps < stretch["steps"])
-        judged[on_way] = batches_judged(run, stretch["eval_batches"])
+        is_during = (curve.steps > begun) & (curve.steps < stretch["steps"])
+        batches[is_during] = batches_evaluated(run, stretch["eval_batches"])
         begun = stretch["steps"]
-    kept = judged == batches_judged(run, limit)
+    kept = batches == batches_evaluated(run, limit)
     return Curve(curve.steps[kept], curve.values[kept])
 
 
 def implementation(run: RecordedRun) -> str:
-    """Return what ran its norms, such as `torch.nn.functional.layer_norm`; empty where that is not recorded."""
+    """Return what computed a run's norms, such as `torch.nn.functional.layer_norm`; empty where it is not recorded."""
     found = run.ledger.get("implementation") or ""
     return found if isinstance(found, str) else " and ".join(found)
 
 
 def ran_as(arms: Iterable[Arm]) -> str:
-    """Say what ran the norms whose times are told: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
+    """Write what computed the norms of arms: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
     names = defaultdict[str, list[str]](list)
     for arm in arms:
         for run in arm.runs:
@@ -242,7 +250,7 @@ def ran_as(arms: Iterable[Arm]) -> str:
     parts = []
     for word in sorted(names):
         if word:
-            parts.append(f"{word} ({shortened(names[word], 4)})")
+            parts.append(f"{word} ({join_first(names[word], 4)})")
     return "; ".join(parts)
 
 
@@ -252,15 +260,16 @@ def ran_as(arms: Iterable[Arm]) -> str:
 def finite(curve: Curve | None) -> Curve:
     """Return a curve without what was not finite; empty for None."""
     curve = curve or NOTHING
-    known = np.isfinite(curve.values)
-    return Curve(curve.steps[known], curve.values[known])
+    is_finite = np.isfinite(curve.values)
+    return Curve(curve.steps[is_finite], curve.values[is_finite])
 
 
 def seconds_at(run: RecordedRun, steps: Any) -> Any:
-    """Return the seconds of training before a step, or some (n,): step times of the logged intervals × their steps.
+    """Return how many seconds of training a run took up to a step, or up to each of some (n,).
 
-    Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
-    recorded time count as those after it, and those after the last one as those before it. NaN where there is none.
+    That is the sum over the logged intervals of their step time × their steps, without evaluation, probing, checkpoints
+    and what the first steps take longer. Steps before the first recorded time are taken to be as fast as those after
+    it, and steps after the last one as those before it. NaN where no time is recorded.
     """
     timed = finite(run.curves.get(STEP_TIME))
     if not len(timed.steps):
@@ -274,7 +283,7 @@ def seconds_at(run: RecordedRun, steps: Any) -> Any:
 
 
 class GradientNoise(NamedTuple):
-    """How noisy gradients are; NaN where nobody knows.
+    """How noisy gradients are; NaN where that is not known.
 
     variance: of one example's gradient. scale: the noise scale, in examples.
     """
@@ -284,10 +293,10 @@ class GradientNoise(NamedTuple):
 
 
 def gradient_noise(run: RecordedRun) -> GradientNoise:
-    """Return the noise of a run's gradients, in the mean.
+    """Return the mean noise of a finished run's gradients, over the probed steps since the learning rate's peak.
 
-    Over the probed steps of a finished run from where the learning rate has risen to its peak. The noise scale is a
-    ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018, appendix A.1).
+    The noise scale is a ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018,
+    appendix A.1).
     """
     rates = finite(run.curves.get("optim/lr"))
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
@@ -306,25 +315,25 @@ def mean_since(curve: Curve, step: int) -> float:
 
 
 def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
-    """Return a loss at a training time, between two records on the line between them; NaN outside of the records."""
-    curve = finite(alike(run, tag))
+    """Return a loss at a time of training, interpolated between records; NaN before the first and after the last."""
+    curve = finite(comparable(run, tag))
     times = seconds_at(run, curve.steps)
     within = len(times) and times[0] <= seconds <= times[-1] * (1 + 1e-9)
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
 def last_time(run: RecordedRun, tag: str) -> float:
-    """Return the time of training up to which a run has values that are alike; NaN where it has none."""
-    steps = finite(alike(run, tag)).steps
+    """Return the time of training of the last value that `comparable` keeps, in seconds; NaN where there is none."""
+    steps = finite(comparable(run, tag)).steps
     return float(seconds_at(run, steps[-1])) if len(steps) else NAN
 
 
 def stays_at(run: RecordedRun, target: float) -> int:
-    """Return the step from which on a finished run's validation loss stays at or below a target; 0: it does not.
+    """Return the step from which on a finished run's validation loss stays at or below a target; 0 if it does not.
 
-    That is judged by evaluations that are alike.
+    Only evaluations that `comparable` keeps count.
     """
-    curve = alike(run, VALIDATION_LOSS)
+    curve = comparable(run, VALIDATION_LOSS)
     if run.status != "finished":
         return 0
     above = np.flatnonzero(~(curve.values <= target))
@@ -339,9 +348,12 @@ def stays_at(run: RecordedRun, target: float) -> int:
 class Yardstick:
     """By what the runs of a study are judged.
 
-    metrics: the primary one first. targets: the validation loss (nats) whose time is asked of each arm, by its name.
-    given: whether a person set it. timed: the tag of the loss that is compared at equal times. seconds: that time, NaN
-    where no run has one.
+    Attributes:
+        metrics: the primary one first.
+        targets: the validation loss (nats) to which each arm's time is measured, by the arm's name.
+        given: whether a person set the target.
+        timed: the tag of the loss that is compared at equal times of training.
+        seconds: that time; NaN where no run has one.
     """
 
     metrics: tuple[Metric, ...]
@@ -352,22 +364,26 @@ class Yardstick:
 
     @property
     def primary(self) -> Metric:
-        """Return what the verdict speaks of."""
+        """Return the metric of the verdict."""
         return self.metrics[0]
 
     @property
-    def on_way(self) -> Metric:
-        """Return what evaluations during training tell of it."""
-        on = OF_KINDS.get(self.primary.kind, loss_on)
+    def during_training(self) -> Metric:
+        """Return the metric of the primary one's kind that is evaluated during training."""
+        on = METRICS_OF_KINDS.get(self.primary.kind, loss_on)
         return on("val")
 
 
-def yardstick(
+def choose_yardstick(
     study: RecordedStudy, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
 ) -> Yardstick:
-    """Choose by what to judge; without a given target, the mean loss at which the partner of an arm ends.
+    """Return by what to judge a study.
 
-    partners: by the name of each arm the one that it is compared with. metric: the primary one's tag.
+    Args:
+        study: the runs.
+        partners: the arm that each arm is compared with, by its name.
+        target: the validation loss (nats) to which times are measured; by default the mean at which the partner ends.
+        metric: the tag of the primary metric; by default what suits the task.
     """
     timed = VALIDATION_LOSS
     seconds = fastest(study.finished, timed)
@@ -385,7 +401,7 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     """Return the mean loss at which the partner of each arm ends, where that trained."""
     found = {}
     for name, arm in partners.items():
-        ends = known(last_alike(run) for run in arm.runs)
+        ends = known(last_comparable_loss(run) for run in arm.runs)
         if ends and arm.trained:
             found[name] = rounded_up(sum(ends) / len(ends), 3)
     return found
@@ -396,9 +412,9 @@ def fastest(runs: Iterable[RecordedRun], tag: str) -> float:
     return min(known(last_time(run, tag) for run in runs), default=NAN)
 
 
-def last_alike(run: RecordedRun) -> float:
-    """Return the last validation loss (nats) of a finished run that is like those before it; NaN where it has none."""
-    values = finite(alike(run, VALIDATION_LOSS)).values
+def last_comparable_loss(run: RecordedRun) -> float:
+    """Return the last validation loss (nats) of a finished run that `comparable` keeps; NaN where there is none."""
+    values = finite(comparable(run, VALIDATION_LOSS)).values
     if run.status != "finished" or not len(values):
         return NAN
     return float(values[-1])
@@ -413,21 +429,21 @@ def rounded_up(value: float, digits: int) -> float:
 # ---- all runs
 
 
-def runs_frame(study: RecordedStudy, by: Yardstick) -> pd.DataFrame:
+def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
     trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
-    accuracy (%) or BLEU of the evaluations that are alike, chosen on the validation data. gap: last validation loss
-    less last training loss (nats), the latter in eval mode where it was recorded.
+    accuracy (%) or BLEU of the evaluations that `comparable` keeps, chosen on the validation data. gap: last validation
+    loss less last training loss (nats), the latter in eval mode where it was recorded.
     """
     rows = []
     for arm, run in study.pairs:
         logged = shown_metrics(run)
         times = run.summary.get("step_time", {})
-        target = by.targets.get(arm.name, NAN)
+        target = yardstick.targets.get(arm.name, NAN)
         reached = stays_at(run, target)
-        at_equal_time = value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN
-        best, best_step = best_on_way(run, by.on_way)
+        at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
+        best, best_step = best_during_training(run, yardstick.during_training)
         spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
         row = {
             "run": run.name,
@@ -439,14 +455,14 @@ def runs_frame(study: RecordedStudy, by: Yardstick) -> pd.DataFrame:
             "step": run.step,
             "steps": run.steps,
             **logged,
-            by.primary.tag: final(run, by.primary) / by.primary.scale,
+            yardstick.primary.tag: final(run, yardstick.primary) / yardstick.primary.scale,
             "best": best,
             "best_step": best_step,
             "gap": gap(run),
             "training_seconds": float(seconds_at(run, run.step)),
             "target": target,
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
-            f"{by.timed}_at_equal_time": at_equal_time,
+            f"{yardstick.timed}_at_equal_time": at_equal_time,
             "implementation": implementation(run),
             "step_median_ms": run.step_ms,
             "operators_a_step": run.operators,
@@ -468,15 +484,15 @@ def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
     """Return the last losses, accuracies and BLEUs of a run."""
     found = {}
     for tag, value in run.summary.get("metrics", {}).items():
-        if tag.partition("/")[0] in ("loss", *OF_KINDS):
+        if tag.partition("/")[0] in ("loss", *METRICS_OF_KINDS):
             found[tag] = value
     return found
 
 
-def best_on_way(run: RecordedRun, metric: Metric) -> tuple[float, int]:
-    """Return the best value of evaluations that are alike, in the metric's unit, and its step; NaN and 0 of none."""
+def best_during_training(run: RecordedRun, metric: Metric) -> tuple[float, int]:
+    """Return the best value that `comparable` keeps, in the metric's unit, and its step; NaN and 0 if there is none."""
     sign = 1 if metric.lower_is_better else -1
-    curve = finite(alike(run, metric.tag))
+    curve = finite(comparable(run, metric.tag))
     badness = sign * curve.values
     best, step = min(zip(badness, curve.steps, strict=True), default=(NAN, 0))
     return metric.scale * sign * float(best), int(step)
@@ -492,9 +508,9 @@ def gap(run: RecordedRun) -> float:
 
 
 def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
-    """Return what a run has logged under tags of some form, for each block by its number; 0: for the whole network.
+    """Return what a run has logged under tags of some form, by the number of the block; 0 for the whole network.
 
-    Of the parts of a block, gradients add up to the norm of the whole; of all else it is the mean.
+    Where parts of a block are logged, it is their mean, but of gradients the norm of all parts together.
     """
     parts: dict[int, list[Curve]] = defaultdict(list)
     for tag, curve in run.curves.items():

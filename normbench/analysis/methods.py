@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from normbench import __version__
 from normbench.analysis.answers import Answer
-from normbench.analysis.examine import Examined
+from normbench.analysis.examine import Examination
 from normbench.analysis.facts import sizes
-from normbench.analysis.records import name_arm, shortened
+from normbench.analysis.records import join_first, name_arm
 from normbench.analysis.setups import RateChoice, Setup, describe_setup
 from normbench.analysis.wording import count, one_line
 
 
-def write_methods(found: Examined) -> str:
+def write_methods(found: Examination) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
     setup = describe_setup(found.study, found.arms, found.chosen)
     return say_methods(setup, found.answer)
@@ -79,7 +79,7 @@ def say_runs(answer: Answer) -> list[str]:
     untrained = f", {stuck} of which did not train" if stuck else ""
     is_uneven = len({arm.seeds for arm in answer.arms}) > 1
     number = f"{'up to ' if is_uneven else ''}{count(len(seeds), 'seed')}"
-    names = shortened([str(seed) for seed in seeds])
+    names = join_first([str(seed) for seed in seeds])
     return [f"Each configuration was trained with {number} ({names}); {finished} of {planned} finished{untrained}."]
 
 

@@ -14,15 +14,15 @@ from normbench.analysis.wording import count, duration
 def write_notes(table: str, columns: Collection[str], **about: object) -> tuple[str, ...]:
     """Return the notes of a table; none for one that explains itself.
 
-    table: the first word of its key. columns: those that it shows. about: what its function takes beside them.
+    table: the first word of its key. columns: those that it shows. about: what its writer takes besides.
     """
     writer = WRITERS.get(table)
     return tuple(writer(columns, **about)) if writer else ()
 
 
-def arms(columns: Collection[str], *, by: Yardstick, evaluated: str, ran: str) -> list[str]:
-    """Explain the results of arms. evaluated: on how much, on the way. ran: what ran the norms."""
-    least = "0 and 100 %" if by.primary.scale == 100 else "0"
+def arms(columns: Collection[str], *, yardstick: Yardstick, evaluated: str, ran: str) -> list[str]:
+    """Explain the results of arms. evaluated: on how much during training. ran: what computed the norms."""
+    least = "0 and 100 %" if yardstick.primary.scale == 100 else "0"
     notes = [
         "Means over the n seeds that have a result (of all), with Student's t interval, cut where no value can be "
         f"({least}); it stands for each arm alone. Seeds that all end the same have none. An arm of which some runs "
@@ -31,18 +31,18 @@ def arms(columns: Collection[str], *, by: Yardstick, evaluated: str, ran: str) -
         "final validation loss less the mean training loss of the last logged steps, or that of a final evaluation of "
         "the training data where there is one.",
     ]
-    timed = not math.isnan(by.seconds)
+    timed = not math.isnan(yardstick.seconds)
     if timed:
-        loss = "validation" if by.timed == VALIDATION_LOSS else "training"
+        loss = "validation" if yardstick.timed == VALIDATION_LOSS else "training"
         notes.append(
-            f"Loss at {duration(by.seconds)}: the mean {loss} loss at this time of training, the last of the fastest "
-            "run, which every finished run had. Training time is step time × steps, without evaluation, probing, "
-            "checkpoints and warm-up."
+            f"Loss at {duration(yardstick.seconds)}: the mean {loss} loss at this time of training, the last of the "
+            "fastest run, which every finished run had. Training time is step time × steps, without evaluation, "
+            "probing, checkpoints and warm-up."
         )
-    if ran and (timed or by.targets):
+    if ran and (timed or yardstick.targets):
         notes.append(f"The norms whose times these are ran as {ran}.")
-    if by.targets:
-        target = "the loss that was asked for" if by.given else "the mean of the last ones of the arm's baseline"
+    if yardstick.targets:
+        target = "the loss that was asked for" if yardstick.given else "the mean of the last ones of the arm's baseline"
         notes.append(
             f"Time to a target: the median time from which on the validation loss stays at or below {target}; a run "
             "that is above it later on counts as never, and in brackets is how many got there."
@@ -57,7 +57,7 @@ def arms(columns: Collection[str], *, by: Yardstick, evaluated: str, ran: str) -
 
 
 def costs(columns: Collection[str]) -> list[str]:
-    """Explain what arms cost and how calm they were."""
+    """Explain what arms cost and how stable they were."""
     notes = [
         "Step time: median over the runs of their medians and 90th percentiles, with taking the batch from memory and "
         "without warm-up, evaluation or probing."
@@ -212,7 +212,7 @@ def areas(columns: Collection[str]) -> list[str]:
 
 
 def step_times(columns: Collection[str], *, ran: str) -> list[str]:
-    """Explain ratios of step times. ran: what ran the norms."""
+    """Explain ratios of step times. ran: what computed the norms."""
     text = (
         "Median step time over that of the baseline, paired by seed: geometric mean of the ratios with the t interval "
         "of their logarithms. Runs that shared a machine with others have disturbed times."
@@ -221,7 +221,7 @@ def step_times(columns: Collection[str], *, ran: str) -> list[str]:
 
 
 def search(columns: Collection[str], *, seeds: int) -> list[str]:
-    """Explain how learning rates were chosen. seeds: how many have chosen."""
+    """Explain how learning rates were chosen. seeds: by how many."""
     return [
         f"The mean final validation loss over {count(seeds, 'seed')} of its own, on a tenth held out of the training "
         "data, by learning rate; – where a rate was not tried. The rate with the lowest one is that of the runs that "
@@ -230,7 +230,7 @@ def search(columns: Collection[str], *, seeds: int) -> list[str]:
 
 
 def rates(columns: Collection[str]) -> list[str]:
-    """Explain how arms take to the learning rate."""
+    """Explain how sensitive arms are to the learning rate."""
     return [
         "Sensitivity: the mean over the rates of min(final validation loss, loss at the start), less the loss at the "
         "best rate (Wortsman et al. 2023), averaged over the seeds that ended at every rate; lower is calmer. A run "

@@ -13,7 +13,7 @@ from normbench.analysis.wording import TEMPLATES, environment
 
 
 def page_of(template: str, title: str, **about: Any) -> str:
-    """Return a template, filled. Of scripts, the page allows the one that it has, by its hash."""
+    """Return a page made of a template. It lets a browser run its own script, by the hash of that, and no other."""
     script = (TEMPLATES / "report.js").read_text("utf-8")
     hashed = b64encode(sha256(script.encode()).digest()).decode()
     return (

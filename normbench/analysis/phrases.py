@@ -12,13 +12,13 @@ def pair(one: StatedTest) -> str:
 
 
 def amount(one: Paired) -> str:
-    """Write the size of a mean, with its unit."""
+    """Write the size of a mean difference, without its sign, with its unit."""
     size = fixed(abs(one.mean), precision(one.mean, one.interval))
     return with_unit(size, one.metric.unit)
 
 
 def way(one: Paired) -> str:
-    """Say on which side of the baseline an arm is."""
+    """Say whether an arm is lower or higher than its baseline."""
     return "lower" if one.mean < 0 else "higher"
 
 
@@ -30,7 +30,7 @@ def seeds_of(one: Paired) -> str:
 
 
 def corrected_p(one: StatedTest) -> str:
-    """Write p as it is after correction."""
+    """Write the corrected p, and that Holm corrected it, where it is one of several tests."""
     holm = " after Holm" if one.family > 1 else ""
     return f"p {equals(one.corrected)}{holm}"
 

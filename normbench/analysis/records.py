@@ -32,9 +32,9 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
-PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees of Python's words
+PYTHON_WORDS = {"None": "–", "True": "true", "False": "false"}  # how a reader sees them
 
-# Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
+# Keys that tell no arms apart: the seed, where a run is kept and where it runs, what is shown, saved or probed.
 ASIDE = (
     "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
     "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard",
@@ -67,10 +67,19 @@ class Curve(NamedTuple):
 class RecordedRun:
     """One run as its directory tells it.
 
-    name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
-    without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
-    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves: every tag of
-    metrics.jsonl, up to a line that is torn; torn: whether one is.
+    Attributes:
+        name: the path of the directory from the given folder on.
+        path: the directory.
+        status: as status.json has it, but `diverged` for a run that finished without a finite loss.
+        step: the last one that it made.
+        steps: how many it is to make.
+        message: why it did not finish; empty where there is nothing to say.
+        seed: of its weights and batches.
+        config: by dotted path, and the option of each group by the group's name.
+        summary: empty until the run has ended.
+        sessions: of environment.json, one for each time that the run was started or continued.
+        curves: of every tag of metrics.jsonl, up to a torn line.
+        has_torn_line: whether the last line of metrics.jsonl is torn.
     """
 
     name: str
@@ -84,7 +93,7 @@ class RecordedRun:
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
     curves: Mapping[str, Curve]
-    torn: bool
+    has_torn_line: bool
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -93,17 +102,17 @@ class RecordedRun:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """Return what its newest session tells of its data."""
+        """Return what its newest session has recorded of its data."""
         return self.session.get("data") or {}
 
     @property
     def ledger(self) -> Mapping[str, Any]:
-        """Return what it has noted of the model and of a step; empty until it has ended."""
+        """Return what it has recorded of the model and of a step; empty until it has ended."""
         return self.summary.get("ledger") or {}
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Return its last metrics; none for a run that did not finish."""
+        """Return its final metrics; empty for a run that did not finish."""
         return self.summary["metrics"] if self.status == "finished" else {}
 
     @property
@@ -118,12 +127,12 @@ class RecordedRun:
 
     @property
     def host_share(self) -> float:
-        """Return the share of a step's time for which a GPU's host was at work on it; NaN where nobody knows."""
+        """Return the share of a step's time for which a GPU's host was at work on it; NaN where that is not known."""
         return float(self.ledger.get("host_share_of_step") or "nan")
 
     @property
     def ended(self) -> bool:
-        """Say whether it is a result."""
+        """Tell whether it has ended, so that it is a result."""
         return self.status in ENDED
 
     @property
@@ -133,7 +142,7 @@ class RecordedRun:
 
     @property
     def trained(self) -> bool | None:
-        """Say whether it is clearly better than a constant predictor, in loss or accuracy; None where nobody knows."""
+        """Tell whether it is clearly better than a constant predictor, in loss or accuracy; None if not known."""
         known = list[bool]()
         usual_loss = self.constant.get("loss/val")
         for tag in ("loss/val", "loss/train"):
@@ -147,7 +156,7 @@ class RecordedRun:
         return any(known) if known else None
 
     def was_given(self, choice: Mapping[str, Any]) -> bool:
-        """Say whether it is of the arm, and at the learning rate, of a choice that a sweep has noted."""
+        """Tell whether it has the settings and the learning rate of a choice that a sweep has noted."""
         given = {**choice["arm"], LEARNING_RATE: choice["lr"]}
         for key, value in given.items():
             own = self.config.get(key)
@@ -165,8 +174,10 @@ class RecordedRun:
 class Arm:
     """The runs that differ in nothing but the seed.
 
-    settings: what varies in the study -> this arm's value. runs: by seed. rates: among how many learning rates, on the
-    runs that are reported, that of these was chosen.
+    Attributes:
+        settings: its values of the settings that vary in the study.
+        runs: by seed.
+        rates: among how many learning rates its own was chosen, by the runs that are reported; 1 where it was not.
     """
 
     settings: Mapping[str, Any]
@@ -195,19 +206,23 @@ class Arm:
 
     @property
     def trained(self) -> bool:
-        """Say whether most of its runs trained, of those that finished."""
+        """Tell whether most of its runs trained, of those that finished."""
         return 2 * len(self.stuck) < max(len(self.finished), 1)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
-        """Say whether it has all of these settings."""
+        """Tell whether it has all of some settings."""
         return all(self.settings.get(key) == value for key, value in settings.items())
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """Runs that may be compared.
+    """Runs of one task, which may be compared.
 
-    varied: the settings that tell the arms apart. damaged: runs that cannot be read, and why.
+    Attributes:
+        folders: below which they were found.
+        arms: in the order of their settings.
+        varied: the settings that tell the arms apart.
+        damaged: the name of each run that cannot be read, and why.
     """
 
     folders: tuple[Path, ...]
@@ -217,7 +232,7 @@ class RecordedStudy:
 
     @property
     def task(self) -> str:
-        """Return the kind of task that its runs have."""
+        """Return the kind of task of its runs."""
         return self.runs[0].task
 
     @property
@@ -237,7 +252,7 @@ class RecordedStudy:
 
     @cached_property
     def noted(self) -> dict[Path, list[dict[str, Any]]]:
-        """Return what sweeps with `sweep.lr=auto` have noted of the choice of each arm's rate, by their folders."""
+        """Return what sweeps with `sweep.lr=auto` have noted of how each arm's rate was chosen, by their folders."""
         folders = sorted({run.path.parent for run in self.runs})
         found = {}
         for folder in folders:
@@ -247,7 +262,7 @@ class RecordedStudy:
 
     @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
-        """Return what was noted of the choice of a run's rate, by the path of the run."""
+        """Return what was noted of how each run's learning rate was chosen, by the path of the run."""
         found = {}
         for run in self.runs:
             for choice in self.noted[run.path.parent]:
@@ -257,7 +272,7 @@ class RecordedStudy:
 
     @property
     def fairly_chosen(self) -> bool:
-        """Say whether the learning rate of every run was chosen on data that do not judge."""
+        """Tell whether the learning rate of every run was chosen on data that are not reported."""
         return len(self.choices) == len(self.runs)
 
     @property
@@ -272,9 +287,9 @@ class RecordedStudy:
         return found
 
     def command(self, **changes: str | None) -> str:
-        """Return the command of the sweep that made these runs, changed; empty where it was none, or several.
+        """Return the command of the sweep that made these runs, with changes; empty where no sweep did, or several.
 
-        changes: words that are set otherwise, or left out where they are None.
+        changes: new values of settings; None to leave a setting out.
         """
         plans = self.plans
         if len(plans) != 1:
@@ -290,19 +305,19 @@ class RecordedStudy:
         return shlex.join(["normbench", "sweep", *kept, *new])
 
     def more_seeds(self, number: int) -> str:
-        """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
+        """Return the command that runs so many new seeds; only its word for them where no sweep made the runs."""
         first = max(run.seed for run in self.runs) + 1
         word = f"seed={first}" if number == 1 else f"seed=range({first},{first + number})"
         return self.resume(word, "sweep.extend=true") or word
 
     def resume(self, *words: str) -> str:
-        """Return the command that goes on with the sweep that made these runs; empty where none did."""
+        """Return the command that resumes the sweep that made these runs; empty where no sweep did."""
         command = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]
         return shlex.join(command) if self.plans else ""
 
 
 def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
-    """Read the runs below some folders, as a study for each task; each counts once, where folders lie in one another.
+    """Return the runs below some folders as a study for each task; a run counts once, also below two of them.
 
     Raises:
         UsageError: a folder is not there or holds no runs, or no run has ended.
@@ -349,10 +364,10 @@ class DamagedRun:
     why: str
 
 
-def read_all(some: Iterable[NamedDirectory]) -> list[RecordedRun | DamagedRun]:
-    """Read runs, as far as they can be read."""
+def read_all(directories: Iterable[NamedDirectory]) -> list[RecordedRun | DamagedRun]:
+    """Read runs; where one cannot be read, return why."""
     found = list[RecordedRun | DamagedRun]()
-    for one in some:
+    for one in directories:
         try:
             found.append(read_run(one.directory, one.name))
         except ValueError as error:
@@ -370,9 +385,9 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     sessions = read_whole(directory.environment)["sessions"]
     has_ended = directory.summary.exists() or status.get("status") in ENDED
     summary = read_whole(directory.summary) if has_ended else {}
-    stands = {**status, **summary}
-    if not stands:
-        stands = read_whole(directory.status)
+    state = {**status, **summary}
+    if not state:
+        state = read_whole(directory.status)
     recorded = read_recorded(directory.metrics)
     config = {**read_config(directory), **sessions[-1]["choices"]}
     if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
@@ -380,24 +395,24 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     altered = directory.find_altered() if summary else []
     if altered:
         raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
-    if stands["status"] == "finished":
+    if state["status"] == "finished":
         for tag in ("loss/val", "loss/test"):
             if summary["metrics"].get(tag, 0.0) is None:
-                stands.update(status="diverged", message=f"its final {tag} is not finite")
+                state.update(status="diverged", message=f"its final {tag} is not finite")
                 break
     return RecordedRun(
         name=name,
         path=directory.path,
-        status=stands["status"],
-        step=stands["step"],
-        steps=stands["steps"],
-        message=stands.get("message") or "",
+        status=state["status"],
+        step=state["step"],
+        steps=state["steps"],
+        message=state.get("message") or "",
         seed=config["seed"],
         config=config,
         summary=summary,
         sessions=sessions,
         curves=recorded.curves,
-        torn=recorded.is_torn,
+        has_torn_line=recorded.is_torn,
     )
 
 
@@ -432,7 +447,7 @@ def check_types(section: str, values: Mapping[str, Any], known: Mapping[str, Set
     """Refuse values of a section that are of a wrong type. known: its settings.
 
     Raises:
-        ValueError: with one.
+        ValueError: a value is; its message names it.
     """
     for name in known.keys() & values.keys():
         if not known[name].has_type(values[name]):
@@ -494,7 +509,7 @@ def name_arm(settings: Mapping[str, Any]) -> str:
     """Name an arm by its settings: options by their words, others as `lr=0.001`."""
     words = []
     for key, value in settings.items():
-        word = PLAIN.get(str(value), str(value))
+        word = PYTHON_WORDS.get(str(value), str(value))
         if key not in GROUPS:
             word = f"{key.rpartition('.')[2]}={word}"
         words.append(word)
@@ -505,21 +520,21 @@ def study_of(
     runs: Sequence[RecordedRun], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()
 ) -> RecordedStudy:
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
-    tell_apart(runs)
+    disambiguate_classes(runs)
     varied = varied_settings(runs)
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
         values = tuple(run.config.get(key) for key in varied)
         gathered[values].append(run)
     arms = []
-    for values in sorted(gathered, key=lambda values: list(map(in_order, values))):
+    for values in sorted(gathered, key=lambda values: list(map(sort_key, values))):
         settings = dict(zip(varied, values, strict=True))
         arms.append(Arm(settings, tuple(gathered[values])))
     return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged))
 
 
-def tell_apart(runs: Sequence[RecordedRun]) -> None:
-    """Name classes of one name, other than ours, by their paths: `a.MyNorm` and `b.MyNorm`."""
+def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
+    """Rename the options of runs whose classes share a name and are not ours to their paths: `a.MyNorm`, `b.MyNorm`."""
     for section in CLASS_SECTIONS:
         target = f"{section}._target_"
         paths = defaultdict[Any, set[Any]](set)
@@ -534,10 +549,10 @@ def tell_apart(runs: Sequence[RecordedRun]) -> None:
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
-    """Return the settings that tell the arms apart: groups first, and none that follows from those before it."""
-    cells: list[Any] = [()] * len(runs)
+    """Return the settings that tell the arms apart, groups first, without any that follows from those before it."""
+    cells: list[Any] = [()] * len(runs)  # of each run: its values of the settings so far, nested
     varied = []
-    for key in candidates(runs):
+    for key in candidate_settings(runs):
         values = [run.config.get(key) for run in runs]
         refined = list(zip(cells, values, strict=True))
         if len(set(refined)) > len(set(cells)):
@@ -546,8 +561,8 @@ def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     return tuple(varied)
 
 
-def candidates(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the settings that could tell arms apart, in the order in which they are asked."""
+def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the settings that could tell arms apart, in the order in which they are tried."""
     keys = set[str]()
     for run in runs:
         keys.update(run.config)
@@ -558,10 +573,10 @@ def candidates(runs: Sequence[RecordedRun]) -> list[str]:
     return [*first, *others, *last]
 
 
-def in_order(value: Any) -> tuple[bool, bool, Any]:
+def sort_key(value: Any) -> tuple[bool, bool, Any]:
     """Return a sort key for values of any kind: none, numbers, then words."""
-    word = not isinstance(value, int | float)
-    return value is not None, word, str(value) if word else value
+    is_word = not isinstance(value, int | float)
+    return value is not None, is_word, str(value) if is_word else value
 
 
 def canonical(text: str) -> str:
@@ -572,7 +587,7 @@ def canonical(text: str) -> str:
         return {"null": "None", "true": "True", "false": "False"}.get(text, text.replace(" ", ""))
 
 
-def shortened(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
-    """Join names in a row, the first ones where there are many."""
+def join_first(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
+    """Join names; of many only the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more

@@ -23,7 +23,8 @@ FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
 class Reference:
     """One work.
 
-    families: names of its authors. year: with a letter, where two works are called alike. bibtex: its entry.
+    families: the family names of its authors. year: with a letter where two works would have the same name.
+    bibtex: its entry.
     """
 
     key: str
@@ -50,7 +51,7 @@ class Reference:
 
 @cache
 def references() -> dict[str, Reference]:
-    """Return all works by what they are called in a text, the longest names first."""
+    """Return all works by the names that a text may give them, the longest names first."""
     found: dict[str, Reference] = {}
     for entry in ENTRY.finditer(FILE.read_text("utf-8")):
         one = read_entry(entry[1], entry[0])
@@ -86,7 +87,7 @@ def works_in(text: str) -> list[Reference]:
 
 
 def works_of(group: str, option: str) -> list[Reference]:
-    """Return the works that an option of ours comes from; none of a person's own, of which only its name is known."""
+    """Return the works that an option of ours comes from; none for a person's own option."""
     return works_in(options(group).get(option, ""))
 
 

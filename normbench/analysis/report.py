@@ -10,21 +10,21 @@ import pandas as pd
 
 from normbench.analysis import facts, latex, tables
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.examine import Examined, Request, examine, examine_all
+from normbench.analysis.examine import Examination, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.figure import Figure, is_wide
-from normbench.analysis.figures.style import COLUMN, our_style
+from normbench.analysis.figures.style import COLUMN, use_our_style
 from normbench.analysis.measures import final, runs_frame, seconds_at
 from normbench.analysis.methods import write_methods
 from normbench.analysis.pages import page_of
-from normbench.analysis.records import RecordedStudy, shortened
+from normbench.analysis.records import RecordedStudy, join_first
 from normbench.analysis.references import bibliography
 from normbench.analysis.safe import to_csv
-from normbench.analysis.sensitivity import areas, failing, searches, tried_levels
+from normbench.analysis.sensitivity import areas, failing_settings, searches, tried_levels
 from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
 from normbench.analysis.setups import options_of
 from normbench.analysis.shown import ShownFigure
-from normbench.analysis.studied import Studied, places_of_studies, studies_below
+from normbench.analysis.studied import SavedStudy, places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import duration, fixed
 from normbench.processes import run_beside
@@ -36,7 +36,7 @@ MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
 @dataclass(frozen=True)
-class Report(Examined):
+class Report(Examination):
     """What is found of a study, in words and tables.
 
     Attributes:
@@ -59,19 +59,19 @@ def make_reports(
 ) -> list[Report]:
     """Find out what the runs below some folders say, task by task.
 
-    missing: runs that were planned and have no directory -> why, where they have failed.
+    missing: for each planned run without a directory why it failed, empty where that is not known.
 
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
     """
-    having = [folder for folder in folders if not has_studies_alone(folder)]
-    if not having:
+    with_runs = [folder for folder in folders if not holds_only_studies(folder)]
+    if not with_runs:
         return []
-    return [put_in_words(one) for one in examine_all(having, request, missing)]
+    return [put_in_words(found) for found in examine_all(with_runs, request, missing)]
 
 
-def has_studies_alone(folder: Path) -> bool:
-    """Say whether there are studies below a folder, but no runs: a study of models as they start has none."""
+def holds_only_studies(folder: Path) -> bool:
+    """Tell whether a folder holds studies but no runs: a study of untrained models has none."""
     return bool(places_of_studies([folder])) and not any(folder.rglob("status.json"))
 
 
@@ -80,16 +80,16 @@ def report_on(study: RecordedStudy, baseline: Baseline, request: Request) -> Rep
     return put_in_words(examine(study, baseline, request))
 
 
-def put_in_words(found: Examined) -> Report:
-    """Return what is found in words and tables."""
+def put_in_words(found: Examination) -> Report:
+    """Return an examination with its words and tables."""
     answer = found.answer
-    runs = runs_frame(found.study, found.by)
+    runs = runs_frame(found.study, found.yardstick)
     return Report(
         study=found.study,
         baseline=found.baseline,
         arms=found.arms,
         chosen=found.chosen,
-        by=found.by,
+        yardstick=found.yardstick,
         judgement=found.judgement,
         blocks=found.blocks,
         answer=answer,
@@ -101,18 +101,18 @@ def put_in_words(found: Examined) -> Report:
     )
 
 
-def all_tables(found: Examined, runs: pd.DataFrame) -> Iterable[Table]:
-    """Yield the tables of a report, also those that are empty. runs: of `runs_frame`."""
-    study, by, answer = found.study, found.by, found.answer
-    yield tables.results_table(runs, study, by, answer.arms)
+def all_tables(found: Examination, runs: pd.DataFrame) -> Iterable[Table]:
+    """Yield the tables of a report, also those that are empty. runs: as `runs_frame` has them."""
+    study, yardstick, answer = found.study, found.yardstick, found.answer
+    yield tables.results_table(runs, study, yardstick, answer.arms)
     if answer.differences:
         yield tables.differences_table(answer.differences)
-    for metric in by.metrics[1:]:
+    for metric in yardstick.metrics[1:]:
         others = [one for one in answer.others if one.metric == metric]
         if others:
             yield tables.differences_table(others, primary=False)
     yield tables.designs_table(answer.effects)
-    for key in failing(found.arms):
+    for key in failing_settings(found.arms):
         yield tables.survival_table(found.arms, key)
     yield tables.areas_table(areas(study))
     yield tables.search_table(searches(study))
@@ -129,10 +129,10 @@ def all_tables(found: Examined, runs: pd.DataFrame) -> Iterable[Table]:
 
 @dataclass(frozen=True)
 class Part:
-    """The report of one task, as the page that leads to several shows it.
+    """The report of one task, as the page that links to several shows it.
 
     Attributes:
-        page: the path of its page, from the one that leads to it.
+        page: the path of its page, from the one that links to it.
         title: its task, in words.
         verdict: its sentences.
     """
@@ -143,16 +143,16 @@ class Part:
 
 
 def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, width: float = COLUMN) -> Path:
-    """Write reports, of several tasks each in a folder of its own below a page that leads to them; return the page.
+    """Write reports and return the page to open: of several tasks, one that links to a page for each.
 
-    Where folders hold studies alone, the page shows these.
+    Where there are no reports, as folders hold studies but no runs, the page shows the studies.
     """
     if len(reports) == 1:
         return save(reports[0], out, width)
     if not reports:
         out.mkdir(parents=True, exist_ok=True)
         studies = studies_below(folders, out)
-        title = shortened([study.about["title"] for study in studies], 3)
+        title = join_first([study.about["title"] for study in studies], 3)
         write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
         return out / "report.html"
     parts = []
@@ -167,14 +167,16 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
 def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """Draw the figures, width inches wide, and write everything; return the page.
 
-    Files that an older report has noted as its own and this one has not are removed, and what a killed one left half
-    written. All else is another's and stays.
+    Files that an older report listed as its own and this one does not write are removed, and so are the half-written
+    files of a report that was killed. All other files stay.
 
     Raises:
         OSError: it cannot be written.
     """
     inside(out, "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width, report.comparisons)
+    figures = draw_all(
+        report.study, dict(report.baseline.settings), report.yardstick.metrics, width, report.comparisons
+    )
     files = figure_files(figures)
     shown = []
     for one in figures:
@@ -202,9 +204,9 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
 
 
 def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
-    """Return the content of all files of figures, by their paths; half of them are made by another process."""
+    """Return the content of each file of the figures, by path; another process makes half of them."""
     files = {}
-    with our_style():  # once for all of them
+    with use_our_style():  # once for all of them
         others = run_beside(lambda: [figure.files() for figure in figures[1::2]])
         drawn = [figure.files() for figure in figures[::2]]
         for own in (*drawn, *others()):
@@ -213,8 +215,8 @@ def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     return files
 
 
-def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence[Studied]) -> dict[str, str]:
-    """Return the page, the text in GitHub's Markdown, and the tables and figures for LaTeX, by their names."""
+def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence[SavedStudy]) -> dict[str, str]:
+    """Return the HTML page, the same in GitHub's Markdown, and the tables and figures for LaTeX, by file name."""
     study, answer = report.study, report.answer
     baseline = report.baseline.name if answer.differences else ""
     if baseline and report.chosen:
@@ -232,7 +234,7 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
         "caveats": answer.caveats,
         "methods": write_methods(report),
         "command": answer.question.command,
-        "facts": facts.facts(study, options_of(study), report.by.primary.words, baseline),
+        "facts": facts.facts(study, options_of(study), report.yardstick.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},
         "tables": every_table,
         "runs": run_rows(report) if len(report.runs) <= MOST_ROWS else [],
@@ -247,12 +249,12 @@ class RunRow:
 
     Attributes:
         run: its name.
-        arm: that of its arm.
+        arm: the name of its arm.
         seed: of its weights and batches.
-        status: how it stands.
-        step: how far it got.
-        final: its last value in the primary metric.
-        time: of training.
+        status: its status.
+        step: its last step.
+        final: its final value in the primary metric.
+        time: how long it trained.
     """
 
     run: str
@@ -266,7 +268,7 @@ class RunRow:
 
 def run_rows(report: Report) -> list[RunRow]:
     """Return a row for each run."""
-    metric = report.by.primary
+    metric = report.yardstick.primary
     rows = []
     for arm, run in report.study.pairs:
         row = RunRow(
@@ -285,10 +287,10 @@ def run_rows(report: Report) -> list[RunRow]:
 def replace_files(out: Path, files: Mapping[str, bytes]) -> None:
     """Write the files of a report, by their paths, in place of those of an older one."""
     for name in files:
-        for torn in (out / name).parent.glob(f".{Path(name).name}.*.tmp"):
-            torn.unlink()
+        for left_over in (out / name).parent.glob(f".{Path(name).name}.*.tmp"):
+            left_over.unlink()
     older = (read_json(out / WRITTEN, {"files": [str]}) or {"files": []})["files"]
-    write_json(out / WRITTEN, {"files": sorted({*older, *files})})  # before they are there, should this be cut short
+    write_json(out / WRITTEN, {"files": sorted({*older, *files})})  # first, in case writing is cut short
     for name, content in files.items():
         write_bytes(out / name, content)
     remove_written(out, {*older} - {*files})
@@ -297,4 +299,4 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> None:
 
 def title_of(study: RecordedStudy) -> str:
     """Name a study by its folders."""
-    return shortened([folder.resolve().name for folder in study.folders], 3)
+    return join_first([folder.resolve().name for folder in study.folders], 3)

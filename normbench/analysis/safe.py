@@ -1,4 +1,4 @@
-"""What comes from somebody else into a report: drawings that do nothing but draw, and cells that compute nothing."""
+"""Checks of what a report takes from others: that drawings only draw, and that cells compute nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_drawing(text: str) -> None:
     """Refuse an SVG that may do more than draw: scripts, forms, links, files from elsewhere, rules for the whole page.
 
     Raises:
-        ValueError: with what it holds.
+        ValueError: it may; the message says what it holds.
     """
     if not text.startswith("<svg ") or "<!" in text or "<?" in text:
         raise ValueError("a figure is more than a drawing: it has a declaration or a comment")

@@ -1,4 +1,4 @@
-"""How arms ended, how they take to the learning rate, and from where to where they train."""
+"""How arms ended, how sensitive they are to the learning rate, and at which values of settings they train."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.comparisons import LOST
-from normbench.analysis.contenders import best_rate, families_of, without
+from normbench.analysis.contenders import best_rate, families_of, without_settings
 from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import learning_rate_sensitivity
 from normbench.record.shapes import NUMBER, fits
 
-CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # of what a sweep notes of an arm's rates
+CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # the form of what a sweep notes of an arm's rates
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the runs of an arm ended: how many there are, and mean, low and high of those that finished.
+    """How the runs of an arm ended.
 
-    These three are in a metric's unit; NaN where none finished.
+    mean, low and high are over those that finished, in a metric's unit; NaN where none did.
     """
 
     runs: int
@@ -53,20 +53,23 @@ def outcome(arm: Arm, metric: Metric) -> Outcome:
 
 
 def is_lost(run: RecordedRun) -> bool:
-    """Say whether a run did not get through, or did not train."""
+    """Tell whether a run diverged, failed, ran out of memory or did not train."""
     return run.status in LOST or run.trained is False
 
 
 def count_trained(runs: Iterable[RecordedRun]) -> int:
-    """Return how many runs got through and trained."""
+    """Return how many runs are not lost."""
     return sum(not is_lost(run) for run in runs)
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedLevels:
     """An arm that was trained at several levels of a setting that is a number, above all of the learning rate.
 
-    arm: as it is called without one. by_level: the arm at each level, from low to high. best: the level of `best_rate`.
+    Attributes:
+        arm: named without the setting.
+        by_level: the arm at each level, from low to high.
+        best: the level that `best_rate` chooses.
     """
 
     arm: Arm
@@ -83,7 +86,7 @@ class Tried:
 
     @property
     def lost(self) -> dict[float, int]:
-        """Return how many runs did not get through or did not train, by level."""
+        """Return how many runs are lost, by level."""
         found = dict[float, int]()
         for level, arm in self.by_level.items():
             found[level] = len(arm.runs) - count_trained(arm.runs)
@@ -91,7 +94,7 @@ class Tried:
 
     @property
     def by_seed(self) -> dict[int, dict[float, RecordedRun]]:
-        """Return the runs of each seed that has ended at every level."""
+        """Return the runs of each seed that has ended at every level, by seed and level."""
         found = defaultdict[int, dict[float, RecordedRun]](dict)
         for level, arm in self.by_level.items():
             for run in arm.runs:
@@ -105,9 +108,9 @@ class Tried:
 
     @property
     def sensitivity(self) -> dict[int, float]:
-        """Return a value (nats) for each seed (Wortsman et al. 2023).
+        """Return the sensitivity to the learning rate (nats) of each seed (Wortsman et al. 2023).
 
-        There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
+        It is empty for an arm that does not train at its best rate, which ends alike at every rate and learns at none.
         """
         found = dict[int, float]()
         if not self.by_level[self.best].trained:
@@ -126,7 +129,7 @@ class Tried:
 
     @property
     def largest(self) -> dict[int, float]:
-        """Return the base 2 logarithm of the largest level at which each seed trains; of none, half the lowest."""
+        """Return the logarithm to base 2 of the largest level at which each seed trains; half the lowest if at none."""
         found = {}
         for seed, runs in self.by_seed.items():
             train = [level for level, run in runs.items() if not is_lost(run)]
@@ -135,8 +138,8 @@ class Tried:
         return found
 
 
-def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[Tried]:
-    """Return every arm that was trained at so many levels of a setting, which are numbers, or more."""
+def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[TriedLevels]:
+    """Return every arm that was trained at several levels of a setting that is a number. fewest: levels to count."""
     found = []
     having = [arm for arm in arms if arm.settings.get(key) is not None]  # an optimizer may have no learning rate
     for family in families_of(having, key):
@@ -146,7 +149,7 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
         for arm in sorted(family, key=lambda arm: float(arm.settings[key])):
             by_level[float(arm.settings[key])] = arm
         best = float(best_rate(family).settings[key])
-        found.append(Tried(without(family[0], key), by_level, best))
+        found.append(TriedLevels(without_settings(family[0], key), by_level, best))
     return found
 
 
@@ -154,8 +157,11 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
 class Search:
     """How a sweep has chosen an arm's learning rate, on data and with seeds that are not reported.
 
-    losses: the final ones of those seeds (nats), by rate; None where a run diverged or failed. chosen: None where no
-    rate was good, so that the arm has no runs. edge: the end of the rates that it lies at, if any.
+    Attributes:
+        arm: that the rate was chosen for.
+        losses: the final losses of those seeds (nats), by rate; None where a run diverged or failed.
+        chosen: the rate; None where no rate was good, so that the arm has no runs.
+        edge: at which end of the rates tried the chosen one lies; None where it is at neither.
     """
 
     arm: Arm
@@ -165,7 +171,7 @@ class Search:
 
     @property
     def means(self) -> dict[float, float]:
-        """Return the mean of those losses by rate; NaN where a run did not end well."""
+        """Return the mean of the losses by rate; NaN where a run diverged or failed."""
         found = dict[float, float]()
         for rate, own in self.losses.items():
             found[rate] = NAN if self.lost[rate] else float(np.mean(known(own)))
@@ -178,7 +184,7 @@ class Search:
 
 
 def searches(study: RecordedStudy) -> list[Search]:
-    """Return how sweeps with `sweep.lr=auto` have chosen the learning rate of each arm, those without runs last."""
+    """Return how sweeps with `sweep.lr=auto` chose the learning rate of each arm; arms without runs come last."""
     by_choice = dict[int, Arm]()
     for arm, run in study.pairs:
         if run.path in study.choices:
@@ -206,7 +212,10 @@ def searches(study: RecordedStudy) -> list[Search]:
 class Area:
     """An arm over the grid of two settings that are numbers.
 
-    arm: as it is called without them. keys: the two. cells: the arm at each pair of their levels.
+    Attributes:
+        arm: named without the two settings.
+        keys: the two settings.
+        cells: the arm at each pair of their levels.
     """
 
     arm: Arm
@@ -226,7 +235,7 @@ class Area:
 
     @property
     def levels(self) -> list[list[float]]:
-        """Return the levels of the two, from low to high."""
+        """Return the levels of each of the two settings, from low to high."""
         first, second = set[float](), set[float]()
         for one, other in self.cells:
             first.add(one)
@@ -235,7 +244,7 @@ class Area:
 
     @property
     def shares(self) -> dict[int, float]:
-        """Return the percentage of the grid at which a seed trains, for each that has ended everywhere."""
+        """Return the percentage of the grid in which a seed trains, for each seed that has ended everywhere in it."""
         train = defaultdict[int, list[float]](list)
         for arm in self.cells.values():
             for run in arm.runs:
@@ -254,12 +263,12 @@ def levels_in(arms: Iterable[Arm], key: str) -> list[Any]:
 
 
 def are_numbers(levels: Sequence[Any]) -> bool:
-    """Say whether levels are three numbers or more, which have places on an axis of their own."""
+    """Tell whether levels are three numbers or more, which so have places on an axis."""
     kinds = {type(level) for level in levels}
     return len(levels) > 2 and kinds <= {int, float}
 
 
-def failing(arms: Sequence[Arm]) -> list[str]:
+def failing_settings(arms: Sequence[Arm]) -> list[str]:
     """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
     if all(count_trained(arm.runs) == len(arm.runs) for arm in arms):
         return []
@@ -283,5 +292,5 @@ def areas(study: RecordedStudy) -> list[Area]:
             for arm in family:
                 cells[arm.settings[one], arm.settings[other]] = arm
             if len(cells) == every:
-                found.append(Area(without(family[0], one, other), (one, other), cells))
+                found.append(Area(without_settings(family[0], one, other), (one, other), cells))
     return found

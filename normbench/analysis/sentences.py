@@ -24,10 +24,10 @@ from normbench.analysis.answers import (
     Stuck,
 )
 from normbench.analysis.difference_sentences import say_assumptions, say_found, say_not_compared, say_not_found
-from normbench.analysis.effect_sentences import say_effects, say_open_effects
+from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
 from normbench.analysis.facts import sizes
 from normbench.analysis.phrases import corrected_p, corrections
-from normbench.analysis.records import LEARNED, LEARNED_RIGHT, shortened
+from normbench.analysis.records import LEARNED, LEARNED_RIGHT, join_first
 from normbench.analysis.statistics import ALPHA
 from normbench.analysis.wording import count, equals, fixed, in_words, one_line, plain, with_unit
 from normbench.record.directory import ENDED
@@ -52,9 +52,9 @@ class Statement(NamedTuple):
 def say(answer: Answer) -> list[Statement]:
     """Say what did not train, what differs, where no difference was found, and what did not finish.
 
-    Of many the largest of each kind are told, and how many more there are.
+    Of many, only the largest of each kind are told, and how many more there are.
     """
-    told = list[tuple[str, Sequence[str]]]()  # each kind of sentence, after the key of its table
+    told = list[tuple[str, Sequence[str]]]()  # the sentences of each kind, after the key of their table
     told.append(("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})))
     told.append(("costs", say_losses(answer.losses)))
     for kind in say_effects(answer.effects):
@@ -62,13 +62,13 @@ def say(answer: Answer) -> list[Statement]:
     for kind in say_found(answer.differences, answer.question.margin):
         told.append(("differences", kind))
     told.append(("differences", say_assumptions(answer.differences)))
-    told.append(("designs", say_open_effects(answer.effects)))
+    told.append(("designs", say_effects_not_found(answer.effects)))
     told.append(("differences", say_not_found(answer.differences, answer.question.margin)))
     if not answer.differences:
         told.append(("arms", [say_not_compared(len(answer.arms))]))
     told.append(("costs", say_diverged(answer.arms)))
     told.append(("lost", say_lost(answer.arms)))
-    most = shares([len(texts) for _, texts in told])
+    most = allot_sentences([len(texts) for _, texts in told])
     statements = []
     for (table, texts), number in zip(told, most, strict=True):
         for text in first_of(texts, number):
@@ -77,7 +77,7 @@ def say(answer: Answer) -> list[Statement]:
 
 
 def compared_arms(answer: Answer) -> dict[str, ArmResult]:
-    """Return the arms that are compared, by what they are called there, in the order of the comparisons."""
+    """Return the arms that are compared, by their names in the comparisons, in the order of these."""
     by_name = {arm.compared_as: arm for arm in answer.arms}
     found = {}
     for one in answer.differences:
@@ -86,8 +86,8 @@ def compared_arms(answer: Answer) -> dict[str, ArmResult]:
     return found
 
 
-def shares(lengths: Sequence[int]) -> list[int]:
-    """Return how many sentences of each kind are told: the first of each, and of the next ones what there is room for.
+def allot_sentences(lengths: Sequence[int]) -> list[int]:
+    """Return how many sentences of each kind to tell: the first of each, and as many more as there is room for.
 
     lengths: how many there are of each kind.
     """
@@ -102,7 +102,7 @@ def shares(lengths: Sequence[int]) -> list[int]:
 
 
 def first_of(texts: Sequence[str], most: int) -> list[str]:
-    """Return the first ones, the last of which says how many more there are."""
+    """Return the first of some sentences; the last of them says how many more there are."""
     told = list(texts[:most])
     left = len(texts) - most
     if left > 0:
@@ -114,7 +114,7 @@ def first_of(texts: Sequence[str], most: int) -> list[str]:
 
 
 def say_stuck(arms: Mapping[str, ArmResult]) -> list[str]:
-    """Name the arms that did not train, or some of whose runs did not. arms: by what they are called."""
+    """Name the arms that did not train, or some of whose runs did not. arms: by their names."""
     never = {name: arm for name, arm in arms.items() if not arm.trained}
     texts = []
     if len(never) > FEW_STUCK:
@@ -146,7 +146,7 @@ def say_stuck_arm(name: str, arm: ArmResult) -> str:
 
 
 def missed(run: Stuck) -> str:
-    """Say what a run has missed: the rule of `RecordedRun.trained`."""
+    """Say what a run would have had to reach to count as trained: the rule of `RecordedRun.trained`."""
     loss, accuracy = run.constant_loss, run.constant_accuracy
     words = "" if loss is None else f"not {100 * LEARNED:.0f} % below the {fixed(loss, 3)} of a constant guess"
     if accuracy is None:
@@ -210,7 +210,7 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
         names = [arm.name for arm in arms if status in arm.statuses]
         if names:
             lost = sum(arm.statuses.get(status, 0) for arm in arms)
-            texts.append(f"{count(lost, 'run')} {how}: {shortened(names, MOST_LOST)}.")
+            texts.append(f"{count(lost, 'run')} {how}: {join_first(names, MOST_LOST)}.")
     return texts
 
 
@@ -224,14 +224,14 @@ def say_question(question: Question) -> tuple[str, str]:
 
 def say_asked(question: Question) -> str:
     """Say what varies, and on what."""
-    model = shortened(question.model, MOST_VALUES)
-    data = shortened(question.data, MOST_VALUES)
+    model = join_first(question.model, MOST_VALUES)
+    data = join_first(question.data, MOST_VALUES)
     if not question.varied:
-        return f"How does the model {model} with {shortened(question.norm, MOST_VALUES)} end on {data}?"
+        return f"How does the model {model} with {join_first(question.norm, MOST_VALUES)} end on {data}?"
     keys = [factor.key for factor in question.varied]
     words = []
     for factor in question.varied:
-        values = shortened([in_words(value) for value in factor.values], MOST_VALUES)
+        values = join_first([in_words(value) for value in factor.values], MOST_VALUES)
         words.append(f"{factor.key} ({values})")
     *others, last = words
     factors = f"{', '.join(others)} and {last}" if others else last
@@ -247,7 +247,7 @@ def say_held(question: Question) -> str:
     equal = []
     following = defaultdict[str, list[str]](list)
     for held in question.held:
-        text = words[held.what].format(shortened(held.values, MOST_VALUES))
+        text = words[held.what].format(join_first(held.values, MOST_VALUES))
         if held.goes_with:
             following[held.goes_with].append(text)
         else:
@@ -334,7 +334,7 @@ REMEDIES = {
     Remedy.OTHER_RATES: "other learning rates, smaller and larger ones",
 }
 
-LOOKS = (
+WHEN_LOOKING_AGAIN = (
     "Looking again after each addition makes false alarms more frequent (17 % where two seeds at a time are added, "
     "from 3 to 15): decide beforehand how often to look, K times in all, and call a difference only where p is below "
     "0.05 / K."
@@ -370,9 +370,9 @@ def say_step(step: NextStep, unit: str) -> str:
         return f"Finish the runs that have not ended: {step.command}."
     if step.kind == StepKind.ADD_SEEDS:
         gain = f"would show a difference of {with_unit(plain(step.size or 0.0), unit)} four times in five"
-        return f"{count(step.seeds, 'more seed')} {gain}: {step.command}. {LOOKS}"
+        return f"{count(step.seeds, 'more seed')} {gain}: {step.command}. {WHEN_LOOKING_AGAIN}"
     if step.kind == StepKind.PILOT:
-        return f"More seeds show how much seeds differ by themselves: {step.command}. {LOOKS}"
+        return f"More seeds show how much seeds differ by themselves: {step.command}. {WHEN_LOOKING_AGAIN}"
     if step.kind == StepKind.OWN_RATES:
         return f"See whether it holds where each arm has a learning rate of its own: {step.command}."
     command = f": {step.command}" if step.command else ""

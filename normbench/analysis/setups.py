@@ -13,7 +13,15 @@ from typing import Any
 
 from normbench.analysis import facts
 from normbench.analysis.fairness import asked_for
-from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidates, in_order, shortened
+from normbench.analysis.records import (
+    LEARNING_RATE,
+    Arm,
+    RecordedRun,
+    RecordedStudy,
+    candidate_settings,
+    join_first,
+    sort_key,
+)
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
 from normbench.config.groups import options, section_of
@@ -23,7 +31,7 @@ from normbench.settings import either, flat
 
 MOST = 12  # things that a sentence lists
 MOST_AMOUNTS = 4
-SHOWN = ("data", "model", "optim")
+SHOWN_GROUPS = ("data", "model", "optim")
 ELSEWHERE = ("data.batch_size", "data.context", "data.holdout", "data.root", "data.path")  # told by other sentences
 PRECISIONS = {
     "fp32": "in float32",
@@ -42,9 +50,9 @@ class RateChoice(Enum):
 
 @dataclass(frozen=True)
 class Setup:
-    """How the runs of a study were made, in words; where runs differ, all that they have is joined by `or`.
+    """How the runs of a study were made, in words; where runs differ, what they have is joined by `or`.
 
-    Empty is what there is not.
+    A field is empty where there is nothing to say.
 
     Attributes:
         factors: what varied, with its levels.
@@ -52,19 +60,19 @@ class Setup:
         model: its class and its settings.
         init: how weights are initialised.
         norm_and_placement: those that do not vary.
-        data: what they are called.
+        data: their names.
         amounts: how many data there are.
         steps: of a run.
-        batch: what it has.
+        batch: what a batch has.
         optimizer: its class and its settings.
         schedule: its class and its settings.
         clip: at which norm gradients are clipped.
-        precision: in which runs compute.
+        precision: that in which runs compute.
         average: the decay of a moving average of the weights.
         rate_choice: on what learning rates were chosen.
         rates: the learning rate of each arm that is judged, after its name.
         scores: how translations were judged.
-        code: its commits.
+        code: the commits of normbench.
         versions: of torch, numpy and Python.
         machine: what runs were made on.
     """
@@ -97,7 +105,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
     judged: the arms that are compared. chosen: whether each is at the best of several learning rates.
     """
     runs = study.runs
-    varied = {*study.varied, *along(study)}
+    varied = {*study.varied, *accompanying_settings(study)}
     aside = {*varied, LEARNING_RATE} if study.fairly_chosen else varied
 
     def describe(read: Callable[[RecordedRun], str]) -> str:
@@ -116,7 +124,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
         init=describe_option("init"),
         norm_and_placement=fixed_in_words(study, varied),
         data=describe_option("data"),
-        amounts=shortened(facts.distinct(runs, facts.amounts), MOST_AMOUNTS, between="; "),
+        amounts=join_first(facts.distinct(runs, facts.amounts), MOST_AMOUNTS, between="; "),
         steps=describe(facts.steps),
         batch=describe(facts.batch),
         optimizer=describe_part("optim"),
@@ -134,16 +142,16 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
 
 
 def rate_choice(study: RecordedStudy, chosen: bool) -> RateChoice:
-    """Return on what learning rates were chosen. chosen: whether each arm is at the best of those reported."""
+    """Return on what the learning rates were chosen. chosen: whether each arm is at the best of those reported."""
     if study.fairly_chosen:
         return RateChoice.HELD_OUT
     return RateChoice.REPORTED if chosen else RateChoice.NONE
 
 
 def options_of(study: RecordedStudy) -> dict[str, str]:
-    """Return what data, model and optimizer are called, and what was changed of them, by their groups."""
+    """Return the names of data, model and optimizer, and what was changed of them, by group."""
     found = {}
-    for group in SHOWN:
+    for group in SHOWN_GROUPS:
         found[group] = join(option_in_words(run, group, study.varied) for run in study.runs)
     return found
 
@@ -160,8 +168,8 @@ class JointFactor:
 
 
 def factors(study: RecordedStudy) -> list[JointFactor]:
-    """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
-    keys = (*study.varied, *along(study))
+    """Return what varied, where settings whose values are not all crossed are one factor together."""
+    keys = (*study.varied, *accompanying_settings(study))
     groups: list[tuple[str, ...]] = [(key,) for key in keys]
     tied = tied_pair(study, groups)
     while tied:
@@ -171,7 +179,7 @@ def factors(study: RecordedStudy) -> list[JointFactor]:
         tied = tied_pair(study, groups)
     found = [JointFactor(keys, joint_levels(study, keys)) for keys in groups]
     combinations_of_all = math.prod(len(one.levels) for one in found)
-    if combinations_of_all > len(study.arms):  # pairs are whole, and triples are not
+    if combinations_of_all > len(study.arms):  # all pairs of values are there, but not all triples
         every = tuple(chain.from_iterable(groups))
         return [JointFactor(every, joint_levels(study, every))]
     return found
@@ -180,35 +188,35 @@ def factors(study: RecordedStudy) -> list[JointFactor]:
 def tied_pair(
     study: RecordedStudy, groups: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the first two groups of settings some of whose values are not taken together; None where all are."""
+    """Return the first two groups of settings whose values are not all crossed; None where all are."""
     for one, other in combinations(groups, 2):
         if are_tied(study, one, other):
             return one, other
     return None
 
 
-def along(study: RecordedStudy) -> list[str]:
-    """Return the settings that were asked for and go along with what varies, as warm-up that is tied to placement."""
+def accompanying_settings(study: RecordedStudy) -> list[str]:
+    """Return the settings that were asked for and follow what varies, such as a warm-up tied to the placement."""
     asked = asked_for(study).difference(study.varied)
     if study.fairly_chosen:
         asked.discard(LEARNING_RATE)
     found = []
-    for key in candidates(study.runs):
+    for key in candidate_settings(study.runs):
         if key in asked and len(joint_levels(study, (key,))) > 1:
             found.append(key)
     return found
 
 
 def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Say whether some values of settings are not taken together."""
+    """Tell whether the values of two groups of settings are not all crossed."""
     together = len(joint_levels(study, (*one, *other)))
     return together < len(joint_levels(study, one)) * len(joint_levels(study, other))
 
 
 def joint_levels(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
-    """Return the values that settings take together, in order."""
+    """Return the combinations of values that settings take, in order."""
     found = {joint_level(run, keys) for run in study.runs}
-    return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
+    return tuple(sorted(found, key=lambda level: [sort_key(value) for value in level]))
 
 
 def joint_level(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
@@ -227,7 +235,7 @@ def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
 
 
 def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
-    """Write what a run has in a setting that varies; of an option with the works behind it."""
+    """Write a run's value of a setting that varies; an option with the works that it comes from."""
     if key in GROUPS:
         return option_in_words(run, key, study.varied)
     return value_in_words(run.config.get(key))
@@ -237,7 +245,7 @@ def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
 
 
 def alike_in_words(study: RecordedStudy, varied: Iterable[str]) -> tuple[str, ...]:
-    """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
+    """Write what runs of one seed have in common: weights and batches, unless they vary."""
     sections = {key.partition(".")[0] for key in varied}
     found = []
     if not sections & {"model", "init"}:
@@ -273,17 +281,17 @@ def average_in_words(run: RecordedRun) -> str:
 
 
 def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
-    """Write what stands for a group: its class, the works behind it, and each setting that plays a part.
+    """Write what a run has for a group: the class, the works that it comes from, and each setting that plays a part.
 
-    aside: settings that are told elsewhere. Where settings are not as the option has them, that is said: `the preset
-    nano but for depth and width`.
+    aside: settings that are told elsewhere. Where settings differ from the option, that is said: `the preset nano but
+    for depth and width`.
     """
     option = str(run.config.get(group, ""))
     target = str(run.config.get(f"{group}._target_", option))
     name = target.rpartition(".")[2]
-    altered = changed(run, group, aside)
+    altered = altered_settings(run, group, aside)
     shown = []
-    for key, value in playing(run, group, aside).items():
+    for key, value in active_settings(run, group, aside).items():
         if value not in (None, False) or key in altered:
             shown.append(setting_in_words(key, value))
     words = name + in_brackets(works_of(group, option))
@@ -300,9 +308,9 @@ def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
 
 
 def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
-    """Write the name of a group's option, the works behind it, and what of it is not as it has it."""
+    """Write the name of a group's option, the works that it comes from, and the settings that differ from it."""
     option = str(run.config.get(group, ""))
-    altered = changed(run, group, {*aside, *ELSEWHERE})
+    altered = altered_settings(run, group, {*aside, *ELSEWHERE})
     words = option + in_brackets(works_of(group, option))
     if altered:
         settings = [setting_in_words(key, run.config[key]) for key in altered]
@@ -310,8 +318,8 @@ def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     return words
 
 
-def playing(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
-    """Return the settings of a group that play a part in a run's task, but those aside, by dotted path."""
+def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a group that play a part in a run's task, by dotted path. aside: those left out."""
     known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
     found = {}
     for key, value in run.config.items():
@@ -323,14 +331,14 @@ def playing(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any
     return found
 
 
-def changed(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
-    """Return the settings that play a part and are not as the option has them that the run was given."""
+def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
+    """Return the settings that play a part and differ from the option that the run was given."""
     option = str(run.config.get(group, ""))
     if option not in options(group):
         return []
     preset = flat({group: section_of(group, option)})
     found = []
-    for key, value in playing(run, group, aside).items():
+    for key, value in active_settings(run, group, aside).items():
         usual = preset.get(key)
         follows_others = str(usual).startswith("${")
         if not follows_others and usual != value:
@@ -339,7 +347,7 @@ def changed(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
 
 
 def rates_of(arm: Arm) -> str:
-    """Write an arm's learning rate, or rates, after its name."""
+    """Write an arm's name and its learning rate, or rates."""
     rates = [value_in_words(run.config.get(LEARNING_RATE)) for run in arm.runs]
     return f"{arm.name} {join(rates)}"
 

@@ -35,7 +35,7 @@ class ShownFigure:
 
 
 def by_group(figures: Iterable[ShownFigure]) -> list[tuple[FigureGroup | None, list[ShownFigure]]]:
-    """Return figures by the group that several in a row belong to; None for single ones."""
+    """Return figures with the group that they belong to, several in a row together; None for single ones."""
     found = []
     for group, own in groupby(figures, key=lambda figure: figure.group):
         found.append((group, list(own)))

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
 
-def power(exponent: float) -> float:
+def exp2(exponent: float) -> float:
     """Return 2 to the power of an exponent; infinity where that is too large for a number."""
     with np.errstate(over="ignore"):
         return float(np.exp2(exponent))
@@ -48,14 +48,16 @@ class Interval(NamedTuple):
         return max(map(abs, self))
 
     @property
-    def powers(self) -> Interval:
-        """Return that of ratios whose logarithms to base 2 it is of."""
-        return Interval(power(self.lower), power(self.upper))
+    def as_ratios(self) -> Interval:
+        """Return the interval of ratios, where this one is of their logarithms to base 2."""
+        return Interval(exp2(self.lower), exp2(self.upper))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Independent values, one a seed, and what they say of the mean behind them. resolution: closer ones are the same.
+    """Independent values, one a seed, and what they say of the mean behind them.
+
+    resolution: values that differ by no more than this are the same.
 
     Values that are all the same have sd 0, which does not measure how they spread (accuracies are multiples of
     1 / samples, so that a few of them agree by chance): they have no interval and effect_size; p is 1 where all are
@@ -68,7 +70,7 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """Return how many there are."""
+        """Return how many values there are."""
         return len(self.values)
 
     @cached_property
@@ -80,7 +82,7 @@ class Sample:
 
     @property
     def standard_error(self) -> float:
-        """Return that of the mean, sd/√n."""
+        """Return the standard error of the mean, sd/√n."""
         return self.sd / math.sqrt(self.n)
 
     @cached_property
@@ -104,7 +106,7 @@ class Sample:
 
     @property
     def p(self) -> float | None:
-        """Return that of the two-sided t test against 0 (Student 1908)."""
+        """Return p of the two-sided t test against 0 (Student 1908)."""
         if not self.sd:
             are_all_zero = self.n > 1 and self.mean == 0
             return 1.0 if are_all_zero else None
@@ -132,8 +134,8 @@ class Sample:
     def deciding(self, level: float) -> tuple[int, float] | None:
         """Return the seed without which the t test says otherwise at a level, and p without it.
 
-        Of several the one without which p is furthest from what it was. None where no seed alone decides, and where
-        too few values are left without one.
+        Where there are several, that is the one without which p changes most. None where no single seed decides, and
+        where too few values would be left without one.
         """
         if self.p is None or self.n <= FEWEST_WITHOUT_ONE:
             return None
@@ -150,7 +152,7 @@ class Sample:
 
     @property
     def skewed(self) -> bool:
-        """Say whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
+        """Tell whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
         if self.n < 3 or not self.sd:
             return False
         return float(stats.shapiro(self.values).pvalue) < ALPHA
@@ -222,9 +224,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
-    """Return the two-sided p of Fisher's exact test of two counts, each of so many runs (Fisher 1922)."""
-    table = [[number, of - number] for number, of in zip(lost, runs, strict=True)]
-    return float(stats.fisher_exact(table).pvalue)
+    """Return the two-sided p of Fisher's exact test of how many runs two sides lost, of how many (Fisher 1922)."""
+    first = [lost[0], runs[0] - lost[0]]
+    second = [lost[1], runs[1] - lost[1]]
+    return float(stats.fisher_exact([first, second]).pvalue)
 
 
 def least_fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
@@ -329,7 +332,7 @@ def learning_rate_sensitivity(losses: Mapping[float, float], loss_at_init: float
     return math.fsum(loss - best for loss in capped) / len(capped)
 
 
-def count_spikes(values: Any, *, history: int = 1_000, fewest: int = 50) -> tuple[int, int]:
+def count_spikes(values: Sequence[float] | np.ndarray, *, history: int = 1_000, fewest: int = 50) -> tuple[int, int]:
     """Count points at least 7 standard deviations from the mean of the last 1,000 before them (OLMo 2, 2025).
 
     values: losses or gradient norms in the order of steps; what is not finite is left out. Returns the spikes and how

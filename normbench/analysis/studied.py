@@ -1,4 +1,4 @@
-"""Findings of studies as their folders keep them: written with a page of their own, and read for a report."""
+"""Studies as their folders keep them: written with a page of their own, and read again for a report."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from normbench.record.files import inside, read_bytes, read_json, remove_written
 from normbench.record.shapes import COMMAND, fits
 from normbench.settings import printable
 
-FOUND = "study.json"
-NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # without two hyphens in a row, which stand between the names in an id
+STUDY_FILE = "study.json"
+NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # no two hyphens in a row: they separate the names in an id
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
 WORDS = {"name": NAME, "title": str, "caption": str}
@@ -39,8 +39,8 @@ SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 
 
 @dataclass(frozen=True)
-class Studied:
-    """A study that has been made.
+class SavedStudy:
+    """A study as its folder keeps it.
 
     Attributes:
         key: its id in a page.
@@ -83,7 +83,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     found = dict(about)
     found["tables"] = [as_json(table) for table in tables]
     found["figures"] = [words_of(figure) for figure in figures]
-    write_json(folder / FOUND, found)
+    write_json(folder / STUDY_FILE, found)
     study = read_study(folder, folder)
     page = page_of("study.html", about["title"], studies=[study])
     write_bytes(folder / "report.html", page.encode())
@@ -92,7 +92,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
 
 def files_before(folder: Path) -> set[str]:
     """Return the files of figures that the study wrote when it was last made."""
-    older = read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []}
+    older = read_json(folder / STUDY_FILE, {"figures": [{"name": str}]}) or {"figures": []}
     files = set()
     for figure in older["figures"]:
         for suffix in SUFFIXES:
@@ -101,7 +101,7 @@ def files_before(folder: Path) -> set[str]:
 
 
 def words_of(figure: Figure) -> dict[str, Any]:
-    """Return what is kept of a figure beside its files."""
+    """Return what JSON keeps of a figure; the drawing is in its files."""
     return {
         "name": figure.name,
         "title": figure.title,
@@ -112,7 +112,7 @@ def words_of(figure: Figure) -> dict[str, Any]:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """Return a table as JSON keeps it."""
+    """Return what JSON keeps of a table."""
     return {
         "key": table.key,
         "title": table.title,
@@ -123,18 +123,18 @@ def as_json(table: Table) -> dict[str, Any]:
     }
 
 
-def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
+def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
     """Read what a study has found.
 
-    page: the folder of the page that shows it. number: of the studies of one name that the page shows, from 1.
+    page: the folder of the page that shows it. number: its place, from 1, among studies of its name in that page.
 
     Raises:
         UsageError: it is damaged.
     """
     try:
-        found = read_json(folder / FOUND, SHAPE)
+        found = read_json(folder / STUDY_FILE, SHAPE)
         if found is None or not NAME.fullmatch(folder.name):
-            raise ValueError(f"{FOUND} is missing or not what a study writes")
+            raise ValueError(f"{STUDY_FILE} is missing or not what a study writes")
         nth = number if number > 1 else ""
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
@@ -143,19 +143,19 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
-        return Studied(key, found, tables, figures)
+        return SavedStudy(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
 
 
 def read_table(words: Mapping[str, Any]) -> Table:
-    """Return a table of what `as_json` has made of it."""
+    """Return the table of which `as_json` has made JSON."""
     frame = pd.DataFrame(**words["frame"])
     return Table(**{**words, "frame": frame})
 
 
 def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> ShownFigure:
-    """Return what a page shows of a figure. words: as `words_of` has them. study: its key. place: of the files.
+    """Return what a page shows of a figure. words: as `words_of` has them. study: its key. place: the files' folder.
 
     Raises:
         ValueError: it is damaged, or more than a drawing.
@@ -164,7 +164,7 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
     check_drawing(drawing)
     group = words.get("group")  # which older studies do not have
     if group and not fits(group, WORDS):
-        raise ValueError(f"a group of figures is not what {FOUND} has")
+        raise ValueError(f"a group of figures is not what {STUDY_FILE} has")
     return ShownFigure(
         name=words["name"],
         title=words["title"],
@@ -177,10 +177,10 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
 
 
 def check_apart(names: Sequence[str]) -> None:
-    """Refuse names that are not each its own, since ids are made of them.
+    """Refuse names of which one is there twice, since ids are made of them.
 
     Raises:
-        ValueError: with one that is there twice.
+        ValueError: one is; its message names it.
     """
     for name, number in Counter(names).items():
         if number > 1:
@@ -191,16 +191,16 @@ def places_of_studies(folders: Sequence[Path]) -> list[Path]:
     """Return the folders of all studies below some folders."""
     places = set()
     for folder in folders:
-        for path in folder.rglob(f"studies/*/{FOUND}"):
+        for path in folder.rglob(f"studies/*/{STUDY_FILE}"):
             place = path.resolve().parent
             if place.is_relative_to(folder.resolve()):  # which a link may not be
                 places.add(place)
     return sorted(places)
 
 
-def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:
-    """Read all studies below some folders but damaged ones. page: the folder of the page that shows them."""
-    found = list[Studied]()
+def studies_below(folders: Sequence[Path], page: Path) -> list[SavedStudy]:
+    """Read all studies below some folders; warn of damaged ones. page: the folder of the page that shows them."""
+    found = list[SavedStudy]()
     seen = Counter[str]()
     for place in places_of_studies(folders):
         seen[place.name] += 1

@@ -12,8 +12,8 @@ import pandas as pd
 
 from normbench.analysis.answers import ArmDifference, ArmResult, Effect, EffectKind, Paired, Verdict
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
-from normbench.analysis.difference_sentences import compared
-from normbench.analysis.effect_sentences import step_of
+from normbench.analysis.difference_sentences import better_or_worse
+from normbench.analysis.effect_sentences import name_effect
 from normbench.analysis.measures import (
     IN_BLOCKS,
     Metric,
@@ -25,7 +25,7 @@ from normbench.analysis.measures import (
 )
 from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sensitivity import AREA, Area, Search, Tried, count_trained, tried_levels
+from normbench.analysis.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
 from normbench.analysis.statistics import (
     Sample,
     mean_interval,
@@ -51,7 +51,7 @@ from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 
 # What a difference is called in a word or two, by its verdict.
-FOUND = {
+VERDICT_WORDS = {
     Verdict.DIFFERENT: "{}",
     Verdict.POSSIBLE: "perhaps {}",
     Verdict.CONSTANT: "spread not known",
@@ -72,9 +72,15 @@ BAD = ("did not train", "diverged", "out of memory", "failed", "unfinished")
 
 @dataclass(frozen=True)
 class Table:
-    """A table. key: its anchor. heads: how many of the first columns are words; the others are figures.
+    """A table of words, as pages show it.
 
-    notes: what the figures are. marked: the rows that are to be seen first.
+    Attributes:
+        key: its anchor in a page.
+        title: in words.
+        frame: its cells.
+        notes: what its columns are.
+        heads: how many of the first columns are words; the others are numbers.
+        marked: the places of the rows that a reader should see first.
     """
 
     key: str
@@ -99,10 +105,10 @@ class Table:
 def make_table(
     key: str, title: str, rows: Sequence[Mapping[str, str]] | pd.DataFrame, heads: int = 1, **about: Any
 ) -> Table:
-    """Return rows as a table with its notes, without the columns of figures that no row has.
+    """Return rows as a table with its notes, without the columns of numbers that no row has.
 
-    A baseline that is the same in all rows stands in the title. heads: how many of the first columns are words. about:
-    what the notes take.
+    A baseline that is the same in all rows stands in the title. heads: how many of the first columns are words.
+    about: what the notes are made of.
     """
     frame = pd.DataFrame(rows)
     baselines = set(frame["against"]) if "against" in frame else set()
@@ -110,55 +116,57 @@ def make_table(
         title = f"{title}, against {baselines.pop()}"
         frame = frame.drop(columns="against")
         heads -= 1
-    frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
-    has_figures = (frame != NONE).any().to_numpy()
+    frame.columns = frame.columns.astype(str).str.rstrip(", ")  # a heading that two columns share has a space in one
+    has_numbers = (frame != NONE).any().to_numpy()
     is_head = np.arange(frame.shape[1]) < heads
-    frame = frame.loc[:, has_figures | is_head]
+    frame = frame.loc[:, has_numbers | is_head]
     notes = write_notes(key.partition("-")[0], list(frame), **about)
     return Table(key, title, frame, notes, heads)
 
 
 def some_of(number: int, of: int) -> str:
-    """Write how many of so many there are: `3 of 5`, or `5` where that is all."""
+    """Write a number of a total, such as `3 of 5`; `5` alone where it is all of them."""
     return str(of) if number == of else f"{number} of {of}"
 
 
 # ---- the arms
 
 
-def results_table(runs: pd.DataFrame, study: RecordedStudy, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
-    """Say how well the arms ended, the best one first. runs: as `runs_frame` has them."""
+def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick, arms: Sequence[ArmResult]) -> Table:
+    """Return the table of how well the arms ended, the best one first. runs: as `runs_frame` has them."""
     results = {arm.name: arm for arm in arms}
     rows, badness = [], []
     for arm in study.arms:
         own = runs[runs["arm"] == arm.name]
         finished = own[own["status"] == "finished"]
-        rows.append(result_row(arm, own, finished, by, results[arm.name]))
-        badness.append(badness_of(finished, by.primary))
+        rows.append(result_row(arm, own, finished, yardstick, results[arm.name]))
+        badness.append(badness_of(finished, yardstick.primary))
     best_first = np.argsort(badness, kind="stable")
     return make_table(
         "arms",
         "Results of each arm",
         [rows[place] for place in best_first],
-        by=by,
+        yardstick=yardstick,
         evaluated=evaluations_in_words(study.runs),
         ran=ran_as(study.arms),
     )
 
 
-def result_row(arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, by: Yardstick, result: ArmResult) -> dict[str, str]:
-    """Say how well an arm ended. own: the rows of its runs, and finished: of those that did."""
+def result_row(
+    arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, yardstick: Yardstick, result: ArmResult
+) -> dict[str, str]:
+    """Return the row of how well an arm ended. own: the rows of its runs. finished: those of the runs that finished."""
     row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
-    for place, (metric, one) in enumerate(zip(by.metrics, result.results, strict=True)):
+    for place, (metric, one) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
         row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
         row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
     seeds = set(finished["seed"])
-    if any(in_two_groups(arm, metric, seeds) for metric in by.metrics):
+    if any(in_two_groups(arm, metric, seeds) for metric in yardstick.metrics):
         finished = finished[:0]  # of two groups there is no mean
-    row.update(on_the_way(finished, by))
-    target = by.targets.get(arm.name)
+    row.update(columns_during_training(finished, yardstick))
+    target = yardstick.targets.get(arm.name)
     if target is not None:
-        targets = set(by.targets.values())
+        targets = set(yardstick.targets.values())
         which = "its target" if len(targets) > 1 else f"{plain(target)} nats"
         ended = own[own["status"].isin(["finished", "diverged"])]
         times = ended["target_seconds"].fillna(math.inf)
@@ -166,14 +174,14 @@ def result_row(arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, by: Yardstic
     return row
 
 
-def on_the_way(runs: pd.DataFrame, by: Yardstick) -> dict[str, str]:
-    """Return what the runs of an arm reached before their end, in the mean."""
-    loss = runs[f"{by.timed}_at_equal_time"].mean()
-    metric = by.on_way
+def columns_during_training(runs: pd.DataFrame, yardstick: Yardstick) -> dict[str, str]:
+    """Return the columns of what the runs of an arm reached before their end, on average."""
+    loss = runs[f"{yardstick.timed}_at_equal_time"].mean()
+    metric = yardstick.during_training
     return {
         f"best {metric.words} during training, {metric.symbol}": fixed(runs["best"].mean(), metric.decimals),
         "train–validation gap, nats": fixed(runs["gap"].mean(), 4, sign=True),
-        f"loss at {duration(by.seconds)}, nats": fixed(loss, 4),
+        f"loss at {duration(yardstick.seconds)}, nats": fixed(loss, 4),
     }
 
 
@@ -188,17 +196,17 @@ def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
 
 
 def time_to_target(times: pd.Series) -> str:
-    """Return the median time of an arm's runs to the target, where some never got there also how many did."""
+    """Write the median time of an arm's runs to the target, and how many reached it, where not all did."""
     median = times.median()
-    told = "not reached" if median == math.inf else duration(median)
+    words = "not reached" if median == math.inf else duration(median)
     reached = int(np.isfinite(times).sum())
     if 0 < reached < len(times):
-        told += f" ({reached} of {len(times)})"
-    return told
+        words += f" ({reached} of {len(times)})"
+    return words
 
 
 def costs_table(runs: pd.DataFrame) -> Table:
-    """Say what the arms cost and how calm they were."""
+    """Return the table of what the arms cost and how stable they were."""
     ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
     ends = ends.mask(runs["trained"].eq(False), "did not train")
     has_several_processes = runs["processes"].max() > 1
@@ -208,7 +216,7 @@ def costs_table(runs: pd.DataFrame) -> Table:
         row = {"arm": str(name)}
         if has_several_processes:
             row["processes"] = str(own["processes"].max())
-        row["norms run as"] = either(own["implementation"])
+        row["norms run as"] = join_distinct(own["implementation"])
         row["step time, ms"] = significant(own["step_median_ms"].median())
         row["90th percentile, ms"] = significant(own["step_p90_ms"].median())
         row["operators a step"] = whole(own["operators_a_step"].median())
@@ -222,14 +230,14 @@ def costs_table(runs: pd.DataFrame) -> Table:
     return make_table("costs", "Cost and stability", rows)
 
 
-def either(names: pd.Series) -> str:
-    """Return the names that there are, such as `a or b`."""
+def join_distinct(names: pd.Series) -> str:
+    """Join names, each once, such as `a or b`."""
     known = [name for name in names.unique() if name]
     return " or ".join(known) or NONE
 
 
 def count_of(ends: pd.Series, end: str) -> str:
-    """Write how many runs of an arm have ended like this, and of how many."""
+    """Write how many runs of an arm ended in one way, and of how many."""
     number = int(ends.eq(end).sum())
     return f"{number} of {len(ends)}" if number else "0"
 
@@ -240,12 +248,12 @@ def whole(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share."""
+    """Write a share as a percentage."""
     return NONE if math.isnan(share) else f"{100 * share:.2g} %"
 
 
 def activations_table(blocks: pd.DataFrame) -> Table:
-    """Say what probes measured last in the first, the middle and the last block of each arm.
+    """Return the table of what probes measured last in the first, the middle and the last block of each arm.
 
     blocks: as `activations_frame` has them.
     """
@@ -269,24 +277,24 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 # ---- the differences
 
 
-def pair_of(one: Paired) -> dict[str, str]:
-    """Return the columns that say what is compared, and over how many seeds."""
+def columns_of_pair(one: Paired) -> dict[str, str]:
+    """Return the columns that say which arms are compared, and over how many seeds."""
     return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
 
 
 def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
-    """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
+    """Return the table of the differences of arms from their baselines. primary: whether the answer speaks of them."""
     metric, family = found[0].metric, found[0].family
     key = "differences" if primary else f"differences-{metric.kind}"
     ordered = sorted(found, key=badness_of_difference)
     rows = []
     for one in ordered:
-        places = precision(one.mean, one.interval) if one.n else 0
+        digits = precision(one.mean, one.interval) if one.n else 0
         is_corrected = family > 1 or one.corrected != one.p
         row = {
-            **pair_of(one),
-            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean)),
-            "95 % interval": span(one.interval, places, sign=True),
+            **columns_of_pair(one),
+            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, digits, sign=bool(one.mean)),
+            "95 % interval": span(one.interval, digits, sign=True),
             "effect size": effect(one.effect_size),
             "p": chance(one.p),
             "p after Holm": chance(one.corrected) if is_corrected else NONE,
@@ -301,7 +309,7 @@ def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> T
 
 
 def places_of_real(found: Sequence[Paired]) -> list[int]:
-    """Return the places of what may be called a difference."""
+    """Return the places of the rows that may be called differences."""
     return [place for place, one in enumerate(found) if one.real]
 
 
@@ -314,8 +322,8 @@ def badness_of_difference(one: ArmDifference) -> float:
 
 def found_in(one: ArmDifference) -> str:
     """Write the verdict in a word or two."""
-    better_or_worse, _, _ = compared(one).partition(" ")
-    return FOUND.get(one.verdict, "not shown").format(better_or_worse)
+    word, _, _ = better_or_worse(one).partition(" ")
+    return VERDICT_WORDS.get(one.verdict, "not shown").format(word)
 
 
 def detectable_of(one: ArmDifference) -> str:
@@ -328,20 +336,20 @@ def detectable_of(one: ArmDifference) -> str:
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
-    """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
+    """Return the table of how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows, sides = [], []
     for one in comparisons:
         sides += [one.arm, one.baseline]
         ratio = ratio_of(one, lambda run: run.step_ms)
         if ratio.n:
-            row = name_sides(one, ratio.n)
+            row = columns_of_sides(one, ratio.n)
             row["ratio of step times"], row["95 % interval"] = write_ratio(ratio)
             rows.append(row)
     return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
 
 
 def noise_table(comparisons: Sequence[Comparison]) -> Table:
-    """Say how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
+    """Return the table of how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
     rows, crossing = [], set[str]()
     for one in comparisons:
         variance = ratio_of(one, lambda run: gradient_noise(run).variance)
@@ -350,7 +358,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
         scale = ratio_of(one, lambda run: gradient_noise(run).scale)
         scales = known(gradient_noise(run).scale for run in one.arm.runs)
         mean_scale, _ = mean_interval(scales)
-        row = name_sides(one, variance.n)
+        row = columns_of_sides(one, variance.n)
         row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
         row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
         row["noise scale, examples"] = significant(mean_scale)
@@ -361,24 +369,24 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
     return make_table("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
-def name_sides(one: Comparison, seeds: int) -> dict[str, str]:
+def columns_of_sides(one: Comparison, seeds: int) -> dict[str, str]:
     """Return the columns that say which arms are compared, and over how many seeds."""
     return {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(seeds)}
 
 
 def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> Sample:
-    """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: what, of a run."""
+    """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: of a run."""
     return paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
 
 
 def write_ratio(ratio: Sample) -> tuple[str, str]:
-    """Write the geometric mean of ratios with the t interval of their logarithms, which are given."""
+    """Write the geometric mean of ratios and its t interval. ratio: their logarithms to base 2."""
     mean = 2.0**ratio.mean
     if ratio.interval is None:
         return fixed(mean, 2), NONE
-    ends = ratio.interval.powers
-    places = precision(mean, ends)
-    return fixed(mean, places), span(ends, places)
+    ends = ratio.interval.as_ratios
+    digits = precision(mean, ends)
+    return fixed(mean, digits), span(ends, digits)
 
 
 def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
@@ -390,16 +398,16 @@ def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, f
 
 
 def designs_table(found: Sequence[Effect]) -> Table:
-    """Say what factors do to arms, less what they do to their baselines."""
+    """Return the table of what factors do to arms, less what they do to their baselines."""
     rows = []
     for one in found:
         if not one.n:
             continue
-        row = {"what": step_of(one), **pair_of(one)}
+        row = {"what": name_effect(one), **columns_of_pair(one)}
         if one.kind == EffectKind.LARGEST:
-            row.update(write_largest(one))
+            row.update(columns_of_largest(one))
         else:
-            row.update(write_effect(one))
+            row.update(columns_of_effect(one))
         row["p"] = chance(one.p)
         row["p after Holm"] = NONE if one.family == 1 else chance(one.corrected)
         rows.append(row)
@@ -409,10 +417,10 @@ def designs_table(found: Sequence[Effect]) -> Table:
     return replace(table, marked=places_of_real(found))
 
 
-def write_largest(one: Effect) -> dict[str, str]:
-    """Write the largest levels that train, whose logarithms are compared, and their ratio."""
+def columns_of_largest(one: Effect) -> dict[str, str]:
+    """Return the columns of the largest levels at which an arm and its baseline train, and their ratio."""
     own, other = sum(one.own) / one.n, sum(one.other) / one.n
-    ends = one.interval.powers if one.interval else None
+    ends = one.interval.as_ratios if one.interval else None
     return {
         "for the arm": f"{2**own:.3g}",
         "for the baseline": f"{2**other:.3g}",
@@ -421,16 +429,16 @@ def write_largest(one: Effect) -> dict[str, str]:
     }
 
 
-def write_effect(one: Effect) -> dict[str, str]:
-    """Write what a factor does to an arm and to its baseline, and the difference of the two."""
+def columns_of_effect(one: Effect) -> dict[str, str]:
+    """Return the columns of what a factor does to an arm and to its baseline, and the difference of the two."""
     own, other = sum(one.own) / one.n, sum(one.other) / one.n
-    places = precision(one.mean, one.interval)
+    digits = precision(one.mean, one.interval)
     has_sign = one.kind != EffectKind.AREA
     return {
-        "for the arm": fixed(own, places, sign=has_sign),
-        "for the baseline": fixed(other, places, sign=has_sign),
-        "difference": f"{fixed(one.mean, places, sign=True)} {one.metric.unit}",
-        "95 % interval": span(one.interval, places, sign=True),
+        "for the arm": fixed(own, digits, sign=has_sign),
+        "for the baseline": fixed(other, digits, sign=has_sign),
+        "difference": f"{fixed(one.mean, digits, sign=True)} {one.metric.unit}",
+        "95 % interval": span(one.interval, digits, sign=True),
     }
 
 
@@ -438,7 +446,7 @@ def write_effect(one: Effect) -> dict[str, str]:
 
 
 def survival_table(arms: Sequence[Arm], key: str) -> Table:
-    """Say at which levels of a setting arms train, in how many of the runs that have ended, and up to which level."""
+    """Return the table of how many runs of arms train at each level of a setting, and up to which level they do."""
     word = key.rpartition(".")[2]
     rows = []
     for one in tried_levels(arms, key):
@@ -461,7 +469,7 @@ def survival_table(arms: Sequence[Arm], key: str) -> Table:
 
 
 def areas_table(mapped: Sequence[Area]) -> Table:
-    """Say in which share of a grid of two settings arms train."""
+    """Return the table of the share of a grid of two settings in which arms train."""
     rows = []
     for one in mapped:
         share, interval = mean_interval(list(one.shares.values()), AREA.bounds)
@@ -477,8 +485,8 @@ def areas_table(mapped: Sequence[Area]) -> Table:
     return make_table("areas", "Share of a grid that trains", rows, heads=2)
 
 
-def rates_table(tried: Sequence[Tried]) -> Table:
-    """Say how the arms take to the learning rate."""
+def rates_table(tried: Sequence[TriedLevels]) -> Table:
+    """Return the table of how sensitive arms are to the learning rate."""
     rows = []
     for one in tried:
         sensitivity, interval = mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
@@ -500,7 +508,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
 
 
 def search_table(found: Sequence[Search]) -> Table:
-    """Say among which learning rates that of each arm was chosen, and how these did on the data that choose."""
+    """Return the table of the learning rates that were tried for each arm, their held-out losses, and the choice."""
     rates = set[float]()
     seeds = 0
     for one in found:
@@ -528,7 +536,7 @@ def search_cell(one: Search, rate: float) -> str:
 
 
 def lost_table(study: RecordedStudy) -> Table:
-    """Name what did not finish, and why."""
+    """Return the table of the runs that did not finish, and why."""
     rows = []
     for arm, run in study.pairs:
         if run.status == "finished":
@@ -550,7 +558,7 @@ def lost_table(study: RecordedStudy) -> Table:
 
 
 def settings_table(first: Arm, second: Arm) -> Table:
-    """Say in which settings the arms differ, groups first."""
+    """Return the table of the settings in which two arms differ, groups first."""
     keys = set[str]()
     for run in (*first.runs, *second.runs):
         keys.update(key for key in run.config if not key.endswith("_target_"))
@@ -564,16 +572,18 @@ def settings_table(first: Arm, second: Arm) -> Table:
 
 
 def values_of(arm: Arm, key: str) -> str:
-    """Write what the runs of an arm have in a setting."""
+    """Write the values that the runs of an arm have in a setting."""
     values = dict.fromkeys(run.config.get(key) for run in arm.runs)
     return ", ".join(map(in_words, values))
 
 
 def plan_table(one: Comparison, difference: float | None) -> Table:
-    """Say how many seeds a difference needs, from the pilot's spread of paired differences; without one, three sizes.
+    """Return the table of how many seeds are needed to find a difference; where none is given, of three sizes.
 
-    For each: by the pilot's standard deviation; by its upper 80 % limit; and the share of studies of the pilot's size
-    that would find it.
+    For each: the seeds by the pilot's standard deviation of paired differences; those by its upper 80 % limit; and the
+    share of studies of the pilot's size that would find the difference.
+
+    one: the pilot. difference: in the metric's unit.
 
     Raises:
         UsageError: the pilot has fewer than two pairs, or no spread, or runs of an arm end in two groups.

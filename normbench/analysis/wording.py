@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import PLAIN
+from normbench.analysis.records import PYTHON_WORDS
 from normbench.analysis.safe import is_formula
 from normbench.analysis.shown import by_group
 from normbench.analysis.statistics import ALPHA, Interval
@@ -60,8 +60,8 @@ def significant(value: float, digits: int = 3) -> str:
     """Write a number with so many significant digits, without an exponent."""
     if not math.isfinite(value):
         return NONE
-    places = decimals(value, digits)
-    return f"{value:,.{places}f}"
+    after_point = decimals(value, digits)
+    return f"{value:,.{after_point}f}"
 
 
 def plain(value: float) -> str:
@@ -91,25 +91,25 @@ def equals(p: float | None) -> str:
 
 
 def precision(mean: float, interval: Interval | None) -> int:
-    """Return the decimals of a difference and its interval.
+    """Return with how many decimals to write a difference and its interval.
 
-    Two significant digits of the interval's half width, and no more than four of the mean; but so many that an interval
-    which does not reach 0 does not seem to.
+    Two significant digits of the interval's half width, and no more than four of the mean; but enough that an interval
+    which does not include 0 does not seem to.
     """
     if interval is None:
         return decimals(mean, 2)
-    places = decimals((interval.upper - interval.lower) / 2, 2)
+    digits = decimals((interval.upper - interval.lower) / 2, 2)
     if mean:
-        places = min(places, decimals(mean, 4))
+        digits = min(digits, decimals(mean, 4))
     is_clear_of_zero = interval.lower * interval.upper > 0
     if not is_clear_of_zero:
-        return places
+        return digits
     nearest_end = min(abs(interval.lower), abs(interval.upper))
-    return max(places, decimals(nearest_end, 1))
+    return max(digits, decimals(nearest_end, 1))
 
 
 def effect(size: float | None) -> str:
-    """Write an effect size; how large one is beyond 10 tells of the spread, and of nothing else."""
+    """Write an effect size; beyond 10, its size tells of a small spread and of nothing else."""
     if size is None or abs(size) <= LARGEST_EFFECT:
         return fixed(size, 2, sign=True)
     return f"> {LARGEST_EFFECT}" if size > 0 else f"< −{LARGEST_EFFECT}"
@@ -137,8 +137,8 @@ def duration(seconds: float) -> str:
 
 def in_words(value: Any) -> str:
     """Write a setting: numbers short, a dash for none."""
-    if str(value) in PLAIN:
-        return PLAIN[str(value)]
+    if str(value) in PYTHON_WORDS:
+        return PYTHON_WORDS[str(value)]
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -160,7 +160,7 @@ def one_line(text: str) -> str:
 
 
 def tex(text: Any) -> str:
-    """Write words for LaTeX, which has a command for each Greek letter, and for letters of other scripts nothing."""
+    """Write words for LaTeX, which has a command for each Greek letter but none for letters of other scripts."""
     return "".join(tex_letter(letter) for letter in str(text))
 
 
@@ -182,7 +182,7 @@ def tex_letter(letter: str) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return the templates; in a page every word is escaped, in Markdown those that the filter `md` is given."""
+    """Return what renders the templates; HTML escapes all words, Markdown those that pass the filter `md`."""
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html"),
@@ -201,7 +201,7 @@ def mark_commands(text: Any) -> Markup:
 
 
 def markdown(text: Any) -> str:
-    """Return a text for Markdown, which takes nothing in it for its own."""
+    """Return a text for Markdown, with its special characters escaped."""
     return one_line(str(text)).translate(MARKED)
 
 

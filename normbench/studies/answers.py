@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normbench.analysis.answers import StatedTest, Verdict, to_plain
-from normbench.analysis.statistics import Interval, power
+from normbench.analysis.statistics import Interval, exp2
 from normbench.analysis.tables import Table
 from normbench.studies.findings import (
     Findings,
@@ -178,7 +178,7 @@ def state_difference(one: PairedDifference) -> StatedDifference:
 
 def values_in_unit(values: tuple[float, ...], ratio: bool) -> tuple[float, ...]:
     """Return values as they are; with `ratio` they are logarithms to base 2, and the ratios are returned."""
-    return tuple(power(value) for value in values) if ratio else values
+    return tuple(exp2(value) for value in values) if ratio else values
 
 
 def to_python(value: Any) -> Any:

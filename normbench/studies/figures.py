@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import panes, style
-from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
+from normbench.analysis.figures.figure import Drawing, Figure, make_figures, write_values
 from normbench.analysis.figures.lines import draw_band
 from normbench.analysis.figures.style import Entry
 from normbench.analysis.records import Arm
@@ -48,7 +48,7 @@ class CurvePanel(style.Panel):
             ends.append((end, entry))
             texts[entry.label] = number(end)
         panes.label_ends(pane, ends)
-        told = values_told(texts)
+        told = write_values(texts)
         data = pd.concat(self.lines.values(), ignore_index=True)
         return Drawing(pane, self.title, f"At the right end: {told}", data)
 
@@ -90,14 +90,14 @@ def draw_curves(
     data = mean_lines(rows, x, y, panel, band)
     panels = make_panels(rows, data, arms, x, panel, columns)
     shown, more = style.take_first(panels, style.MOST_PANELS, "panels")
-    with style.our_style():
+    with style.use_our_style():
         drawings = draw_panels(shown, data, columns, x, y, log)
     seeds = int(data["seeds"].max())
     if seeds > 1 and not band:
         caption += f" Line: mean of {seeds} seeds; band: from the lowest to the highest."
     names = ", ".join(label_of(arm) for arm in arms)
     alt = f"{columns[y].words} against {columns[x].words} for {names}."
-    return in_figures(name, title[0].upper() + title[1:], caption + more, alt, drawings)
+    return make_figures(name, title[0].upper() + title[1:], caption + more, alt, drawings)
 
 
 def mean_lines(rows: pd.DataFrame, x: str, y: str, panel: str | None, band: tuple[str, str] | None) -> pd.DataFrame:
@@ -168,8 +168,8 @@ def draw_each(
     """Return figures with a panel for each part: its words and its rows. draw: draws rows, and tells what they show."""
     shown, more = style.take_first(parts, style.MOST_PANELS, "panels")
     drawings = []
-    with style.our_style():
+    with style.use_our_style():
         for words, rows in shown:
             pane, told = draw(rows)
             drawings.append(Drawing(pane, words, told, rows))
-    return in_figures(name, title, caption + more, caption, drawings)
+    return make_figures(name, title, caption + more, caption, drawings)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.comparisons import BaselineTest, corrected_with
+from normbench.analysis.comparisons import BaselineTest, with_corrected_p
 from normbench.analysis.figures import style
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
@@ -22,10 +22,10 @@ from normbench.analysis.statistics import (
     Interval,
     Sample,
     detectable_difference,
+    exp2,
     holm,
     mean_interval,
     paired_difference,
-    power,
 )
 from normbench.analysis.tables import Table
 
@@ -153,8 +153,8 @@ class PairedDifference(Sample, BaselineTest):
     of: Hashable = None
 
     @property
-    def counted(self) -> float | None:
-        """Return p as it counts in its family."""
+    def p_before_holm(self) -> float | None:
+        """Return p as it enters the correction."""
         return self.p
 
     @property
@@ -178,7 +178,7 @@ class PairedDifference(Sample, BaselineTest):
         """Return the ratio that so many seeds find four times in five, after correction; None without a spread."""
         if not self.sd:
             return None
-        return power(detectable_difference(self.n, self.sd, family=self.family))
+        return exp2(detectable_difference(self.n, self.sd, family=self.family))
 
 
 def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> PairedDifference:
@@ -403,8 +403,8 @@ def correct_tests(tables: Sequence[Table | Findings], told: Sequence[Told]) -> d
         if isinstance(table, Findings):
             stated += table.differences
     tests = {one.test: one for one in stated}
-    p_values = holm([one.counted for one in tests.values()])
-    corrected = corrected_with(list(tests.values()), p_values)
+    p_values = holm([one.p_before_holm for one in tests.values()])
+    corrected = with_corrected_p(list(tests.values()), p_values)
     return dict(zip(tests, corrected, strict=True))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from normbench.analysis.arms import folder_name
 from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.style import our_style
+from normbench.analysis.figures.style import use_our_style
 from normbench.analysis.safe import to_csv
 from normbench.analysis.studied import save_study
 from normbench.analysis.tables import Table
@@ -47,7 +47,7 @@ def save(
         gpus: names of those on which it was measured.
     """
     write_bytes(folder / "rows.csv", to_csv(rows))
-    with our_style():
+    with use_our_style():
         figures = ask(study, "figures", rows, Figure)
     findings = ask(study, "tables", rows, Table, Findings)
     told = ask(study, "finding", rows, str, Value, PairedDifference)

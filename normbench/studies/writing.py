@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.statistics import Interval, mean_interval, power
+from normbench.analysis.statistics import Interval, exp2, mean_interval
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.findings import (
@@ -72,8 +72,8 @@ def in_unit(mean: float, ends: Interval | None, ratio: bool) -> tuple[float, Int
     """Return a mean and its interval; with `ratio` these are logarithms to base 2, and ratios are returned."""
     if not ratio:
         return mean, ends
-    ratios = None if ends is None else ends.powers
-    return power(mean), ratios
+    ratios = None if ends is None else ends.as_ratios
+    return exp2(mean), ratios
 
 
 def show_value(value: Any) -> str:

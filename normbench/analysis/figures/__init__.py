@@ -18,9 +18,9 @@ from normbench.analysis.figures.finals import (
 )
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines, is_of_loss
 from normbench.analysis.figures.maps import draw_maps
-from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, members, our_style
+from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, runs_shown, use_our_style
 from normbench.analysis.measures import Metric, metrics_of, ran_as
-from normbench.analysis.records import Arm, RecordedStudy, shortened
+from normbench.analysis.records import Arm, RecordedStudy, join_first
 
 
 def draw_all(
@@ -34,10 +34,10 @@ def draw_all(
 
     Args:
         study: the runs.
-        baseline: with what the forest plot compares.
+        baseline: the settings in which the partner of an arm differs from it.
         metrics: by which the arms are judged, the primary one first; by default those that suit the task.
         width: of each figure, in inches.
-        comparisons: as they are corrected in what they belong to; by default they are all that is stated.
+        comparisons: in the primary metric, with p corrected; by default they are made, and corrected alone.
     """
     arms, chosen = choose_contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
@@ -49,7 +49,7 @@ def draw_all(
     ran = ran_as(arms)
     of_time = f" The norms ran as {ran}." if ran else ""
     figures: list[Figure] = []
-    with our_style(width):
+    with use_our_style(width):
         figures += draw_interactions(arms, baseline, primary, note)
         figures += draw_survival(arms, baseline, note)
         figures += draw_maps(study, primary)
@@ -73,9 +73,9 @@ def draw_all(
 
 
 def not_finished(arms: Sequence[Arm]) -> str:
-    """Return a sentence on the arms of which runs that are under way are drawn; empty where there are none."""
+    """Return a sentence on the arms that are drawn by runs still under way; empty where there are none."""
     names = []
     for arm in arms:
-        if any(run.status in UNDER_WAY for run in members(arm)):
+        if any(run.status in UNDER_WAY for run in runs_shown(arm)):
             names.append(arm.name)
-    return f" Not finished yet: {shortened(names, TOGETHER)}." if names else ""
+    return f" Not finished yet: {join_first(names, TOGETHER)}." if names else ""

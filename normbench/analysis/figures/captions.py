@@ -21,18 +21,18 @@ class FigureWords:
 
 
 def words(title: str, caption: Sequence[str], alt: str) -> FigureWords:
-    """Return words that begin in upper case; caption: sentences, of which those that are empty are left out."""
+    """Return words that begin in upper case. caption: its sentences, which may be empty."""
     return FigureWords(capitalized(title), capitalized(" ".join(caption)), capitalized(alt))
 
 
 def capitalized(text: str) -> str:
-    """Return a text without needless spaces, in upper case at its beginning; other letters stay."""
+    """Return a text with single spaces and its first letter in upper case; other letters stay."""
     text = " ".join(text.split())
     return text[0].upper() + text[1:]
 
 
 def at_most(texts: Sequence[str]) -> str:
-    """Join the texts of the first rows."""
+    """Join the texts of the first rows, as many as an alternative text tells."""
     return "; ".join(texts[:MOST_TOLD])
 
 
@@ -51,11 +51,21 @@ def lines(
     far: Sequence[str],
     batches: str,
 ) -> FigureWords:
-    """Tell of lines.
+    """Return the words of a figure of lines.
 
-    by, x: what the axis is, in the title and in full. seeds: the least and the most of a line. records: that a point is
-    the mean of. steps: those of which each panel shows one. crosses: whether runs diverged. cut: whether the first
-    steps are above the axis. far: the arms that end above it. batches: how much the runs were evaluated on.
+    Args:
+        word: what is drawn.
+        by: what the title calls the axis.
+        x: words of the axis, in full.
+        about: a sentence that explains what is drawn; empty for none.
+        arms: their names.
+        seeds: the fewest and the most of a line.
+        records: of how many records a point is the mean at most.
+        steps: those of which each panel shows one; empty where lines are over steps, epochs or time.
+        crosses: whether runs diverged.
+        cut: whether the first steps are above the axis.
+        far: the arms that end above the axis.
+        batches: on how much runs were evaluated during training; empty where that was all data.
     """
     least, most = seeds
     caption = [about]
@@ -85,7 +95,7 @@ def lines(
 def differences(
     metric: Metric, *, baselines: Sequence[str], rows: Sequence[str], torn: bool, panes: int
 ) -> FigureWords:
-    """Tell of the differences from baselines. rows: of each difference its name and its numbers."""
+    """Return the words of a forest plot. rows: the name and the numbers of each difference."""
     baseline = baselines[0] if len(baselines) == 1 else "the arm named after it"
     caption = [
         f"Each arm against {baseline}: mean of the differences with its 95 % t interval; dots: the seeds; filled: a "
@@ -103,7 +113,7 @@ def differences(
 
 
 def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> FigureWords:
-    """Tell of two crossed factors. others: whether other settings vary too."""
+    """Return the words of a figure of two crossed factors. others: whether other settings vary too."""
     over = ", over all else that varies" if others else ""
     caption = [
         f"Mean over the seeds with its 95 % t interval{over}.",
@@ -118,7 +128,7 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> F
 
 
 def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) -> FigureWords:
-    """Tell of the share of runs that train. rows: with the arm, its level of the factor, `runs` and `train`."""
+    """Return the words of a figure of runs that train. rows: with the arm, the level, and how many `runs` `train`."""
     numbers = sorted({row["runs"] for row in rows})
     counts = " or ".join(str(number) for number in numbers)
     caption = (
@@ -136,7 +146,7 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWords:
-    """Tell of maps over two settings."""
+    """Return the words of maps over two settings."""
     caption = [
         "Mean over the seeds at each pair of values; all panels share the colours.",
         "×: a run diverged; –: none did, and most ended close to a constant predictor.",
@@ -150,7 +160,7 @@ def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWord
 
 
 def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
-    """Tell of how arms end over the learning rate. crosses: whether runs diverged."""
+    """Return the words of a figure of how arms end over the learning rate. crosses: whether runs diverged."""
     caption = [
         "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm, "
         "with the fewest runs lost and then the lowest mean validation loss.",
@@ -166,7 +176,7 @@ def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
 
 
 def search(*, seeds: int, crosses: bool, arms: str) -> FigureWords:
-    """Tell of the search for a learning rate. crosses: whether runs were lost."""
+    """Return the words of a figure of the search for a learning rate. crosses: whether runs were lost."""
     if seeds == 1:
         mean = "of one seed that is not reported"
     else:
@@ -185,7 +195,7 @@ def search(*, seeds: int, crosses: bool, arms: str) -> FigureWords:
 
 
 def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> FigureWords:
-    """Tell of the step time against how arms end. front: the arms that none is faster and better than."""
+    """Return the words of the Pareto plot. front: the names of the arms that no other is faster and better than."""
     caption = [
         f"Mean {metric.words} of the seeds that finished, and median over the runs of their median step times, with "
         "lines from the lowest to the highest.",

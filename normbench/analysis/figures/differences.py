@@ -11,8 +11,8 @@ import pandas as pd
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.figures import captions
-from normbench.analysis.figures.figure import Drawing, Figure, in_figures
-from normbench.analysis.figures.panes import LINE, ROOM, blank, breadth, gid_of, near, wrap
+from normbench.analysis.figures.figure import Drawing, Figure, make_figures
+from normbench.analysis.figures.panes import LINE, ROOM, blank, breadth, gid_of, near_range, wrap
 from normbench.analysis.figures.style import INK, Entry, name_settings, panels_of, take_first, tell_absent
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Range:
-    """From where to where an axis of the forest plot goes, and its title."""
+    """The lowest and the highest value that an axis of the forest plot shows, and its title."""
 
     low: float
     high: float
@@ -71,7 +71,7 @@ def draw_forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: st
         panes=len(ranges),
     )
     drawing = Drawing(draw_rows(rows, ranges, metric), "", "", data)
-    return in_figures("differences", words.title, words.caption + note + more, words.alt, [drawing])
+    return make_figures("differences", words.title, words.caption + note + more, words.alt, [drawing])
 
 
 # ---- the numbers
@@ -84,7 +84,7 @@ def rank(one: Comparison) -> tuple[bool, float]:
 
 
 def data_of(shown: Sequence[Comparison]) -> pd.DataFrame:
-    """Return what is drawn: of each comparison its mean, where it has one, and each seed."""
+    """Return a row for all that is drawn: each comparison's mean, NaN where it has none, and each of its seeds."""
     rows: list[dict[str, Any]] = []
     for one in shown:
         both = {"arm": one.arm.name, "baseline": one.baseline.name}
@@ -98,10 +98,10 @@ def data_of(shown: Sequence[Comparison]) -> pd.DataFrame:
 
 
 def ranges_of(data: pd.DataFrame, metric: Metric) -> list[Range]:
-    """Return the range that is shown: of all that is drawn; two, where some lies far from the rest."""
+    """Return the range of all that is drawn; where some of it lies far from the rest, first the range without that."""
     numbers = data[["difference", "low", "high"]].stack().dropna()
     reach = pd.Series([0.0, *numbers], dtype=float)
-    close = near(reach, metric.lower_is_better)
+    close = near_range(reach, metric.lower_is_better)
     whole = (reach.min(), reach.max())
     if close == whole:
         return [Range(*whole)]
@@ -117,9 +117,9 @@ def baselines_of(shown: Sequence[Comparison]) -> list[str]:
 
 
 def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> list[Row]:
-    """Return the rows with the names of their arms, in lines that have room; and of baselines, where there are several.
+    """Return the rows of the plot, with the names of arms, and of baselines where there are several, in lines that fit.
 
-    panes: how many stand side by side.
+    panes: how many axes stand side by side.
     """
     entries = {}
     for panel in panels_of(arms):
@@ -144,7 +144,7 @@ def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> 
 
 
 def other_settings(one: Comparison) -> str:
-    """Name a baseline by the settings that it has otherwise than the arm."""
+    """Name a baseline by the settings in which it differs from the arm."""
     others = {}
     for key, value in one.baseline.settings.items():
         if one.arm.settings.get(key) != value:
@@ -171,7 +171,7 @@ def write_mean_and_interval(one: Comparison) -> str:
 
 
 def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> Axes:
-    """Draw the forest plot, an axes for each range; return the first one."""
+    """Draw the forest plot, with axes for each range; return the first axes."""
     most_lines = max(len(row.lines) for row in rows)
     row_height = 0.42 + LINE * (most_lines - 1)  # inches
     canvas = blank(row_height * len(rows) + 0.8)
@@ -204,7 +204,7 @@ def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> A
 
 
 def draw_pane(axes: Axes, shown: Range, rows: Sequence[Row]) -> None:
-    """Draw what a range shows of all rows, and where zero is."""
+    """Draw all rows in one range, with a line at zero."""
     axes.set_title(shown.title)
     axes.spines["left"].set_visible(False)
     places = np.arange(len(rows))
@@ -216,9 +216,9 @@ def draw_pane(axes: Axes, shown: Range, rows: Sequence[Row]) -> None:
 
 
 def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
-    """Draw one comparison: mean, interval, below it each seed at its own height; an arrow to a mean beyond.
+    """Draw one comparison: its mean and interval, each seed below them, and an arrow to a mean beyond the axes.
 
-    Of an arm whose runs end in two groups the seeds alone.
+    Where the runs of an arm end in two groups, only the seeds are drawn.
     """
     look: dict[str, Any] = {"color": entry.color, "gid": gid_of(one.arm, write_mean_and_interval(one))}
     apart = min(0.06, 0.24 / one.n)

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 import pandas as pd
 
 from normbench.analysis.figures.panes import LEFT, canvas_of, fit
-from normbench.analysis.figures.style import COLUMN, dark_rules, our_style
+from normbench.analysis.figures.style import COLUMN, dark_rules, use_our_style
 from normbench.analysis.safe import to_csv
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureGroup:
-    """Figures that belong together, one for each panel: small multiples. caption: what holds for all of them."""
+    """What figures that belong together, one for each panel, have in common. caption: what holds for all of them."""
 
     name: str
     title: str
@@ -33,7 +33,17 @@ class FigureGroup:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, which is one panel. title, caption, alt: for a page. data: exactly what is drawn, for a CSV."""
+    """A figure of one panel, with its words.
+
+    Attributes:
+        name: of its files, without a suffix.
+        title: in words.
+        caption: the sentences below it.
+        alt: what it shows, for those who cannot see it.
+        canvas: the figure of matplotlib.
+        data: exactly what is drawn, for a CSV.
+        group: to which several panels belong; None for a single one.
+    """
 
     name: str
     title: str
@@ -44,18 +54,18 @@ class Figure:
     group: FigureGroup | None = None
 
     @cached_property
-    @our_style()
+    @use_our_style()
     def svg(self) -> str:
-        """Draw it without a background, ready to stand in a page: no prolog, and ids that no other figure has."""
+        """Return its drawing without background, ready for a page: without a prolog, and with ids of its own."""
         buffer = io.BytesIO()
         self.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         return finish_svg(buffer.getvalue().decode(), self.name, self.alt)
 
-    @our_style()
+    @use_our_style()
     def render(self, suffix: str, **how: Any) -> bytes:
-        """Draw it on white for print, as PDF or PNG; words are shapes there, as fonts take twice the time.
+        """Return its drawing on white for print, as PDF or PNG; words are shapes, as fonts would take twice the time.
 
-        One panel of several has its title above it, which in a page stands outside of the drawing.
+        One panel of several has its title above it, which a page writes outside of the drawing.
         """
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
@@ -74,7 +84,7 @@ class Figure:
             pane.set_title("")
         return buffer.getvalue()
 
-    @our_style()
+    @use_our_style()
     def files(self) -> dict[str, bytes]:
         """Return the content of its files, by name."""
         quick = {"compress_level": 3}  # half the time, a tenth larger
@@ -96,8 +106,8 @@ class Drawing:
     data: pd.DataFrame
 
 
-def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence[Drawing]) -> list[Figure]:
-    """Return a figure for each panel; the words are those of the only one, or of the group of several."""
+def make_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence[Drawing]) -> list[Figure]:
+    """Return a figure for each panel. The words given are those of a single figure, or of the group of several."""
     if len(drawings) == 1:
         [one] = drawings
         return [Figure(name, title, caption, alt, canvas_of(one.pane), one.data)]
@@ -117,8 +127,8 @@ def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence
     return figures
 
 
-def values_told(values: Mapping[str, str]) -> str:
-    """Write what each arm's value in a panel is, for its caption."""
+def write_values(values: Mapping[str, str]) -> str:
+    """Write the value of each arm in a panel, for its caption. values: by the arms' labels."""
     told = [f"{label} {value}" for label, value in values.items()]
     return f"{', '.join(told) or 'nothing'}."
 
@@ -134,9 +144,9 @@ def is_wide(figure: Figure) -> bool:
 def finish_svg(drawing: str, name: str, alt: str) -> str:
     """Return an SVG of matplotlib's as it may stand in a page.
 
-    The rules for a dark page hold where the file is looked at by itself: a page that holds the figure has its own.
-    Comments, which hold words of a person's, go. Each use of a marker says its outline's colour again, where rules
-    find it, so the marker itself does not.
+    Its rules for a dark page hold where the file is opened by itself; a page that holds the figure has its own.
+    Comments are removed, as they hold a person's words. A marker loses the colour of its outline, which each use of it
+    has again, where rules find it.
     """
     text = drawing[drawing.index("<svg") :]
     text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -170,6 +180,6 @@ def split_gid(gid: str) -> tuple[str, str]:
 
 
 def with_ids(svg: str, within: str) -> str:
-    """Return an SVG with a word in front of its ids, so that they are its own in a page of many; within: the word."""
+    """Return an SVG with a word in front of its ids, so that no other in a page has them. within: the word."""
     named = re.sub(r'\bid="([^"]+)"', rf'id="{within}-\1"', svg)
     return re.sub(r'\b(xlink:href="|url\()#', rf"\1#{within}-", named)

@@ -13,7 +13,7 @@ from scipy import stats
 from normbench.analysis.comparisons import Baseline, in_two_groups
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import captions
-from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
+from normbench.analysis.figures.figure import Drawing, Figure, make_figures, write_values
 from normbench.analysis.figures.panes import (
     ROOM,
     draw_arrow,
@@ -36,8 +36,16 @@ from normbench.analysis.figures.style import (
     tell_absent,
 )
 from normbench.analysis.measures import Metric, known, loss_on
-from normbench.analysis.records import Arm, RecordedStudy, shortened
-from normbench.analysis.sensitivity import Search, Tried, are_numbers, count_trained, outcome, searches, tried_levels
+from normbench.analysis.records import Arm, RecordedStudy, join_first
+from normbench.analysis.sensitivity import (
+    Search,
+    TriedLevels,
+    are_numbers,
+    count_trained,
+    outcome,
+    searches,
+    tried_levels,
+)
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
 
@@ -61,13 +69,13 @@ def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> str:
     """Return a sentence for a figure that draws the mean of arms whose runs end in two groups; empty without any."""
     torn = torn_among(arms, metric)
     said = " The mean tells little where an arm's runs end in two groups, as some did not train"
-    return f"{said}: {shortened(torn)}." if torn else ""
+    return f"{said}: {join_first(torn)}." if torn else ""
 
 
 def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
     """Return the arms that have a mean, and a sentence on those whose runs end in two groups, which have none."""
     torn = torn_among(arms, metric)
-    said = f" Not shown, as their runs end in two groups: {shortened(torn)}." if torn else ""
+    said = f" Not shown, as their runs end in two groups: {join_first(torn)}." if torn else ""
     return [arm for arm in arms if arm.name not in torn], said
 
 
@@ -76,7 +84,7 @@ def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels and the axes in which they are drawn. note: what a caption says of arms that are not there, or beyond."""
+    """Panels and their axes. note: what the caption says of arms that are missing, or that lie beyond an axis."""
 
     panels: Sequence[Panel]
     panes: Sequence[Axes]
@@ -98,15 +106,15 @@ def draw_against(
     """Draw how arms ended along an axis, with lines from low to high.
 
     Args:
-        arms: those that may be drawn, and in this order tell how each looks.
+        arms: those that may be drawn; their order decides how each looks.
         data: a row for each point, with its arm, mean, low and high; its marker is filled where `filled` is yes.
         x: the column of data with places on the axis.
         axis: words of the axis.
         metric: in which the arms are measured.
         crosses: mark at the upper edge, in a row for each arm, where runs diverged.
         apart: how far arms at the same place stand from each other.
-        what: of the metric is drawn.
-        expected: the arms of which the note tells, should they not be there; by default those drawn.
+        what: which of the metric's values is drawn, such as `final`.
+        expected: the arms that the note names where they are missing; by default `arms`.
     """
     every = panels_of(arms, set(data["arm"]))
     panels, note = take_first(every, MOST_PANELS, "panels")
@@ -135,7 +143,7 @@ def draw_against(
 
 
 def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: float) -> list[Any]:
-    """Draw what is known of an arm, shifted on the axis; return what was drawn."""
+    """Draw the points of an arm with their bars, shifted on the axis; return what was drawn."""
     places, means = own[x], own["mean"]
     left = places - own.get(f"{x}_low", places)
     right = own.get(f"{x}_high", places) - places
@@ -151,13 +159,13 @@ def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: floa
 
 
 def draw_crosses(pane: Axes, lost: pd.Series, entry: Entry, place: int) -> list[Any]:
-    """Draw a cross at the upper edge, in the row of an arm, wherever it lost runs; return what was drawn."""
+    """Draw a cross at the upper edge, in an arm's row, at each place where it lost runs; return what was drawn."""
     heights = [0.97 - place * ROOM] * len(lost)
     return pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
 
 
 def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "mean") -> list[Drawing]:
-    """Return panels with their words: where the values of each arm lie. value: the column that has them."""
+    """Return panels with their words, which tell the range of each arm's values. value: the column that has them."""
     drawings = []
     for panel, pane in zip(chart.panels, chart.panes, strict=True):
         told = dict[str, str]()
@@ -168,7 +176,7 @@ def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "
                 low, high = write_value(values.min(), metric), write_value(values.max(), metric)
                 told[entry.label] = low if low == high else f"{low} to {high}"
         own = data[data["arm"].isin(panel.names)]
-        drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {values_told(told)}", own))
+        drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {write_values(told)}", own))
     return drawings
 
 
@@ -203,7 +211,7 @@ def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: s
     has_others = len(one.cells.index.names) > 1  # beside the seed
     words = captions.interaction(metric, subject=subject, factor=factor, others=has_others)
     name = f"interaction-{subject}-{factor}"
-    return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+    return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
 
 def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
@@ -241,12 +249,12 @@ def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Fi
         subject, factor = short(one.subject), short(one.factor)
         words = captions.survival(subject=subject, factor=factor, rows=rows)
         name = f"survival-{subject}-{factor}"
-        return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+        return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
     return []
 
 
 def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
-    """Return a row for each arm and level that has runs; intervals: of a binomial share (Wilson 1927)."""
+    """Return a row for each arm and level that has runs: the share that trains, with its interval (Wilson 1927)."""
     places = places_of(one.levels)
     rows = []
     for arm in one.arms:
@@ -275,7 +283,7 @@ def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
 def draw_levels(
     one: Crossing, arms: Sequence[Arm], rows: Sequence[Mapping[str, Any]], metric: Metric, what: str = "final"
 ) -> tuple[list[Drawing], str]:
-    """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
+    """Draw the rows at the places of their levels; return the panels, and a note for the caption."""
     data = pd.DataFrame(rows).sort_values("place", kind="stable")
     apart = 0.3 / max(len(one.arms), 4)
     chart = draw_against(one.arms, data, "place", short(one.factor), metric, apart=apart, what=what, expected=arms)
@@ -287,9 +295,9 @@ def draw_levels(
 
 
 def places_of(levels: Sequence[Any]) -> list[float]:
-    """Return where levels stand on an axis: words in a row; numbers by size, over a wide range by its logarithm.
+    """Return the places of levels on an axis: words in a row, numbers by size, or by its logarithm over a wide range.
 
-    On average two neighbours have the distance 1.
+    On average, neighbours are 1 apart.
     """
     if not are_numbers(levels):
         return [float(place) for place in range(len(levels))]
@@ -318,15 +326,15 @@ def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
     draw_largest_rates(chart, data)
     log_scale(chart.panes[0], "x")
     drawings = drawings_of(chart, data.rename(columns={"filled": "best"}), metric)
-    words = captions.learning_rates(metric, crosses=crosses, arms=shortened([arm.name for arm in arms]))
+    words = captions.learning_rates(metric, crosses=crosses, arms=join_first([arm.name for arm in arms]))
     at_each_rate = list[Arm]()
     for one in tried:
         at_each_rate += one.by_level.values()
     note = chart.note + mean_of_groups(at_each_rate, metric)
-    return in_figures("learning-rates", words.title, words.caption + note, words.alt, drawings)
+    return make_figures("learning-rates", words.title, words.caption + note, words.alt, drawings)
 
 
-def ends_at_rates(tried: Sequence[Tried], metric: Metric) -> list[dict[str, Any]]:
+def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str, Any]]:
     """Return a row for each arm and learning rate. largest: the largest rate at which the arm trains."""
     rows = []
     for one in tried:
@@ -370,9 +378,9 @@ def draw_search(study: RecordedStudy) -> list[Figure]:
     log_scale(chart.panes[0], "x")
     columns = {"filled": "chosen", "diverged": "lost"}
     drawings = drawings_of(chart, data.rename(columns=columns), metric)
-    names = shortened([arm.name for arm in arms])
+    names = join_first([arm.name for arm in arms])
     words = captions.search(seeds=data["seeds"].max(), crosses=crosses, arms=names)
-    return in_figures("learning-rate-search", words.title, words.caption + chart.note, words.alt, drawings)
+    return make_figures("learning-rate-search", words.title, words.caption + chart.note, words.alt, drawings)
 
 
 def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
@@ -399,7 +407,7 @@ def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
 
 
 def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
-    """Draw the Pareto plot; nothing for fewer than two arms with both figures."""
+    """Draw the Pareto plot of step time and final metric; nothing for fewer than two arms that have both."""
     having, said = with_means(arms, metric)
     data = ends_by_step_time(having, metric)
     if len(data) < 2:
@@ -413,9 +421,9 @@ def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figu
     columns = {"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"}
     drawings = drawings_of(chart, data.rename(columns=columns), metric, "final")
     name = f"step-time-{metric.kind}"
-    names = shortened([arm.name for arm in arms])
+    names = join_first([arm.name for arm in arms])
     words = captions.step_time(metric, front=list(front["arm"]), arms=names)
-    return in_figures(name, words.title, words.caption + note + chart.note + said, words.alt, drawings)
+    return make_figures(name, words.title, words.caption + note + chart.note + said, words.alt, drawings)
 
 
 def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:

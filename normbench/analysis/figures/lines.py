@@ -10,21 +10,21 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import captions
-from normbench.analysis.figures.figure import Drawing, Figure, in_figures, values_told
-from normbench.analysis.figures.panes import draw_panels, gid_of, label_ends, log_scale, near
+from normbench.analysis.figures.figure import Drawing, Figure, make_figures, write_values
+from normbench.analysis.figures.panes import draw_panels, gid_of, label_ends, log_scale, near_range
 from normbench.analysis.figures.style import (
     MOST_PANELS,
     NOT_RECORDED,
     Entry,
     Panel,
-    members,
     names_in,
     panels_of,
+    runs_shown,
     take_first,
     tell_absent,
 )
 from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Curve, RecordedRun, shortened
+from normbench.analysis.records import Arm, Curve, RecordedRun, join_first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +44,13 @@ Lines = Mapping[int, Curve]  # of one run, by block; 0: of the whole network
 class Quantity:
     """What a figure of lines draws.
 
-    tags: of what is drawn. Tags with a number are of blocks; of several that have the same number, or none, the mean is
-    drawn, of gradients the norm. word: what it is. about: what a caption explains.
+    Attributes:
+        tags: the form of the tags that are drawn. Its group is the number of a block; of several tags with one number,
+            or with none, the mean is drawn, of gradients the norm.
+        word: what is drawn.
+        unit: of its values; empty for none.
+        scale: of the axis.
+        about: a sentence for the caption; empty for none.
     """
 
     tags: str
@@ -102,7 +107,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Axis:
-    """What lines are drawn over. title: what a title calls it. words: its own."""
+    """What lines are drawn over. title: what the figure's title calls it. words: those beside the axis."""
 
     title: str
     words: str
@@ -123,12 +128,12 @@ def axis_of(name: str) -> str:
 
 
 def is_by_depth(name: str) -> bool:
-    """Say whether a figure has lines over the blocks, at some steps."""
+    """Tell whether a figure has lines over the blocks, at some steps."""
     return axis_of(name) == "depth"
 
 
 def is_of_loss(name: str) -> bool:
-    """Say whether a figure has lines of a loss."""
+    """Tell whether a figure has lines of a loss."""
     return name.startswith("loss")
 
 
@@ -136,7 +141,7 @@ def is_of_loss(name: str) -> bool:
 
 
 def lines_of(run: RecordedRun, name: str) -> dict[int, Curve]:
-    """Return a run's finite values of a figure, by step, epoch or seconds, for each block; 0: for the whole."""
+    """Return a run's finite values of a figure by step, epoch or seconds, for each block; 0 is the whole network."""
     lines = {}
     for block, curve in by_block(run, QUANTITIES[name].tags).items():
         x = curve.steps
@@ -166,7 +171,7 @@ def at_step(blocks: Lines, step: int) -> Curve:
 def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
     """Return mean, lowest and highest of several lines where all have a value; of many places, means of neighbours.
 
-    between: lines have values between two places, too, so that runs of unlike speed can be joined.
+    between: whether lines are interpolated between their places, so that runs of different speed can be averaged.
     """
     places = np.concatenate([line.steps for line in lines])
     x, having = np.unique(places, return_counts=True)
@@ -225,38 +230,38 @@ def three_steps(found: Iterable[Sequence[Lines]]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Cell(Panel):
-    """A panel of lines. kind: the step that it shows, of lines by depth. bands: of each arm that has a line."""
+class LinesPanel(Panel):
+    """A panel of lines. kind: the step that it shows, for lines by depth; else `mean`. bands: by the names of arms."""
 
     kind: Any
     bands: Mapping[str, pd.DataFrame]
 
     @property
     def has_line(self) -> bool:
-        """Say whether some band has two points."""
+        """Tell whether some band has two points."""
         return any(len(band) > 1 for band in self.bands.values())
 
 
 def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
-    """Draw a figure of each panel of one of the `QUANTITIES`; none where no line has two points."""
+    """Draw one of the `QUANTITIES`, a figure for each panel; none where no line has two points."""
     found = {}
     for arm in arms:
-        lines = [lines_of(run, name) for run in members(arm)]
+        lines = [lines_of(run, name) for run in runs_shown(arm)]
         found[arm.name] = [own for own in lines if own]
     having = [arm for arm, runs in found.items() if runs]
     every = panels_of(arms, having)
     panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
-    cells = cells_of(name, panels, found)
-    if not any(cell.has_line for cell in cells):
+    filled = fill_panels(name, panels, found)
+    if not any(panel.has_line for panel in filled):
         return []
     lost = ends_in(name, panels) if is_of_loss(name) else {}
-    data = data_of(cells, lost)
+    data = data_of(filled, lost)
     means = data[data["kind"] != DIVERGED]
     limits = loss_limits(means) if is_of_loss(name) else None
-    panes = draw_cells(name, cells, lost, limits)
+    panes = draw_line_panels(name, filled, lost, limits)
     drawings = []
-    for cell, pane in zip(cells, panes, strict=True):
-        drawings.append(finish_panel(cell, pane, rows_of(cell, data, name)))
+    for panel, pane in zip(filled, panes, strict=True):
+        drawings.append(finish_panel(panel, pane, rows_of(panel, data, name)))
     cut = names_in(every[len(panels) :])
     why = NEVER_ALL if axis_of(name) == "time" else NOT_RECORDED
     more += tell_absent(arms, data[["arm", "mean"]], cut, why)
@@ -268,24 +273,24 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
         by=axis.title,
         x=axis.words,
         about=QUANTITIES[name].about,
-        arms=shortened([arm.name for arm in arms]),
+        arms=join_first([arm.name for arm in arms]),
         seeds=(means["runs"].min(), means["runs"].max()),
         records=records_a_point(found),
-        steps=steps_of(cells) if is_by_depth(name) else [],
+        steps=steps_of(filled) if is_by_depth(name) else [],
         crosses=bool(lost),
         cut=bool(means["high"].max() > top),
         far=list(ends.index[ends > top]),
         batches=batches_in_words(name, arms),
     )
-    return in_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+    return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
 
 
 # ---- the numbers behind it
 
 
-def cells_of(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Lines]]) -> list[Cell]:
-    """Return the panels of a figure with the bands in them; by depth one for each step. found: lines of each arm."""
-    cells = []
+def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Lines]]) -> list[LinesPanel]:
+    """Return panels with their bands; by depth, a panel for each step. found: the lines of each arm's runs."""
+    filled = []
     if is_by_depth(name):
         steps = three_steps(found.values())
         for panel in panels:
@@ -296,20 +301,20 @@ def cells_of(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence[Li
                 lines = {}
                 for arm in panel.names:
                     lines[arm] = [at_step(run, step) for run in found[arm]]
-                cells.append(Cell(title, panel.entries, step, bands_of(lines)))
-        return cells
+                filled.append(LinesPanel(title, panel.entries, step, bands_of(lines)))
+        return filled
     between = axis_of(name) == "time"
     for panel in panels:
         lines = {}
         for arm in panel.names:
             lines[arm] = [run[max(run)] for run in found[arm]]  # of the last block, or the whole network
-        cells.append(Cell(panel.title, panel.entries, MEAN, bands_of(lines, between)))
-    return cells
+        filled.append(LinesPanel(panel.title, panel.entries, MEAN, bands_of(lines, between)))
+    return filled
 
 
-def steps_of(cells: Sequence[Cell]) -> list[int]:
+def steps_of(filled: Sequence[LinesPanel]) -> list[int]:
     """Return the steps that panels show, each once."""
-    return list(dict.fromkeys(cell.kind for cell in cells))
+    return list(dict.fromkeys(panel.kind for panel in filled))
 
 
 def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dict[str, pd.DataFrame]:
@@ -334,35 +339,35 @@ def ends_in(name: str, panels: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     return found
 
 
-def data_of(cells: Sequence[Cell], lost: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return all that is drawn: the bands of each panel, and last what diverged."""
+def data_of(filled: Sequence[LinesPanel], lost: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return all that is drawn: the bands of each panel, then the last points of runs that diverged."""
     parts = []
-    for cell in cells:
-        for arm, band in cell.bands.items():
-            parts.append(name_rows(band, arm, cell.kind))
+    for panel in filled:
+        for arm, band in panel.bands.items():
+            parts.append(name_rows(band, arm, panel.kind))
     for arm, ends in lost.items():
         parts.append(name_rows(ends, arm, DIVERGED))
     return pd.concat(parts, ignore_index=True)
 
 
 def name_rows(rows: pd.DataFrame, arm: str, kind: Any) -> pd.DataFrame:
-    """Return rows with the name of their arm and of what they are."""
+    """Return rows with columns for their arm and for their kind."""
     named = rows.copy()
     named.insert(0, "arm", arm)
     named.insert(1, "kind", kind)
     return named
 
 
-def rows_of(cell: Cell, data: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return what of the data is drawn in a panel, with columns that say what they are."""
-    own = data[data["arm"].isin(cell.names)]
+def rows_of(panel: LinesPanel, data: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the rows of the data that are drawn in a panel; by depth, columns are named for steps and blocks."""
+    own = data[data["arm"].isin(panel.names)]
     if not is_by_depth(name):
         return own
-    return own[own["kind"] == cell.kind].rename(columns={"kind": "step", "x": "block"})
+    return own[own["kind"] == panel.kind].rename(columns={"kind": "step", "x": "block"})
 
 
 def records_a_point(found: Mapping[str, Sequence[Lines]]) -> int:
-    """Return of how many records a point of the longest line is the mean."""
+    """Return how many records a point of the longest line averages."""
     longest = 0
     for runs in found.values():
         for run in runs:
@@ -372,12 +377,12 @@ def records_a_point(found: Mapping[str, Sequence[Lines]]) -> int:
 
 
 def batches_in_words(name: str, arms: Sequence[Arm]) -> str:
-    """Say on how much runs were evaluated on the way, where that is what a figure draws."""
+    """Write on how much runs were evaluated during training, where a figure draws evaluations; else nothing."""
     if not name.startswith(("loss-val", "bleu-val")):
         return ""
     runs = list[RecordedRun]()
     for arm in arms:
-        runs += members(arm)
+        runs += runs_shown(arm)
     return evaluations_in_words(runs)
 
 
@@ -387,9 +392,9 @@ def ends_of(means: pd.DataFrame) -> pd.Series:
 
 
 def loss_limits(means: pd.DataFrame) -> tuple[float, float]:
-    """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
+    """Return the limits of a loss axis, which leave out the first tenth of training and arms that end far above."""
     ends = ends_of(means)
-    _, worst = near(ends)
+    _, worst = near_range(ends)
     close_arms = ends.index[ends <= worst]
     close = means[means["arm"].isin(close_arms)]
     late = close[close["x"] >= 0.1 * means["x"].max()]
@@ -405,23 +410,23 @@ def loss_limits(means: pd.DataFrame) -> tuple[float, float]:
 # ---- the drawing
 
 
-def draw_cells(
-    name: str, cells: Sequence[Cell], lost: Mapping[str, pd.DataFrame], limits: tuple[float, float] | None
+def draw_line_panels(
+    name: str, filled: Sequence[LinesPanel], lost: Mapping[str, pd.DataFrame], limits: tuple[float, float] | None
 ) -> list[Axes]:
-    """Draw means as lines and the seeds' ranges around them; crosses where runs diverged, at the top if above it.
+    """Draw panels of lines with the seeds' ranges around them, and crosses where runs diverged; return their axes.
 
-    lost: the last points of the runs of an arm that diverged. limits: of the axis; None for all that is drawn.
+    lost: the last points of the runs of an arm that diverged. limits: of the vertical axis; None to show all.
     """
     quantity = QUANTITIES[name]
-    panes = draw_panels(cells, AXES[axis_of(name)].words, quantity.label)
+    panes = draw_panels(filled, AXES[axis_of(name)].words, quantity.label)
     top = np.inf
     if limits:
         _, top = panes[0].set_ylim(limits)
-    for cell, pane in zip(cells, panes, strict=True):
-        for place, entry in enumerate(cell.entries):
+    for panel, pane in zip(filled, panes, strict=True):
+        for place, entry in enumerate(panel.entries):
             arm = entry.arm.name
-            if arm in cell.bands:
-                draw_band(pane, cell.bands[arm], entry, place / len(cell.entries))
+            if arm in panel.bands:
+                draw_band(pane, panel.bands[arm], entry, place / len(panel.entries))
             if arm in lost:
                 draw_crosses(pane, lost[arm], entry, top)
     if quantity.scale == "log":
@@ -434,7 +439,7 @@ def draw_cells(
 
 
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
-    """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
+    """Draw an arm's mean as a line in the seeds' range. shift: of its markers, as a share of their distance."""
     x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
     last = band.iloc[-1]
     end = f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end"
@@ -445,20 +450,20 @@ def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> Non
 
 
 def draw_crosses(pane: Axes, lost: pd.DataFrame, entry: Entry, top: float) -> None:
-    """Draw where runs of an arm diverged, those beyond the top of the axis at the top."""
+    """Draw crosses where runs of an arm diverged, those above the axis at its top."""
     look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, "diverged")}
     heights = lost["mean"].clip(upper=top)
     pane.plot(lost["x"], heights, "x", markersize=6, markeredgewidth=1.5, clip_on=False, **look)
 
 
-def finish_panel(cell: Cell, pane: Axes, data: pd.DataFrame) -> Drawing:
+def finish_panel(panel: LinesPanel, pane: Axes, data: pd.DataFrame) -> Drawing:
     """Name the lines of a panel at their ends, and return it with its words. data: what is drawn in it."""
     ends, values = [], {}
-    for entry in cell.entries:
-        band = cell.bands.get(entry.arm.name)
+    for entry in panel.entries:
+        band = panel.bands.get(entry.arm.name)
         if band is not None:
             end = band["mean"].iloc[-1]
             ends.append((end, entry))
             values[entry.label] = f"{end:.4g}"
     label_ends(pane, ends)
-    return Drawing(pane, cell.title, f"At the right end: {values_told(values)}", data)
+    return Drawing(pane, panel.title, f"At the right end: {write_values(values)}", data)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from normbench.analysis.designs import ending
 from normbench.analysis.figures import captions
-from normbench.analysis.figures.figure import Drawing, Figure, in_figures
+from normbench.analysis.figures.figure import Drawing, Figure, make_figures
 from normbench.analysis.figures.panes import BESIDE, add_color_bar, breadth, brief, draw_pane, gid_of, size_of
 from normbench.analysis.figures.style import MOST_PANELS, name_settings, take_first, tell_absent
 from normbench.analysis.measures import Metric, known
@@ -25,7 +25,7 @@ BRIGHT = 1.5  # sum of red, green and blue from which on words on a colour are b
 
 
 def draw_maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
-    """Draw for each two settings that are crossed a figure of each arm."""
+    """Draw a map of each arm over each two settings that are crossed."""
     figures: list[Figure] = []
     for _, mapped in groupby(areas(study), key=lambda one: one.keys):
         figures += draw_grid(list(mapped), study.arms, metric)
@@ -33,9 +33,9 @@ def draw_maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
 
 
 def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> list[Figure]:
-    """Draw the mean final metric in colours that all maps share; runs that diverged count as a constant predictor.
+    """Draw the maps of arms over two settings, in colours that all of them share.
 
-    mapped: all of the same two settings. arms: all of the study.
+    A run that diverged counts as a constant predictor. mapped: the arms over these settings. arms: all of the study.
     """
     drawn, more = take_first(mapped, MOST_PANELS, "panels")
     cells = [cells_of(one, metric) for one in drawn]
@@ -49,7 +49,7 @@ def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> li
     y, x = mapped[0].names
     names = [one.arm.name for one in drawn]
     words = captions.map_of(metric, x=x, y=y, arms=names)
-    return in_figures(f"map-{y}-{x}", words.title, words.caption + more, words.alt, drawings)
+    return make_figures(f"map-{y}-{x}", words.title, words.caption + more, words.alt, drawings)
 
 
 def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
@@ -105,7 +105,7 @@ def middles_of(levels: Sequence[float]) -> np.ndarray:
 
 
 def words_in(cells: pd.DataFrame, metric: Metric, inches: float) -> list[str]:
-    """Return what stands in each cell, which is so many inches wide: a sign where runs were lost, else the mean."""
+    """Return what to write in each cell: a sign where runs were lost, else the mean if it fits. inches: its width."""
     digits = 2 if metric.decimals > 2 else 0
     numbers = [f"{mean:.{digits}f}" for mean in cells["mean"]]
     has_room = max(map(breadth, numbers)) < inches

@@ -1,7 +1,7 @@
 """The axes of panels: each in a small figure of its own, with room for words, limits, ticks, and a legend.
 
-Panels of one kind are small multiples: drawn in the same size with the same axes and all words in one size. A page,
-which lays them out, shows each as large as it was drawn, also on a phone. matplotlib is imported when it is used.
+Panels of one figure have the same size, the same axes and words of one size. A page lays them out and shows each as
+large as it was drawn, also on a phone. matplotlib is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 
 from normbench.analysis.figures.style import Entry, Panel
 from normbench.analysis.measures import Metric
-from normbench.analysis.records import Arm, shortened
+from normbench.analysis.records import Arm, join_first
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 # Inches.
 ABOVE, BELOW, LEFT, RIGHT = 0.29, 0.47, 0.7, 0.13  # around a panel, for words
 BESIDE = 0.8  # for a scale of colours
-LINE, SAMPLE = 0.19, 0.6  # of a line of words, and of what a legend has in front of its own
+LINE, SAMPLE = 0.19, 0.6  # of a line of words, and of the sample in front of a legend's words
 WORD = 0.5  # between the words of ticks side by side
 NARROWEST, LOWEST = 1.2, 1.2  # of a panel
 LEANING = 0.9  # of names below an axis that lean
 
 SIZE = 9  # points of all letters, as normbench.mplstyle has it
-LABELS = 8  # lines at most are named at their ends, where there is room for lines; else there is a legend above
+LABELS = 8  # so many lines at most are named at their ends, where there is room; else a legend above names them
 FLAT = 0.62  # the height of a panel is this share of its width
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
-FAR = 10  # median absolute deviations from the median: what is worse may stand outside of the axes
-ROOM = 0.06  # of what an axis shows, at its ends
-SQUEEZED = 5  # times the range of the others: where the range of all is more than that
+FAR = 10  # median absolute deviations from the median: what is worse may lie beyond the axes
+ROOM = 0.06  # share of what an axis shows, left free at its ends
+SQUEEZED = 5  # where the range of all values is this many times that of the near ones, the others lie beyond
 
 # ---- figures and their axes
 
@@ -58,8 +58,10 @@ def draw_panels(
 ) -> list[Axes]:
     """Return the axes of panels, each in a figure of its own: all of one size, and with common limits.
 
-    x, y: words of the axes. named: what tells the arms, at the ends of lines where there is room for `label_ends`; else
-    a legend above. Places are given in inches: to find them from the size of all words takes as long as to draw.
+    x, y: words of the axes. named: where the arms are named: at the `ends` of lines, if there is room for `label_ends`;
+    else in a legend above, beside samples of `lines` or of `points`.
+
+    Sizes are computed here, as matplotlib's own layout would take as long as the drawing.
     """
     width = blank(1.0).get_figwidth()
     labels = [label_entries(panel, width - SAMPLE) for panel in panels]
@@ -94,7 +96,7 @@ def draw_panels(
 
 
 def label_entries(panel: Panel, inches: float) -> dict[str, Entry]:
-    """Return the arms of a panel by their labels, in lines that are no wider."""
+    """Return the arms of a panel by their labels, which are broken into lines that are no wider."""
     found = {}
     for entry in panel.entries:
         label = "\n".join(wrap(entry.label, inches))
@@ -203,8 +205,8 @@ def gid_of(arm: Arm, value: str) -> str:
 # ---- what axes show
 
 
-def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, float]:
-    """Return from where to where values lie, without those so much worse that they would squeeze the others."""
+def near_range(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, float]:
+    """Return the range of values, without those so much worse that they would squeeze the others."""
     badness = np.array(values)
     if not lower_is_better:
         badness = -badness
@@ -218,12 +220,13 @@ def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, 
 
 
 def set_limits(axes: Axes, drawn: pd.DataFrame, metric: Metric, lines: int, crosses: bool = False) -> pd.Series:
-    """Let axes show what is near; return which rows lie beyond, for `draw_arrow`.
+    """Let axes show the `near_range`; return which rows lie beyond it, for `draw_arrow`.
 
-    drawn: arm, mean, low, high. lines: rows of words at an edge where there are any. crosses: some at the upper edge.
+    drawn: a row for each point, with its mean, low and high. lines: for how many rows of words an edge needs room.
+    crosses: whether there are crosses at the upper edge.
     """
     values = drawn[["mean", "low", "high"]].stack().dropna().astype(float)
-    low, high = near(values, metric.lower_is_better)
+    low, high = near_range(values, metric.lower_is_better)
     is_beyond = (drawn["mean"] < low) | (drawn["mean"] > high)
     pad = ROOM * ((high - low) or 1)
     below, above = pad, pad
@@ -237,11 +240,11 @@ def set_limits(axes: Axes, drawn: pd.DataFrame, metric: Metric, lines: int, cros
 
 def tell_beyond(names: Sequence[str]) -> str:
     """Return a sentence on the arms that lie beyond an axis; empty where there are none."""
-    return f" Beyond the axis, with an arrow: {shortened(names)}." if names else ""
+    return f" Beyond the axis, with an arrow: {join_first(names)}." if names else ""
 
 
 def draw_arrow(axes: Axes, x: float, value: float, place: int, color: str, metric: Metric) -> Artist:
-    """Write at the edge where worse values are, in a row of its own, a value that lies beyond."""
+    """Write a value that lies beyond the axes, with an arrow, at the edge on its side. place: its row there."""
     text = f"{value:.{metric.decimals}f}"
     how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color, "ha": "center", "va": "center"}
     if metric.lower_is_better:
@@ -253,7 +256,7 @@ def draw_arrow(axes: Axes, x: float, value: float, place: int, color: str, metri
 
 
 def cut_middle(text: str, most: int = 42) -> str:
-    """Return words without the middle of long ones."""
+    """Return a text, without its middle where it is long."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -263,7 +266,7 @@ def cut_middle(text: str, most: int = 42) -> str:
 
 @cache
 def breadth(text: str) -> float:
-    """Return how wide words are, in inches; within `our_style`."""
+    """Return how wide words are in our style, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -272,7 +275,7 @@ def breadth(text: str) -> float:
 
 
 def wrap(text: str, inches: float) -> list[str]:
-    """Return words in lines that are no wider; no line ends with a minus, and a wider word is broken anywhere."""
+    """Break words into lines that are no wider; no line ends with a minus, and a wider word is broken anywhere."""
     lines = [""]
     for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
         longer = f"{lines[-1]} {word}".strip()
@@ -290,7 +293,7 @@ def wrap(text: str, inches: float) -> list[str]:
 
 
 def fit(text: str, inches: float) -> str:
-    """Return words that are no wider, without the middle of wider ones."""
+    """Return a text that is no wider, without its middle where it has to be cut."""
     most = len(text)
     while breadth(cut_middle(text, most)) > inches and most > 3:
         most -= 1
@@ -301,7 +304,7 @@ def fit(text: str, inches: float) -> str:
 
 
 def name_ticks(pane: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Name places on the axis below; names that have no room beside each other lean, and the figure grows for them."""
+    """Name places on the axis below; where names would overlap they lean, and the figure grows for them."""
     low, high = pane.get_xlim()
     across, _ = size_of(pane)
     closest = min(np.diff(sorted(places)), default=high - low)
@@ -321,7 +324,7 @@ def name_ticks(pane: Axes, places: Sequence[float], names: Sequence[str]) -> Non
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis of a drawn figure logarithmic, with three ticks or more in plain words (0.5, not 5 × 10⁻¹; 1e-4)."""
+    """Make an axis of a drawn figure logarithmic, with three ticks or more, written short: 0.5, 1e-4."""
     from matplotlib.ticker import FixedLocator
 
     across, up = size_of(axes)
@@ -340,7 +343,7 @@ def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return where the ticks of a logarithmic axis stand: three or more of the roundest numbers that there are."""
+    """Return the ticks of a logarithmic axis: three or more, of the roundest numbers that it shows."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     locators = [

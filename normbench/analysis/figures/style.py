@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.records import Arm, RecordedRun, in_order, shortened
+from normbench.analysis.records import Arm, RecordedRun, join_first, sort_key
 
 Dash = tuple[float, tuple[float, ...]]  # as matplotlib has it: where it begins, and the lengths of dashes and gaps
 
@@ -37,7 +37,7 @@ PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 
 
 def light_colors(part: str) -> dict[str, str]:
-    """Return the colours of a part of the palette on a light page, by name."""
+    """Return the colours of a part of the palette on a light page, by their names."""
     return {name: light for name, (light, _) in PALETTE["colors"][part].items()}
 
 
@@ -74,7 +74,7 @@ TOGETHER = 6  # so many lines can be told apart in one panel by colour and dashe
 MOST_PANELS = 12  # are drawn; a caption says where there would have been more
 UNDER_WAY = ("running", "interrupted")
 
-NOT_RECORDED = "nothing of the kind was recorded"  # why an arm may not be in a figure
+NOT_RECORDED = "nothing of the kind was recorded"  # why an arm may be missing in a figure
 SEPARATOR = " · "  # between the settings in an arm's name
 VALUES = ("mean", "difference")  # columns of data, one of which says where something is drawn
 
@@ -84,10 +84,10 @@ VALUES = ("mean", "difference")  # columns of data, one of which says where some
 def colors_of(key: str, values: Iterable[Any]) -> dict[Any, str]:
     """Return the colour, on a light page, of each value that a setting has in a study.
 
-    Our norms and placements have theirs in every study, a person's own follow in the order of the alphabet. Numbers
-    stand along a sequence, other words in the order of our norms' colours.
+    Our norms and placements have the same colours in every study; a person's own follow in alphabetical order. Numbers
+    take colours from a sequence, other words those of our norms, in order.
     """
-    found = sorted(set(values), key=in_order)
+    found = sorted(set(values), key=sort_key)
     if all(isinstance(value, int | float) for value in found):
         return sequence_colors(found)
     named: Iterable[Any] = found
@@ -112,9 +112,9 @@ def sequence_colors(numbers: Sequence[float]) -> dict[Any, str]:
 
 
 def dark_rules(scope: str, drawn: str | None = None) -> str:
-    """Return CSS that recolours the figures for a dark page; scope: selects what holds them, such as `.dark`.
+    """Return CSS that recolours figures for a dark page.
 
-    drawn: an SVG, for the rules of its colours alone. A viewer that knows no such rules shows those of a light page.
+    scope: selects what holds the figures, such as `.dark`. drawn: an SVG, to return only the rules for its colours.
     """
     rules = []
     for light, dark in DARK.items():
@@ -125,11 +125,11 @@ def dark_rules(scope: str, drawn: str | None = None) -> str:
 
 
 @contextmanager
-def our_style(width: float = COLUMN) -> Iterator[None]:
+def use_our_style(width: float = COLUMN) -> Iterator[None]:
     """Set matplotlib to our style, whatever a person's own settings are, and back to them at the end.
 
-    width: of figures that are begun within, in inches. Within our style only the width is set, as all else takes as
-    long as a tenth of a drawing.
+    width: of the figures that are begun meanwhile, in inches. Where our style is set already, only the width is set:
+    to set all takes a tenth of the time of a drawing.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would tell where it keeps its fonts
     from matplotlib import rc_context, rc_file, rcParams
@@ -177,15 +177,17 @@ class Panel:
 
 
 def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[Panel]:
-    """Return arms by what they have in common but for the colour: norms share a panel, placements where arms are few.
+    """Return the panels of a figure: arms that differ only in what colours tell share one; all arms do if they are few.
 
-    In a panel each arm has a marker of its own, and dashes tell what colours do not, or the same in grey. drawn: the
-    names of the arms that are drawn, where not all are; the others count for looks, which are the same in all figures.
+    In a panel each arm has a marker of its own. Dashes tell what colours do not, or, for a print in grey, the same.
+
+    drawn: the names of the arms that are drawn, where not all are. The others count for the looks, which are then the
+    same in all figures.
     """
     color_key, other_keys = keys_of_looks(arms)
     values = [{**config_of(arm), **arm.settings}.get(color_key) for arm in arms]
     colors = colors_of(color_key, values)
-    ordered = sorted(colors.keys() & values, key=in_order)
+    ordered = sorted(colors.keys() & values, key=sort_key)
     titles = [name_settings(arm, other_keys) for arm in arms]
     distinct_titles = list(dict.fromkeys(titles))
     are_together = len(arms) <= TOGETHER or not other_keys
@@ -211,7 +213,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
 
 
 def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
-    """Return the setting that colours tell, which is the norm where it varies, and all others that vary."""
+    """Return the setting that colours tell, the norm where it varies, and all others that vary."""
     keys: dict[str, None] = {}  # each once, in their order
     for arm in arms:
         keys.update(dict.fromkeys(arm.settings))
@@ -227,14 +229,14 @@ def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
 
 
 def stroke_at(number: int) -> Stroke:
-    """Return one of the strokes, again from the first where there are no more."""
+    """Return the stroke of a number; after the last stroke comes the first again."""
     return STROKES[number % len(STROKES)]
 
 
 def name_settings(arm: Arm, keys: Sequence[str]) -> str:
-    """Return some of an arm's settings as its name has them, but for proper names: LayerNorm for layernorm.
+    """Name an arm by some of its settings, with the proper names of norms: LayerNorm for layernorm.
 
-    Those that the arm leaves as they are, which studies know as `default`, are left out.
+    A setting that is `default`, as studies say of one that the arm does not change, is left out.
     """
     told = {}
     for key in keys:
@@ -244,7 +246,7 @@ def name_settings(arm: Arm, keys: Sequence[str]) -> str:
 
 
 def proper_value(arm: Arm, key: str) -> Any:
-    """Return what an arm has in a setting; of a norm its proper name, or that of a class in other letters."""
+    """Return an arm's value of a setting; of a norm its proper name, or its class's where only upper case differs."""
     value = arm.settings[key]
     if key != "norm":
         return value
@@ -261,8 +263,8 @@ def config_of(arm: Arm) -> Mapping[str, Any]:
     return arm.runs[0].config if arm.runs else {}
 
 
-def members(arm: Arm) -> list[RecordedRun]:
-    """Return the runs that stand for an arm: those that finished; else those under way; else those that diverged."""
+def runs_shown(arm: Arm) -> list[RecordedRun]:
+    """Return the runs that figures show of an arm: those that finished; else those under way, or that diverged."""
     for statuses in (("finished",), UNDER_WAY, ("diverged",)):
         found = [run for run in arm.runs if run.status in statuses]
         if found:
@@ -274,7 +276,7 @@ def members(arm: Arm) -> list[RecordedRun]:
 
 
 def take_first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
-    """Return the first ones, which are drawn, and a sentence for the caption where there are more."""
+    """Return the first things found, which are drawn, and a sentence for the caption where there are more."""
     if len(found) <= most:
         return found, ""
     return found[:most], f" The first {most} of {len(found)} {words}."
@@ -296,7 +298,7 @@ def tell_absent(
 ) -> str:
     """Return a sentence for a caption on the arms that are not in a figure, and why; empty where all are.
 
-    data: what is drawn. cut: names for which there is no room. lacks: why an arm that has results may not be there.
+    data: what is drawn. cut: names of arms for which there is no room. lacks: why an arm with results may be missing.
     """
     missing: dict[str, list[str]] = {}
     for arm in arms:
@@ -309,12 +311,12 @@ def tell_absent(
         missing.setdefault(why, []).append(arm.name)
     words = []
     for why, names in missing.items():
-        words.append(f"{shortened(names, TOGETHER)} ({why})")
+        words.append(f"{join_first(names, TOGETHER)} ({why})")
     return f" Not shown: {'; '.join(words)}." if words else ""
 
 
 def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
-    """Say whether a row of what is drawn is of an arm: it is named by some settings, columns tell others."""
+    """Tell whether an arm is in the data: a row names it by some of its settings, and columns tell the others."""
     value = next(data[name] for name in VALUES if name in data)
     is_shown = value.notna()
     if "diverged" in data:
@@ -331,13 +333,13 @@ def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
 
 
 def is_named(arm: Arm, names: Iterable[str]) -> bool:
-    """Say whether some name is an arm's, or has what the arm has in some of its settings."""
+    """Tell whether some name is an arm's, or has what the arm has in some of its settings."""
     own = set(arm.name.split(SEPARATOR))
     return any(own.issuperset(name.split(SEPARATOR)) for name in names)
 
 
 def without_result(arm: Arm) -> str:
-    """Say how the runs of an arm ended where none finished; empty where one did."""
+    """Write how the runs of an arm ended where none finished; empty where one did."""
     ended = Counter(run.status.replace("_", " ") for run in arm.runs)
     if ended["finished"]:
         return ""
