@@ -14,8 +14,8 @@ class BottomToTop(Post):
 
     x joins before the last norm of the block, so its gain around the block is 2. In a decoder the attention to the
     encoder stands between the two, as in post-norm.
-    Takase et al. 2023 (B2T connection); compared with the authors' code. That also multiplies all weights that a
-    layer has when it is made by 1/√layers, which is left out here: `init=` says how weights start.
+    Takase et al. 2023 (B2T connection); compared with the authors' code. That also multiplies all weights of a layer
+    but its norms' by 1/√layers at the start, which is left out here: `init=` says how weights start.
     """
 
     min_branches = 2
