@@ -22,9 +22,9 @@ from normbench.errors import UsageError
 from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
 from normbench.studies.bench import FORWARD, FORWARD_BACKWARD, Bench
-from normbench.studies.candidates import Candidate, are_alike, candidates, operators, peak_memory
+from normbench.studies.candidates import Candidate, are_alike, make_candidates, name_operators, peak_memory
 from normbench.studies.timing import BLOCK, do_nothing, median_interval, seconds_of, time_in_turn
-from normbench.training.launches import operators_of
+from normbench.training.launches import count_operators
 
 CPU = torch.device("cpu")
 MADE = Bench(rows=[16, 64], features=[32])  # which the rows of `made` are of
@@ -33,12 +33,12 @@ MADE = Bench(rows=[16, 64], features=[32])  # which the rows of `made` are of
 def test_operators_are_read_off_the_graph() -> None:
     """One kernel is named, several are counted; views, leaves and casts do not count as operators."""
     x = torch.randn(3, 8, requires_grad=True)
-    assert operators(nn.LayerNorm(8)(x)) == "NativeLayerNorm"
-    assert operators(F.layer_norm(x.movedim(-1, 0).movedim(0, -1), (8,))) == "NativeLayerNorm"
-    assert operators(torch.tanh(2 * x).add(1)) == "3 operators"
-    assert operators(nn.LayerNorm(8)(x.bfloat16().float()).bfloat16()) == "NativeLayerNorm, 3 casts"
-    assert operators(RMSNorm(512)(torch.randn(100, 512, requires_grad=True))) == "RMSNormFunction"
-    assert "operators" in operators(F.rms_norm(x, (8,))), "torch has fused it: say so in the page of this study"
+    assert name_operators(nn.LayerNorm(8)(x)) == "NativeLayerNorm"
+    assert name_operators(F.layer_norm(x.movedim(-1, 0).movedim(0, -1), (8,))) == "NativeLayerNorm"
+    assert name_operators(torch.tanh(2 * x).add(1)) == "3 operators"
+    assert name_operators(nn.LayerNorm(8)(x.bfloat16().float()).bfloat16()) == "NativeLayerNorm, 3 casts"
+    assert name_operators(RMSNorm(512)(torch.randn(100, 512, requires_grad=True))) == "RMSNormFunction"
+    assert "operators" in name_operators(F.rms_norm(x, (8,))), "torch has fused it: say so in the page of this study"
 
 
 def test_a_kernel_is_compared_with_a_kernel() -> None:
@@ -60,9 +60,9 @@ def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
 
 def test_operators_of_a_step_are_counted_without_views() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    assert operators_of(lambda: (x.detach().view(8, 4).T, torch.empty_like(x)), CPU) == 0
+    assert count_operators(lambda: (x.detach().view(8, 4).T, torch.empty_like(x)), CPU) == 0
     # of the norm, the sum, its gradient's start, and the norm's
-    assert operators_of(lambda: F.layer_norm(x, (8,)).sum().backward(), CPU) == 4
+    assert count_operators(lambda: F.layer_norm(x, (8,)).sum().backward(), CPU) == 4
 
 
 def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
@@ -107,12 +107,12 @@ def test_a_warm_call_is_the_mean_of_a_block_after_one_that_warms_up() -> None:
 
 def test_implementations_are_those_that_are_there() -> None:
     words = ("torch", "native", "eager", "compile")
-    found = {name: [(one.implementation, one.code) for one in candidates(subject(f"norm={name}"), 32, words)]
+    found = {name: [(one.implementation, one.code) for one in make_candidates(subject(f"norm={name}"), 32, words)]
              for name in ("layernorm", "dyt")}  # fmt: skip
     compiled = ("compile", "torch.compile")
     assert found["layernorm"] == [("torch", "torch.nn.functional.layer_norm"), ("eager", "eager"), compiled]
     assert found["dyt"] == [("native", "native"), ("eager", "eager"), compiled]
-    own, other = candidates(subject("norm._target_=torch.nn.RMSNorm", "~norm.impl"), 32, words)
+    own, other = make_candidates(subject("norm._target_=torch.nn.RMSNorm", "~norm.impl"), 32, words)
     assert own.code.endswith("RMSNorm") and other.code == f"torch.compile of {own.code}"
 
 
@@ -254,7 +254,7 @@ def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
     with torch.random.fork_rng():
         rows = [*Bench(rows=[8], features=[16], dtypes=["float32"], rounds=1, steps=0).measure(one)]
     assert {row["operators"] for row in rows if row["implementation"] == "compile"} == {"CompiledFunction"}
-    eager, compiled = candidates(one, 16, ["eager", "compile"])
+    eager, compiled = make_candidates(one, 16, ["eager", "compile"])
     x = torch.randn(1, 8, 16)
     torch.testing.assert_close(compiled.norm(x), eager.norm(x))
 
@@ -268,7 +268,7 @@ def test_times_agree_with_a_script_written_by_hand(name: str, rows: int) -> None
     norm, x, dy = factory(one.tree, "norm")(features), *torch.randn(2, 1, rows, features)
     names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
     by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names)
-    (candidate,) = candidates(one, features, ["torch"])
+    (candidate,) = make_candidates(one, features, ["torch"])
     ours = candidate.call(torch.randn(1, rows, features).requires_grad_(), dy)
     ratios = [seconds_of(ours, 100, prepare=ours) / by_hand.timeit(100).median for _ in range(81)]
     assert statistics.median(ratios) == pytest.approx(1, abs=0.1)

@@ -68,10 +68,10 @@ def test_a_noted_failure_counts_only_without_a_result_and_until_it_is_forgotten(
     finished, none = (entry for entry in folder.read_plans() if entry.run.startswith(("rms", "none")))
     for entry in (finished, none):
         folder.note_failure(entry.run, "it went wrong")
-    assert (folder.look(finished).state, folder.look(none).state) == ("finished", "failed")
+    assert (folder.read_standing(finished).state, folder.read_standing(none).state) == ("finished", "failed")
     assert folder.missing() == {"none-s0": "it went wrong"}
     folder.forget_failure(none.run)
-    assert folder.look(none).state == "waiting"
+    assert folder.read_standing(none).state == "waiting"
 
 
 def test_plans_of_several_sweeps_are_one_list(folder: SweepFolder) -> None:
@@ -104,10 +104,10 @@ def test_a_plan_of_another_shape_is_none(content: str, tmp_path: Path, capsys: p
 
 def test_a_log_gets_a_line_when_a_run_ends(folder: SweepFolder) -> None:
     view = shown(folder)
-    view.look()
+    view.show()
     end(folder, "dyt", "finished", 100, 1.25)
-    view.look()  # not again within a second
-    view.look(at_once=True)
+    view.show()  # not again within a second
+    view.show(at_once=True)
     view.close()
     first, second = output(view).splitlines()
     assert first == "3/5 runs  1 diverged  1 failed  1 running"

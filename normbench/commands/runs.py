@@ -101,7 +101,7 @@ def caution(command: str) -> str:
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     """Return a sweep's line."""
     notes = sweep.read_notes()
-    standings = [sweep.look(entry) for entry in sweep.read_plans()]
+    standings = [sweep.read_standing(entry) for entry in sweep.read_plans()]
     states: set[str] = {one.state for one in standings}
     if not all(note["runs"] for note in notes):
         states.add("waiting")

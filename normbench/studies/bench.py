@@ -23,14 +23,14 @@ from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting
-from normbench.studies.candidates import Candidate, are_alike, candidates, code_of, operators, peak_memory
+from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
 from normbench.studies.timing import Call, do_nothing, median_interval, time_in_turn
 from normbench.studies.writing import rows_table
-from normbench.training.launches import operators_of
+from normbench.training.launches import count_operators
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
@@ -129,7 +129,7 @@ class Bench(Study):
     def check_norm(self, subject: Subject, features: int) -> None:
         """Refuse a norm that does nothing, and one without any implementation."""
         name = subject.settings["norm"]
-        one = next(candidates(subject, features, self.implementations), None)
+        one = next(make_candidates(subject, features, self.implementations), None)
         if one is None:
             words = ",".join(self.implementations)
             raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
@@ -173,10 +173,10 @@ class Bench(Study):
         }
         timed = list[TimedNorm]()
         for subject in subjects:
-            for candidate in candidates(subject, features, self.implementations):
+            for candidate in make_candidates(subject, features, self.implementations):
                 row = {**place, "implementation": candidate.implementation, "code": candidate.code}
                 try:
-                    row["operators"] = operators(candidate.norm(x.requires_grad_()))
+                    row["operators"] = name_operators(candidate.norm(x.requires_grad_()))
                 except Exception as error:  # a compiler may raise anything
                     yield subject, {**row, "code": explain(error.__cause__ or error)}
                     continue
@@ -316,8 +316,8 @@ def warm_up_steps(subject: Subject, count: int) -> TimedSteps:
     row: Row = {
         "device": device_name(subject.device),
         "code": f"{len(norms)} × {code_of(norms[0])}" if norms else "none",
-        "launches": operators_of(with_norms, subject.device),
-        "launches_without": operators_of(without_norms, subject.device),
+        "launches": count_operators(with_norms, subject.device),
+        "launches_without": count_operators(without_norms, subject.device),
     }
     return TimedSteps(subject, with_norms, without_norms, row)
 

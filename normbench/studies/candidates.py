@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
         return forward_and_backward(norm, x, dy)
 
 
-def candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
+def make_candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
     """Yield a subject's norm in each implementation that there is."""
     section = subject.tree["norm"]
     is_ours = "impl" in section
@@ -65,7 +65,7 @@ def code_of(norm: nn.Module) -> str:
 # ---- which operators run
 
 
-def operators(y: Tensor) -> str:
+def name_operators(y: Tensor) -> str:
     """Name what autograd runs for y, which a norm has made of leaves: `NativeLayerNorm`, or `8 operators`; and casts.
 
     Views move nothing, and do not count.
@@ -107,7 +107,7 @@ def is_view(name: str) -> bool:
 
 
 def are_alike(one: str, other: str) -> bool:
-    """Tell whether two norms run in one manner, by their `operators`: as one operator, compiled, or as several."""
+    """Tell whether two norms run in one manner, by what `name_operators` says of each."""
     return manner_of(one) == manner_of(other)
 
 

@@ -31,7 +31,7 @@ from normbench.record.files import inside, write_bytes
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
-from normbench.studies.frame import Row, Study, Subject, device_name, make_study, study_class
+from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import plan_sweep, report_nothing
 from normbench.sweep.plan import PlannedRun, SweepPlan
@@ -78,7 +78,7 @@ def points_of(plan: SweepPlan) -> list[Subject]:
     return [subject_of(one) for one in plan.runs]
 
 
-def trained_points(plan: SweepPlan, left_out: list[Row]) -> list[Subject]:
+def trained_points(plan: SweepPlan, left_out: list[LeftOut]) -> list[Subject]:
     """Return the points of a grid whose runs have finished; add the others to `left_out`, with the reason."""
     found = []
     for one in plan.runs:
@@ -88,7 +88,7 @@ def trained_points(plan: SweepPlan, left_out: list[Row]) -> list[Subject]:
         if status == "finished":
             found.append(subject_of(one, directory.path))
         else:
-            left_out.append({"what": directory.path.name, "why": status})
+            left_out.append(LeftOut(directory.path.name, status))
     return found
 
 
@@ -101,7 +101,7 @@ def subject_of(one: PlannedRun, path: Path | None = None) -> Subject:
     return Subject(settings, run.config.tree, run.device, lambda: run.data, path)
 
 
-def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
+def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list[LeftOut]) -> list[Subject]:
     """Return the finished runs below some folders; add the others to `left_out`, with the reason.
 
     Raises:
@@ -123,7 +123,7 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
     found = []
     for arm, run in runs.pairs:
         if run.status != "finished":
-            left_out.append({"what": run.name, "why": run.status})
+            left_out.append(LeftOut(run.name, run.status))
             continue
         trained = TrainedRun(run.path, trust)
         settings = {"norm": run.config["norm"], **arm.settings}
@@ -131,7 +131,7 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
     return found
 
 
-def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Row]) -> list[Subject]:
+def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[LeftOut]) -> list[Subject]:
     """Return the subjects that a study takes; add the others to `left_out`, with the reason.
 
     Raises:
@@ -145,7 +145,7 @@ def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Row
             found.append(subject)
         except UsageError as error:
             refused = error
-            left_out.append({"what": f"{subject.settings['norm']} · seed {subject.seed}", "why": str(error)})
+            left_out.append(LeftOut(f"{subject.settings['norm']} · seed {subject.seed}", str(error)))
     if refused and not found:
         raise refused
     return found
@@ -172,7 +172,7 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     settings = [word for word in words if key_of(word).startswith("study.")]
     others = [word for word in words if "=" in word and word not in settings]
     study = make_study(kind, settings)
-    left_out = list[Row]()
+    left_out = list[LeftOut]()
     subjects: list[Subject] | None
     if folders:
         check_folders(study, name, others)
@@ -220,7 +220,7 @@ def check_folders(study: Study, name: str, others: Sequence[str]) -> None:
 
 
 def make_subjects(
-    study: Study, name: str, words: Sequence[str], left_out: list[Row]
+    study: Study, name: str, words: Sequence[str], left_out: list[LeftOut]
 ) -> tuple[list[Subject] | None, Path]:
     """Return the points of a study's grid, trained where it trains, and the folder of the sweep.
 
@@ -229,7 +229,7 @@ def make_subjects(
     with explain_limits("outputs"):
         sweep = plan_sweep(grid_words(type(study), name, words))
         for why, number in sweep.plan.left_out.items():
-            left_out.append({"what": f"{number} of the grid", "why": why})
+            left_out.append(LeftOut(f"{number} of the grid", why))
         points = points_of(sweep.plan)
         subjects = check_subjects(study, points, left_out)
         kept = [run for run, point in zip(sweep.plan.runs, points, strict=True) if point in subjects]

@@ -122,7 +122,7 @@ class Finding:
         return mean_interval(list(self.values.values()))
 
 
-def find(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Finding:
+def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Finding:
     """Return the mean of a number for each seed, over the rows of an arm that have it."""
     own = rows[is_arm(rows, arm.settings)]
     if ratio:
@@ -218,8 +218,8 @@ def compare_with_baseline(
         if other is None:
             continue
         words = f"{what}, {label_of(arm)} against {label_of(other)}"
-        mine = find(rows, metric, arm, ratio)
-        theirs = find(rows, metric, other, ratio)
+        mine = mean_by_seed(rows, metric, arm, ratio)
+        theirs = mean_by_seed(rows, metric, other, ratio)
         found.append(difference_of(mine, theirs, words, unit))
     return [one for one in found if one.n]
 
@@ -239,8 +239,8 @@ def compare_kinds(
     """
     found = []
     for arm in arms_of(rows):
-        mine = find(rows[first], metric, arm)
-        theirs = find(rows[second], metric, arm)
+        mine = mean_by_seed(rows[first], metric, arm)
+        theirs = mean_by_seed(rows[second], metric, arm)
         found.append(difference_of(mine, theirs, f"{what}, {label_of(arm)}", unit))
     return [one for one in found if one.n]
 
@@ -266,7 +266,7 @@ def values_of(rows: pd.DataFrame, metric: str, what: str, unit: str = "", ratio:
     """Return a number of each arm, to be told."""
     found = []
     for arm in arms_of(rows):
-        finding = find(rows, metric, arm, ratio)
+        finding = mean_by_seed(rows, metric, arm, ratio)
         if finding.values:
             found.append(Value(f"{what}, {label_of(arm)}:", finding.values, unit, ratio))
     return found
@@ -372,10 +372,10 @@ def compare(
 
 def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> FindingsCell:
     """Return a number of an arm, with its difference from another arm that has rows too."""
-    mine = find(rows, metric, arm, ratio)
+    mine = mean_by_seed(rows, metric, arm, ratio)
     if other is None:
         return FindingsCell(mine, None)
-    theirs = find(rows, metric, other, ratio)
+    theirs = mean_by_seed(rows, metric, other, ratio)
     if not theirs.values:
         return FindingsCell(mine, None)
     return FindingsCell(mine, difference_of(mine, theirs))

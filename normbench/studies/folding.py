@@ -29,7 +29,7 @@ from normbench.record.files import write_bytes
 from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, Value, arms_of, compare, find, label_of
+from normbench.studies.findings import Findings, Value, arms_of, compare, label_of, mean_by_seed
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean
 from normbench.studies.timing import median_interval, time_in_turn
@@ -91,7 +91,7 @@ class Folding(Study):
         found = []
         for arm in arms_of(saved):
             what = f"{label_of(arm)}: time of a batch, folded over not:"
-            times = find(saved, "time", arm)
+            times = mean_by_seed(saved, "time", arm)
             found.append(Value(what, times.values, references={"1 (no time saved)": 1.0}))
         return found
 

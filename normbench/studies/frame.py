@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pandas as pd
 import torch
@@ -36,6 +36,13 @@ Row = dict[str, Any]  # a coordinate (layer, step, ...) or a measured number by 
 
 # Coordinates that TensorBoard takes for steps and curves for their axis, the first that there is.
 PLACES = ("step", "layer", "position", "depth", "round")
+
+
+class LeftOut(NamedTuple):
+    """What a study does not measure, in words, and why."""
+
+    what: str
+    why: str
 
 
 @dataclass

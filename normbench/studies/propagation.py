@@ -27,9 +27,9 @@ from normbench.studies.findings import (
     Value,
     arms_of,
     compare,
-    find,
     keys_of,
     label_of,
+    mean_by_seed,
     values_of,
 )
 from normbench.studies.frame import Row, Study, Subject, check_memory
@@ -122,7 +122,7 @@ class Propagation(Study):
         found = []
         for arm in arms_of(exponents):
             what = f"{label_of(arm)}: the last layer's gradient of one position changes with depth to the power of"
-            values = find(exponents, POSITION_GRADIENT, arm).values
+            values = mean_by_seed(exponents, POSITION_GRADIENT, arm).values
             if values:
                 found.append(Value(what, values, references=THEOREM))
         return found

@@ -22,7 +22,7 @@ from normbench.record.machine import commit, cpu_name
 from normbench.record.tensorboard import TensorBoard, event_files
 from normbench.studies.answers import answer_of
 from normbench.studies.findings import Findings, PairedDifference, Value, keys_of
-from normbench.studies.frame import Row, Study, measured_numbers, place_in
+from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in
 from normbench.studies.writing import first_sentences, rows_table, write
 
 
@@ -32,7 +32,7 @@ def save(
     rows: pd.DataFrame,
     folder: Path,
     command: str,
-    left_out: Sequence[Row] = (),
+    left_out: Sequence[LeftOut] = (),
     gpus: Sequence[str] = (),
 ) -> None:
     """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard.
@@ -43,7 +43,7 @@ def save(
         rows: what it has measured.
         folder: where all is written.
         command: the line for a shell that makes it.
-        left_out: what was not measured, and why.
+        left_out: what was not measured.
         gpus: names of those on which it was measured.
     """
     write_bytes(folder / "rows.csv", to_csv(rows))
@@ -55,7 +55,8 @@ def save(
     answer = answer_of(name, command, study.baseline, findings, told, sentences)
     write_bytes(folder / "answer.json", answer.to_json().encode())
     if left_out:
-        tables.append(rows_table("left-out", "Left out", left_out, 2))
+        reasons = [one._asdict() for one in left_out]
+        tables.append(rows_table("left-out", "Left out", reasons, 2))
     machine = " and ".join((cpu_name(), *gpus))
     about = {
         "study": name,

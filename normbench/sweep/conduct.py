@@ -125,7 +125,7 @@ class Sweep:
         folder = SweepFolder(plan.folder)
         standings: dict[str, list[Standing]] = {}
         for name, runs in plan.arms.items():
-            standings[name] = [folder.look(run) for run in runs]
+            standings[name] = [folder.read_standing(run) for run in runs]
         show_arms(self.console, plan.folder, standings)
         self.say_elsewhere(plan)
         number = self.count_to_do(plan)
@@ -159,7 +159,7 @@ class Sweep:
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
         folder = SweepFolder(plan.folder)
-        return sum(not folder.look(run).over for run in plan.runs)
+        return sum(not folder.read_standing(run).over for run in plan.runs)
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -440,7 +440,7 @@ def follow(console: Console, reported: SweepFolder, folders: Sequence[SweepFolde
                 continue
             with closing(View(console, folder, entries)) as view:
                 while working and len(view.over) < len(entries):
-                    view.look()
+                    view.show()
                     time.sleep(LOOK_SECONDS)
                     working = reported.is_worked_on()
                     if not working:  # a run may still write its checkpoint

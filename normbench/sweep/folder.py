@@ -180,7 +180,7 @@ class SweepFolder:
         noted = read_json(self.failures / f"{name}.json") or {}
         return str(noted.get("cause", ""))
 
-    def look(self, entry: Entry) -> Standing:
+    def read_standing(self, entry: Entry) -> Standing:
         """Return how a run stands, and how far it is."""
         directory = RunDirectory(self.path / entry.run)
         summary = directory.read_result()
@@ -247,25 +247,25 @@ class View:
         )
         total = sum(entry.steps for entry in entries)
         self.whole = self.bars.add_task("", total=total, completed=steps_done(self.read()))
-        self.last_look = float("-inf")
+        self.last_shown = float("-inf")
         self.last_line = float("-inf")
 
     def read(self) -> list[Standing]:
         """Return how all runs stand now."""
         standings = []
         for entry in self.entries:
-            standing = self.over.get(entry.run) or self.folder.look(entry)
+            standing = self.over.get(entry.run) or self.folder.read_standing(entry)
             if standing.over:
                 self.over[entry.run] = standing
             standings.append(standing)
         return standings
 
-    def look(self, at_once: bool = False) -> None:
+    def show(self, at_once: bool = False) -> None:
         """Show how the runs stand, at most once a second unless at once."""
         now = time.monotonic()
-        if now - self.last_look < LOOK_SECONDS and not at_once:
+        if now - self.last_shown < LOOK_SECONDS and not at_once:
             return
-        self.last_look = now
+        self.last_shown = now
         known = set(self.over)
         standings = self.read()
         self.bars.update(self.whole, description=summarize(standings), completed=steps_done(standings))
@@ -288,20 +288,20 @@ class View:
     def print_lines(self, ended: Sequence[Standing]) -> None:
         """Print a line for each run that has just ended, or one on all runs if the last line is long ago."""
         lines = [describe(one) for one in ended]
-        if not lines and self.last_look - self.last_line > LINE_SECONDS:
+        if not lines and self.last_shown - self.last_line > LINE_SECONDS:
             lines = [""]
         whole = self.bars.tasks[0]
         left = ""
         if whole.time_remaining:
             left = f"{timedelta(seconds=whole.time_remaining)} left"
         for line in lines:
-            self.last_line = self.last_look
+            self.last_line = self.last_shown
             parts = [part for part in (whole.description, line, left) if part]
             say(self.console, "  ".join(parts))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
-        self.look(at_once=True)
+        self.show(at_once=True)
         self.bars.stop()
 
 

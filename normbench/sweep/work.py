@@ -152,7 +152,7 @@ class Execution:
         with note_signals() as signals:
             try:
                 while self.at_work or self.waiting:
-                    view.look()
+                    view.show()
                     if signals:
                         raise Stopped(signal.Signals(signals[0]).name)
                     if not self.start():
@@ -161,7 +161,7 @@ class Execution:
                     ended = [job for job in self.at_work if job.done()]
                     for job in ended:
                         task = self.at_work.pop(job)
-                        self.settle(job, task.stack)
+                        self.handle_end(job, task.stack)
             except BaseException:
                 self.stop(view)
                 raise
@@ -214,7 +214,7 @@ class Execution:
             used = [task.device for task in (*self.at_work.values(), *tasks)]
             if len(used) >= self.planner.jobs and not self.planner.launcher.elsewhere:
                 break
-            standings = [self.folder.look(run) for run in stack]
+            standings = [self.folder.read_standing(run) for run in stack]
             if any(standing.state == "running" for standing in standings):
                 continue
             self.waiting.remove(stack)
@@ -224,7 +224,7 @@ class Execution:
                 tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
         return tasks
 
-    def settle(self, job: StartedJob, stack: Sequence[PlannedRun]) -> None:
+    def handle_end(self, job: StartedJob, stack: Sequence[PlannedRun]) -> None:
         """See how runs have ended; those whose process has died are tried once more, and then marked as failed.
 
         Raises:
@@ -239,7 +239,7 @@ class Execution:
         if status == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        standings = [self.folder.look(run) for run in stack]
+        standings = [self.folder.read_standing(run) for run in stack]
         if not all(standing.over for standing in standings):
             self.waiting.append(stack)
         for run, standing in zip(stack, standings, strict=True):

@@ -48,7 +48,7 @@ class Launches(TorchDispatchMode):
         return found
 
 
-def operators_of(call: Callable[[], object], device: torch.device) -> int:
+def count_operators(call: Callable[[], object], device: torch.device) -> int:
     """Return how many operators a call gives to a device, forward and backward."""
     with Launches(device) as seen:
         call()

@@ -325,7 +325,7 @@ def check_gpu() -> dict[str, Any]:
     checks.CONVOLUTIONS, checks.PHOTOGRAPHS, checks.BATCH = [[*small("cnn"), "norm=batchnorm"]], IMAGES, 4
     known = checks.budgets()
     checks.budgets = lambda: {name: known[name] for name in ("nano layernorm",)}
-    checks.kernels_of = partial(checks.operators_of, device=checks.GPU)
+    checks.kernels_of = partial(checks.count_operators, device=checks.GPU)
     made = ("waits", "agrees", "repeats", "stack", "second", "launches", "probes", "times", "layouts")
     return {name: vars(checks.CHECKS[name].outcome()) for name in made}
 

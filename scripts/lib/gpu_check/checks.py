@@ -34,7 +34,7 @@ from normbench.runs.session import Session
 from normbench.studies.timing import Call, do_nothing, seconds_of, time_in_turn
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
-from normbench.training.launches import operators_of
+from normbench.training.launches import count_operators
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import is_lost
@@ -539,7 +539,7 @@ def check_launches() -> Outcome:
     for name, most in budgets().items():
         words, task = STEPS[name]
         loop = settle(make_loop(words, task, DEVICE))
-        operators = operators_of(loop.train_step, GPU)
+        operators = count_operators(loop.train_step, GPU)
         started = kernels_of(loop.train_step)
         ms = median_ms({name: loop.train_step})[name]
         found[name] = {"operators": operators, "budget": most, "kernels": started, "ms": ms}
@@ -571,7 +571,7 @@ def check_probes() -> Outcome:
             plain = partial(step_after, loop, 51)
             probed = partial(step_after, loop, 49)  # each 50th step is probed
             times = median_ms({"plain": plain, "probed": probed})
-            more = operators_of(probed, GPU) - operators_of(plain, GPU)
+            more = count_operators(probed, GPU) - count_operators(plain, GPU)
             cost = (times["probed"] / times["plain"] - 1) / 50
             found[f"{name} {probes}"] = {**times, "share": cost, "operators": more}
             row = {
@@ -631,7 +631,7 @@ def check_step_times() -> Outcome:
         counts = dict[str, int]()
         for norm in NORMS:
             calls[norm] = settle(loop_of([*words, f"norm={norm}"]), WARM).train_step
-            counts[norm] = operators_of(calls[norm], GPU)
+            counts[norm] = count_operators(calls[norm], GPU)
         times = median_ms(calls)
         found[name] = {"ms": times, "operators": counts}
         holds &= min(times.values()) > 0
