@@ -52,7 +52,7 @@ def test_a_message_repeats_a_line_of_what_was_given_at_the_most(
 ) -> None:
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert len(said) < 3 * LINE and words[-1][:20] in said
+    assert len(said) < 4 * LINE and words[-1][:20] in said
 
 
 def test_what_turns_the_direction_of_writing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
