@@ -170,7 +170,7 @@ def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) 
     noted = [{"arm": {"norm": norm, "data.batch_size": str(size)}, "lr": lr, "edge": None} for norm, size, lr in arms]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     report = make_report([tmp_path], baseline="norm=groupnorm")
-    assert report.study.varied == ("norm", "data.batch_size") and not report.chosen
+    assert report.study.varied == ("norm", "data.batch_size") and not report.rates_chosen
     pairs = [(one.arm.name, one.baseline.name) for one in report.comparisons]
     assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
     assert report.comparisons[0].real and report.comparisons[0].mean > 0.2

@@ -18,7 +18,7 @@ import normbench
 from normbench.analysis.answers import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
 from normbench.analysis.examine import Request
 from normbench.analysis.report import make_reports, save
-from normbench.analysis.wording import bound, chance, fixed, precision
+from normbench.analysis.wording import bound, fixed, p_value, precision
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
@@ -225,7 +225,7 @@ def test_an_answer_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
     for one in report.answer.differences:
         row = tables["differences"].loc[one.arm]
         assert row["difference, nats"] == fixed(one.mean, precision(one.mean, one.interval), sign=True)
-        assert row["p after Holm"] == chance(one.corrected)
+        assert row["p after Holm"] == p_value(one.corrected)
         assert bound(one.detectable) in row["minimum detectable effect"]
 
 

@@ -23,7 +23,7 @@ from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sentences import say
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, effect
+from normbench.analysis.wording import bound, effect_size, p_value
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -192,7 +192,7 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
 def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> None:
     made, _ = lost(layernorm=BASE, dyt=["diverged"] * 5)
     layernorm, dyt = made.arms
-    found = judge(made, [layernorm, replace(dyt, rates=20)], {"norm": "layernorm"}, LOSS)
+    found = judge(made, [layernorm, replace(dyt, rates_tried=20)], {"norm": "layernorm"}, LOSS)
     (sentence,) = [text for text in said(made, (), found.survivals) if "less often" in text]
     assert sentence.startswith("dyt may train less often than layernorm: ")
     assert sentence.endswith("; not certain after correction for more learning rates).")
@@ -321,23 +321,23 @@ def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
 
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:
-    layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates=4)
+    layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates_tried=4)
     found = compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS)
     assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
     (one,) = unequal_choices(found)
     assert [(side.arms[0], side.numbers["rates"]) for side in one.found] == [("dyt", 4), ("layernorm", 1)]
     assert one.text.endswith(", so p is multiplied by 4")
     assert [*unequal_choices(comparisons({"dyt": WORSE}))] == []
-    many = compare_all([layernorm, replace(dyt, rates=100_000)], {"norm": "layernorm"}, LOSS)
+    many = compare_all([layernorm, replace(dyt, rates_tried=100_000)], {"norm": "layernorm"}, LOSS)
     assert "not certain after correction for more learning rates (p = 0." in words(many)
 
 
 def test_effect_sizes_are_capped() -> None:
-    assert [effect(size) for size in (None, 1.234, 10.5, -412.0)] == ["–", "+1.23", "> 10", "< −10"]
+    assert [effect_size(size) for size in (None, 1.234, 10.5, -412.0)] == ["–", "+1.23", "> 10", "< −10"]
 
 
 def test_p_is_not_rounded_over_the_level_and_bounds_have_no_exponent() -> None:
     chances = {0.0497: "0.0497", 0.0503: "0.050", 0.0009: "< 0.001", 1.0: "1.000"}
-    assert {p: chance(p) for p in chances} == chances
+    assert {p: p_value(p) for p in chances} == chances
     bounds = {1.23e-5: "0.000013", 2e-5: "0.00002", 1e-7: "0.0000001", 0.0123: "0.013"}
     assert {value: bound(value) for value in bounds} == bounds

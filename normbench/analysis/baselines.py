@@ -29,8 +29,9 @@ def usual_baseline(study: RecordedStudy) -> Baseline:
     for key, value in USUAL.items():
         choices.append({key: value})
     choices.append({key: value for key, value in first.items() if key in GROUPS})
-    for key in list(first)[:1]:
-        choices.append({key: first[key]})
+    if first:
+        first_key = next(iter(first))
+        choices.append({first_key: first[first_key]})
     for one in choices:
         if one and any(arm.has(one) for arm in study.arms):
             return one

@@ -13,7 +13,7 @@ import pandas as pd
 from normbench.analysis.answers import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind, Verdict
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.fairness import own_rates
-from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
+from normbench.analysis.measures import NAN, TRAINING_LOSS, finite_numbers, finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import seeds_needed
 
@@ -87,7 +87,7 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean of the values that are finite; NaN where none is."""
-    found = known(values)
+    found = finite_numbers(values)
     return float(np.mean(found)) if found else NAN
 
 
@@ -97,7 +97,7 @@ def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
     place: 0 for its first finite value, -1 for its last.
     """
     for name, curve in run.curves.items():
-        values = finite(curve).values if tag.fullmatch(name) else ()
+        values = finite_points(curve).values if tag.fullmatch(name) else ()
         if len(values):
             return float(values[place])
     return NAN
@@ -105,7 +105,7 @@ def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:
 
 def late_fall(run: RecordedRun) -> float:
     """Return the share by which a run's training loss fell from the third to the last quarter of its record."""
-    losses = finite(run.curves.get(TRAINING_LOSS)).values
+    losses = finite_points(run.curves.get(TRAINING_LOSS)).values
     *_, third, last = np.array_split(losses, 4)
     if not len(last):
         return NAN
@@ -215,15 +215,15 @@ def remedies_for(readings: Readings) -> tuple[Remedy, ...]:
     return tuple(found or [Remedy.OTHER_RATES])
 
 
-def more_seeds(study: RecordedStudy, ones: Sequence[Comparison], margin: float | None) -> list[NextStep]:
+def more_seeds(study: RecordedStudy, comparisons: Sequence[Comparison], margin: float | None) -> list[NextStep]:
     """Return the step that adds the seeds which undecided comparisons need; none where they have enough."""
-    detectable = known(one.detectable for one in ones)
+    detectable = finite_numbers(one.detectable for one in comparisons)
     if not detectable:
         return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))]
     size = margin or float(f"{max(detectable) / 2:.1g}")
-    widest = max(one.sd for one in ones)
-    needed = seeds_needed(size, widest, family=ones[0].family)
-    more = needed - min(one.n for one in ones)
+    widest = max(one.sd for one in comparisons)
+    needed = seeds_needed(size, widest, family=comparisons[0].family)
+    more = needed - min(one.n for one in comparisons)
     if more <= 0:
         return []
     return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.measures import Metric, final, known
+from normbench.analysis.measures import Metric, final, finite_numbers
 from normbench.analysis.records import Arm, RecordedRun
 from normbench.analysis.statistics import (
     ALPHA,
@@ -61,7 +61,7 @@ class BaselineTest(ABC):
     @property
     def bonferroni_factor(self) -> int:
         """Return what p is multiplied by where one arm had more learning rates to choose from than the other."""
-        return 1 + abs(self.arm.rates - self.baseline.rates)
+        return 1 + abs(self.arm.rates_tried - self.baseline.rates_tried)
 
     @property
     def real(self) -> bool:
@@ -217,7 +217,7 @@ class Comparison(PairedTest):
         if margin is not None and interval.reach <= margin:
             return Verdict.WITHIN
         runs = (*self.arm.runs, *self.baseline.runs)
-        values = known(final(run, self.metric) for run in runs)
+        values = finite_numbers(final(run, self.metric) for run in runs)
         spread = max(values) - min(values)
         return Verdict.UNKNOWN if interval.reach > spread else Verdict.ALIKE
 
@@ -249,8 +249,8 @@ def ends_by_seed(arm: Arm) -> dict[int, str]:
 def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
     """Tell whether some runs of an arm did not train, and end further from the others than either group is wide."""
     runs = [run for run in arm.runs if run.seed in seeds]
-    stuck = known(final(run, metric) for run in runs if run.trained is False)
-    others = known(final(run, metric) for run in runs if run.trained)
+    stuck = finite_numbers(final(run, metric) for run in runs if run.trained is False)
+    others = finite_numbers(final(run, metric) for run in runs if run.trained)
     if not stuck or not others:
         return False
     gap = max(min(stuck) - max(others), min(others) - max(stuck))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.measures import final, known, loss_on
+from normbench.analysis.measures import final, finite_numbers, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
 
 SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would come to again
@@ -26,7 +26,7 @@ def choose_contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[A
     chosen = []
     for family in families:
         best = without_settings(best_rate(family), LEARNING_RATE)
-        chosen.append(replace(best, rates=len(family)))
+        chosen.append(replace(best, rates_tried=len(family)))
     return tuple(chosen), True
 
 
@@ -60,7 +60,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
         runs = [run for run in arm.runs if run.status in SETTLED]
         if common:
             runs = [run for run in runs if run.seed in common]
-        losses = known(final(run, loss_on("val")) for run in runs)
+        losses = finite_numbers(final(run, loss_on("val")) for run in runs)
         share_lost = 1 - len(losses) / max(len(runs), 1)
         mean = sum(losses) / len(losses) if losses else math.inf
         return share_lost, mean

@@ -136,12 +136,11 @@ class Crossing:
         found = []
         for place in range(1, len(self.arms)):
             for kind, weights in effect_weights(self.shared_levels(place)):
-                sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
+                sides = pd.DataFrame({"own": self.weighted(place, weights), "other": self.weighted(0, weights)})
                 by_seed = sides.dropna().groupby(level="seed").mean()
-                own, other = by_seed.to_dict().values()
                 one = contrast(
-                    own,
-                    other,
+                    by_seed["own"].to_dict(),
+                    by_seed["other"].to_dict(),
                     arm=self.arms[place],
                     baseline=self.arms[0],
                     metric=self.metric,

@@ -9,7 +9,7 @@ from normbench.analysis.comparisons import ENOUGH_SEEDS
 from normbench.analysis.phrases import amount, corrected_p, corrections, pair, seeds_of, way
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, detectable_difference
-from normbench.analysis.wording import bound, chance, count, equals, fixed, plain, precision, span, with_unit
+from normbench.analysis.wording import bound, count, equals, fixed, p_value, plain, precision, span, with_unit
 
 FEW = 3  # comparisons in which nothing was found have a sentence each
 FEW_UNTRAINED = 2  # comparisons with an arm that did not train have a sentence each
@@ -27,12 +27,12 @@ FOUND = (
 NOT_FOUND = (Verdict.SAME, Verdict.WITHIN, Verdict.UNKNOWN, Verdict.ALIKE)
 
 
-def say_found(ones: Sequence[ArmDifference], margin: float | None) -> list[list[str]]:
+def say_found(differences: Sequence[ArmDifference], margin: float | None) -> list[list[str]]:
     """Say what the differences are, kind by kind, the largest first.
 
     margin: in the metric's unit; differences within it do not matter.
     """
-    ordered = largest_first(ones)
+    ordered = largest_first(differences)
     found = []
     for verdict in FOUND:
         own = [one for one in ordered if one.verdict == verdict]
@@ -42,13 +42,13 @@ def say_found(ones: Sequence[ArmDifference], margin: float | None) -> list[list[
     return found
 
 
-def say_not_found(ones: Sequence[ArmDifference], margin: float | None) -> list[str]:
+def say_not_found(differences: Sequence[ArmDifference], margin: float | None) -> list[str]:
     """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
-    ordered = largest_first(ones)
+    ordered = largest_first(differences)
     by_verdict = {verdict: [one for one in ordered if one.verdict == verdict] for verdict in Verdict}
     undecided = []
     if by_verdict[Verdict.ONE_SEED]:
-        undecided.append(say_one_seed(by_verdict[Verdict.ONE_SEED], ones))
+        undecided.append(say_one_seed(by_verdict[Verdict.ONE_SEED], differences))
     if by_verdict[Verdict.NO_SEED]:
         undecided.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
     alike = []
@@ -59,9 +59,9 @@ def say_not_found(ones: Sequence[ArmDifference], margin: float | None) -> list[s
     return [*(say_difference(one, margin) for one in alike), *undecided]
 
 
-def largest_first(ones: Sequence[ArmDifference]) -> list[ArmDifference]:
+def largest_first(differences: Sequence[ArmDifference]) -> list[ArmDifference]:
     """Return differences by their size; those of one seed, of which nothing is known, last."""
-    return sorted(ones, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
+    return sorted(differences, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
 
 
 def say_difference(one: ArmDifference, margin: float | None) -> str:
@@ -164,10 +164,10 @@ def say_untrained(one: ArmDifference) -> str:
     return f"{words}."
 
 
-def say_assumptions(ones: Sequence[ArmDifference]) -> list[str]:
+def say_assumptions(differences: Sequence[ArmDifference]) -> list[str]:
     """Say what is assumed of few seeds, where a difference was found or may have been."""
     told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
-    of_few_seeds = [one.ranks for one in ones if one.verdict in told and one.n < ENOUGH_SEEDS]
+    of_few_seeds = [one.ranks for one in differences if one.verdict in told and one.n < ENOUGH_SEEDS]
     if not of_few_seeds:
         return []
     limit = "; with five ranks or fewer its p cannot be below 0.05" if min(of_few_seeds) < FEWEST_RANKS else ""
@@ -189,26 +189,28 @@ def say_alike(one: ArmDifference, margin: float | None) -> str:
     return f"{pair(one)}: no difference was found, but they may differ by up to {most}{decides(one)}."
 
 
-def say_alike_all(ones: Sequence[ArmDifference]) -> str:
+def say_alike_all(differences: Sequence[ArmDifference]) -> str:
     """Say in one sentence that no difference was found in many comparisons."""
-    arms = join_first([one.arm for one in ones], MOST_ALIKE)
-    reach = [one.interval.reach for one in ones if one.interval]
+    arms = join_first([one.arm for one in differences], MOST_ALIKE)
+    reach = [one.interval.reach for one in differences if one.interval]
     some = ""
     if reach:
-        most = with_unit(bound(max(reach)), ones[0].metric.unit)
+        most = with_unit(bound(max(reach)), differences[0].metric.unit)
         some = f"; there may be some of up to {most} (95 % in each)"
-    return f"No difference was found in {len(ones)} comparisons ({arms}){some}."
+    return f"No difference was found in {len(differences)} comparisons ({arms}){some}."
 
 
 # ---- nothing can be said
 
 
-def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
+def say_one_seed(differences: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
     """Say that one seed shows nothing, and what more would show. every: all comparisons."""
     if max(one.tried for one in every) == 1:
         words = "With one seed for each arm nothing can be said about differences:"
     else:
-        words = f"{name_arms(ones)}: one seed has finished both there and in the baseline, so nothing can be said:"
+        words = (
+            f"{name_arms(differences)}: one seed has finished both there and in the baseline, so nothing can be said:"
+        )
     few, more, many = (fixed(detectable_difference(n, 1.0, family=len(every)), 1) for n in (3, 5, 10))
     return (
         f"{words} add at least 2 seeds. To be found four times in five, a difference must be {few} times the standard "
@@ -217,9 +219,10 @@ def say_one_seed(ones: Sequence[ArmDifference], every: Sequence[ArmDifference]) 
     )
 
 
-def say_no_seed(ones: Sequence[ArmDifference]) -> str:
+def say_no_seed(differences: Sequence[ArmDifference]) -> str:
     """Say that no seed has a result in both arms."""
-    return f"{name_arms(ones)}: no seed has a result both there and in the baseline, so there are no values to compare."
+    arms = name_arms(differences)
+    return f"{arms}: no seed has a result both there and in the baseline, so there are no values to compare."
 
 
 def say_not_compared(arms: int) -> str:
@@ -238,9 +241,9 @@ def better_or_worse(one: ArmDifference) -> str:
     return "better than" if one.better else "worse than"
 
 
-def name_arms(ones: Sequence[ArmDifference]) -> str:
+def name_arms(differences: Sequence[ArmDifference]) -> str:
     """Name the arms of some comparisons."""
-    return join_first([one.arm for one in ones])
+    return join_first([one.arm for one in differences])
 
 
 def each_seed(one: ArmDifference) -> str:
@@ -264,7 +267,7 @@ def ranks(one: ArmDifference) -> str:
     """Write p of the test that needs no Gaussian, beside that of the one that does."""
     if one.n >= ENOUGH_SEEDS or one.ranked_p is None:
         return ""
-    return f"; signed ranks {chance(one.ranked_p)}"
+    return f"; signed ranks {p_value(one.ranked_p)}"
 
 
 def decides(one: ArmDifference) -> str:

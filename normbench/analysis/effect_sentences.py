@@ -118,12 +118,12 @@ def say_change(one: Effect) -> str:
     )
 
 
-def say_effect_not_found(name: str, ones: Sequence[Effect]) -> str:
+def say_effect_not_found(name: str, effects: Sequence[Effect]) -> str:
     """Say that no difference was found in an effect on arms, and how large one may be. name: of the effect."""
-    first = ones[0]
+    first = effects[0]
     effect = "in its effect " if first.kind in (EffectKind.CHANGE, EffectKind.SLOPE) else ""
-    arms = join_first([one.arm for one in ones], MOST_ARMS)
-    reach = max((one.interval.reach for one in ones if one.interval), default=None)
+    arms = join_first([one.arm for one in effects], MOST_ARMS)
+    reach = max((one.interval.reach for one in effects if one.interval), default=None)
     if reach is None:
         most, confidence = "", ""
     elif first.kind == EffectKind.LARGEST:

@@ -40,8 +40,8 @@ from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import find_caveats
 from normbench.analysis.judgement import Judgement, judge
-from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final, known
-from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies
+from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final, finite_numbers
+from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, read_studies
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
 
@@ -71,7 +71,7 @@ class Examination:
         study: the runs.
         baseline: an arm without runs, whose settings are those in which a partner differs from its arm.
         arms: those that are compared.
-        chosen: whether each of them is at the best of several learning rates.
+        rates_chosen: whether each of them is at the best of several learning rates.
         yardstick: by what the arms are judged.
         judgement: the tests in the primary metric.
         blocks: what probes measured by block, as `activations_frame` has it, of all arms of the study.
@@ -81,7 +81,7 @@ class Examination:
     study: RecordedStudy
     baseline: Arm
     arms: tuple[Arm, ...]
-    chosen: bool
+    rates_chosen: bool
     yardstick: Yardstick
     judgement: Judgement
     blocks: pd.DataFrame
@@ -120,7 +120,7 @@ def examine(
     directory why it failed, empty where that is not known.
     """
     margin = request.margin
-    arms, chosen = choose_contenders(study, baseline)
+    arms, rates_chosen = choose_contenders(study, baseline)
     partners = {}
     for arm in study.arms:
         other = partner(arm, arms, baseline)
@@ -132,10 +132,10 @@ def examine(
     for metric in yardstick.metrics[1:]:
         others += compare_all(arms, baseline, metric)
     blocks = activations_frame(study.arms)
-    compared_blocks = activations_frame(arms) if chosen else blocks
+    compared_blocks = activations_frame(arms) if rates_chosen else blocks
     readings_of = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
-    chosen_by_what_is_judged = chosen and not yardstick.primary.tag.endswith("/test")
-    caveats = find_caveats(study, chosen_by_what_is_judged, judgement.comparisons, missing)
+    chosen_by_what_is_reported = rates_chosen and not yardstick.primary.tag.endswith("/test")
+    caveats = find_caveats(study, chosen_by_what_is_reported, judgement.comparisons, missing)
     answer = Answer(
         question=state_question(study, yardstick.primary, margin),
         baseline=baseline,
@@ -155,7 +155,7 @@ def examine(
         study=study,
         baseline=Arm(baseline),
         arms=arms,
-        chosen=chosen,
+        rates_chosen=rates_chosen,
         yardstick=yardstick,
         judgement=judgement,
         blocks=blocks,
@@ -196,11 +196,14 @@ def values_of(runs: Sequence[RecordedRun], key: str) -> tuple[Any, ...]:
 
 def state_held(study: RecordedStudy) -> tuple[Held, ...]:
     """Return how long, on which batches and at which rates runs train, unless that is what varies."""
-    readers = {"steps": facts.steps, "batch": facts.batch, "rate": facts.rate}
-    keys = {"steps": "trainer.steps", "batch": "data.batch_size", "rate": "optim.lr"}
+    perhaps_held = (
+        ("steps", "trainer.steps", facts.steps),
+        ("batch", "data.batch_size", facts.batch),
+        ("rate", LEARNING_RATE, facts.rate),
+    )
     found = []
-    for what, read in readers.items():
-        if keys[what] not in study.varied:
+    for what, key, read in perhaps_held:
+        if key not in study.varied:
             found.append(Held(what, facts.distinct(study.runs, read), facts.goes_with(study, read)))
     return tuple(found)
 
@@ -249,7 +252,7 @@ def state_stuck(run: RecordedRun) -> Stuck:
 def state_result(arm: Arm, metric: Metric) -> Result:
     """Return how an arm ended in a metric."""
     seeds = {run.seed for run in arm.finished}
-    values = known(final(run, metric) for run in arm.finished)
+    values = finite_numbers(final(run, metric) for run in arm.finished)
     if in_two_groups(arm, metric, seeds):
         values = []
     mean, interval = mean_interval(values, metric.bounds)

@@ -12,7 +12,7 @@ from normbench.analysis.answers import Caveat, CaveatKind, Evidence
 from normbench.analysis.comparisons import LOST, Comparison
 from normbench.analysis.contenders import rate_families, settled_seeds, without_settings
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
-from normbench.analysis.measures import finite
+from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
 from normbench.config.sections import GROUPS
@@ -35,14 +35,17 @@ SAID_ELSEWHERE = (
 
 def find_caveats(
     study: RecordedStudy,
-    chosen: bool = False,
+    chosen_by_what_is_reported: bool = False,
     comparisons: Sequence[Comparison] = (),
     missing: Mapping[str, str] | None = None,
 ) -> tuple[Caveat, ...]:
     """Return all that is unfair in a study, the serious caveats first.
 
-    chosen: whether a learning rate was chosen for each arm by the metric that is reported. comparisons: of its arms.
-    missing: for each planned run without a directory why it failed, empty where that is not known.
+    Args:
+        study: the runs.
+        chosen_by_what_is_reported: whether each arm's learning rate was chosen by the data that are reported.
+        comparisons: of the study's arms.
+        missing: for each planned run without a directory why it failed, empty where that is not known.
     """
     found = [
         *learning_rates(study, comparisons),
@@ -61,8 +64,8 @@ def find_caveats(
         *few_examples(comparisons),
         *missing_runs(missing or {}),
     ]
-    if chosen and not study.fairly_chosen:
-        found.append(chosen_by_what_is_judged(study))
+    if chosen_by_what_is_reported and not study.fairly_chosen:
+        found.append(rates_chosen_by_report(study))
     return tuple(sorted(found, key=lambda caveat: not caveat.serious))
 
 
@@ -99,7 +102,7 @@ def contradicts_itself(run: RecordedRun) -> bool:
     for tag, value in run.metrics.items():
         if value is None:
             continue
-        logged = finite(run.curves.get(tag)).values
+        logged = finite_points(run.curves.get(tag)).values
         if len(logged) and logged[-1] != value:
             return True
     return False
@@ -302,7 +305,7 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
         yield Caveat(kind=CaveatKind.SETTINGS, found=found, text=sentences.say_unequal(sentence, found))
 
 
-def chosen_by_what_is_judged(study: RecordedStudy) -> Caveat:
+def rates_chosen_by_report(study: RecordedStudy) -> Caveat:
     """Return the caveat that each arm's learning rate was chosen by what is reported, and among how many."""
     found = []
     for family in rate_families(study):
@@ -375,9 +378,9 @@ def lost_runs(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
 def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
     """Find arms that had other numbers of learning rates to choose from than their baselines."""
     for one in comparisons:
-        if one.arm.rates != one.baseline.rates:
-            own = Evidence("", (one.arm.name,), numbers={"rates": one.arm.rates})
-            other = Evidence("", (one.baseline.name,), numbers={"rates": one.baseline.rates})
+        if one.arm.rates_tried != one.baseline.rates_tried:
+            own = Evidence("", (one.arm.name,), numbers={"rates": one.arm.rates_tried})
+            other = Evidence("", (one.baseline.name,), numbers={"rates": one.baseline.rates_tried})
             text = sentences.say_unequal_choices(own, other)
             yield Caveat(kind=CaveatKind.LEARNING_RATE, found=(own, other), text=text)
 

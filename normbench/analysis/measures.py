@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -98,7 +98,7 @@ def bleu_on(split: str) -> Metric:
 METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all other kinds are losses
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def finite_numbers(values: Iterable[float | None]) -> list[float]:
     """Return the values that are finite numbers."""
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
@@ -109,12 +109,12 @@ def final(run: RecordedRun, metric: Metric) -> float:
         return NAN
     value: float | None
     if metric.tag == BEST:
-        losses = finite(comparable(run, VALIDATION_LOSS)).values
+        losses = finite_points(comparable(run, VALIDATION_LOSS)).values
         value = min(losses, default=None)
     elif metric.tag in run.metrics:
         value = run.metrics[metric.tag]
     else:  # the summary has only some tags
-        logged = finite(run.curves.get(metric.tag)).values
+        logged = finite_points(run.curves.get(metric.tag)).values
         value = logged[-1] if len(logged) else None
     return NAN if value is None else metric.scale * float(value)
 
@@ -168,7 +168,7 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
 
 def has_comparable_evaluations(run: RecordedRun) -> bool:
     """Tell whether a run has evaluations of the validation data that `comparable` keeps."""
-    return len(finite(comparable(run, VALIDATION_LOSS)).steps) > 0
+    return len(finite_points(comparable(run, VALIDATION_LOSS)).steps) > 0
 
 
 def metric_of(tag: str) -> Metric:
@@ -257,21 +257,21 @@ def ran_as(arms: Iterable[Arm]) -> str:
 # ---- time
 
 
-def finite(curve: Curve | None) -> Curve:
+def finite_points(curve: Curve | None) -> Curve:
     """Return a curve without what was not finite; empty for None."""
     curve = curve or NOTHING
     is_finite = np.isfinite(curve.values)
     return Curve(curve.steps[is_finite], curve.values[is_finite])
 
 
-def seconds_at(run: RecordedRun, steps: Any) -> Any:
+def seconds_at(run: RecordedRun, steps: np.ndarray | int) -> np.ndarray:
     """Return how many seconds of training a run took up to a step, or up to each of some (n,).
 
     That is the sum over the logged intervals of their step time × their steps, without evaluation, probing, checkpoints
     and what the first steps take longer. Steps before the first recorded time are taken to be as fast as those after
     it, and steps after the last one as those before it. NaN where no time is recorded.
     """
-    timed = finite(run.curves.get(STEP_TIME))
+    timed = finite_points(run.curves.get(STEP_TIME))
     if not len(timed.steps):
         return np.full(np.shape(steps), NAN)
     ends = np.concatenate([[0], timed.steps])
@@ -279,7 +279,7 @@ def seconds_at(run: RecordedRun, steps: Any) -> Any:
     seconds = np.concatenate([[0.0], milliseconds / 1e3])
     last_steps, last_seconds = np.diff(ends)[-1], np.diff(seconds)[-1]
     after = np.maximum(steps - ends[-1], 0)
-    return np.interp(steps, ends, seconds) + after * (last_seconds / last_steps)
+    return np.asarray(np.interp(steps, ends, seconds) + after * (last_seconds / last_steps))
 
 
 class GradientNoise(NamedTuple):
@@ -298,7 +298,7 @@ def gradient_noise(run: RecordedRun) -> GradientNoise:
     The noise scale is a ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018,
     appendix A.1).
     """
-    rates = finite(run.curves.get("optim/lr"))
+    rates = finite_points(run.curves.get("optim/lr"))
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
         return GradientNoise()
     peak = rates.steps[rates.values.argmax()]
@@ -309,14 +309,14 @@ def gradient_noise(run: RecordedRun) -> GradientNoise:
 
 def mean_since(curve: Curve, step: int) -> float:
     """Return the mean of a curve from a step on; NaN where it is not above 0."""
-    curve = finite(curve)
+    curve = finite_points(curve)
     mean = pd.Series(curve.values[curve.steps >= step]).mean()
     return mean if mean > 0 else NAN
 
 
 def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
     """Return a loss at a time of training, interpolated between records; NaN before the first and after the last."""
-    curve = finite(comparable(run, tag))
+    curve = finite_points(comparable(run, tag))
     times = seconds_at(run, curve.steps)
     within = len(times) and times[0] <= seconds <= times[-1] * (1 + 1e-9)
     return float(np.interp(seconds, times, curve.values)) if within else NAN
@@ -324,7 +324,7 @@ def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
 
 def last_time(run: RecordedRun, tag: str) -> float:
     """Return the time of training of the last value that `comparable` keeps, in seconds; NaN where there is none."""
-    steps = finite(comparable(run, tag)).steps
+    steps = finite_points(comparable(run, tag)).steps
     return float(seconds_at(run, steps[-1])) if len(steps) else NAN
 
 
@@ -401,7 +401,7 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     """Return the mean loss at which the partner of each arm ends, where that trained."""
     found = {}
     for name, arm in partners.items():
-        ends = known(last_comparable_loss(run) for run in arm.runs)
+        ends = finite_numbers(last_comparable_loss(run) for run in arm.runs)
         if ends and arm.trained:
             found[name] = rounded_up(sum(ends) / len(ends), 3)
     return found
@@ -409,12 +409,12 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
 
 def fastest(runs: Iterable[RecordedRun], tag: str) -> float:
     """Return the time of training at which the fastest of some runs has its last value; NaN where none has one."""
-    return min(known(last_time(run, tag) for run in runs), default=NAN)
+    return min(finite_numbers(last_time(run, tag) for run in runs), default=NAN)
 
 
 def last_comparable_loss(run: RecordedRun) -> float:
     """Return the last validation loss (nats) of a finished run that `comparable` keeps; NaN where there is none."""
-    values = finite(comparable(run, VALIDATION_LOSS)).values
+    values = finite_points(comparable(run, VALIDATION_LOSS)).values
     if run.status != "finished" or not len(values):
         return NAN
     return float(values[-1])
@@ -444,7 +444,7 @@ def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
         reached = stays_at(run, target)
         at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
         best, best_step = best_during_training(run, yardstick.during_training)
-        spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
+        spikes, judged = count_spikes(finite_points(run.curves.get(TRAINING_LOSS)).values)
         row = {
             "run": run.name,
             "arm": arm.name,
@@ -492,7 +492,7 @@ def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
 def best_during_training(run: RecordedRun, metric: Metric) -> tuple[float, int]:
     """Return the best value that `comparable` keeps, in the metric's unit, and its step; NaN and 0 if there is none."""
     sign = 1 if metric.lower_is_better else -1
-    curve = finite(comparable(run, metric.tag))
+    curve = finite_points(comparable(run, metric.tag))
     badness = sign * curve.values
     best, step = min(zip(badness, curve.steps, strict=True), default=(NAN, 0))
     return metric.scale * sign * float(best), int(step)

@@ -13,7 +13,7 @@ from normbench.analysis.wording import count, one_line
 
 def write_methods(found: Examination) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
-    setup = describe_setup(found.study, found.arms, found.chosen)
+    setup = describe_setup(found.study, found.arms, found.rates_chosen)
     return say_methods(setup, found.answer)
 
 

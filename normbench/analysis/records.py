@@ -177,12 +177,12 @@ class Arm:
     Attributes:
         settings: its values of the settings that vary in the study.
         runs: by seed.
-        rates: among how many learning rates its own was chosen, by the runs that are reported; 1 where it was not.
+        rates_tried: among how many learning rates its own was chosen, by the runs that are reported; 1 if it was not.
     """
 
     settings: Mapping[str, Any]
     runs: tuple[RecordedRun, ...] = ()
-    rates: int = 1
+    rates_tried: int = 1
 
     @cached_property
     def name(self) -> str:

@@ -88,7 +88,7 @@ def put_in_words(found: Examination) -> Report:
         study=found.study,
         baseline=found.baseline,
         arms=found.arms,
-        chosen=found.chosen,
+        rates_chosen=found.rates_chosen,
         yardstick=found.yardstick,
         judgement=found.judgement,
         blocks=found.blocks,
@@ -174,9 +174,8 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
         OSError: it cannot be written.
     """
     inside(out, "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(
-        report.study, dict(report.baseline.settings), report.yardstick.metrics, width, report.comparisons
-    )
+    baseline = dict(report.baseline.settings)
+    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.comparisons)
     files = figure_files(figures)
     shown = []
     for one in figures:
@@ -219,7 +218,7 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
     """Return the HTML page, the same in GitHub's Markdown, and the tables and figures for LaTeX, by file name."""
     study, answer = report.study, report.answer
     baseline = report.baseline.name if answer.differences else ""
-    if baseline and report.chosen:
+    if baseline and report.rates_chosen:
         baseline += ", each arm at its own best learning rate"
     every_table = list(report.tables)
     for study_shown in studies:

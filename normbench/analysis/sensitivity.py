@@ -14,7 +14,7 @@ import pandas as pd
 
 from normbench.analysis.comparisons import LOST
 from normbench.analysis.contenders import best_rate, families_of, without_settings
-from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
+from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite_numbers, finite_points, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import learning_rate_sensitivity
 from normbench.record.shapes import NUMBER, fits
@@ -40,7 +40,7 @@ class Outcome:
 
 def outcome(arm: Arm, metric: Metric) -> Outcome:
     """Return how the runs of an arm ended."""
-    values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
+    values = pd.Series(finite_numbers(final(run, metric) for run in arm.runs), dtype=float)
     diverged = [run for run in arm.runs if run.status == "diverged"]
     return Outcome(
         runs=len(arm.runs),
@@ -118,7 +118,7 @@ class TriedLevels:
         for seed, runs in self.by_seed.items():
             starts, ends = list[float](), dict[float, float]()
             for rate, run in runs.items():
-                logged = finite(run.curves.get(TRAINING_LOSS))
+                logged = finite_points(run.curves.get(TRAINING_LOSS))
                 starts += logged.values[:1].tolist()
                 ends[rate] = final(run, loss_on("val"))
             if starts:
@@ -174,7 +174,7 @@ class Search:
         """Return the mean of the losses by rate; NaN where a run diverged or failed."""
         found = dict[float, float]()
         for rate, own in self.losses.items():
-            found[rate] = NAN if self.lost[rate] else float(np.mean(known(own)))
+            found[rate] = NAN if self.lost[rate] else float(np.mean(finite_numbers(own)))
         return found
 
     @property
@@ -185,7 +185,7 @@ class Search:
 
 def searches(study: RecordedStudy) -> list[Search]:
     """Return how sweeps with `sweep.lr=auto` chose the learning rate of each arm; arms without runs come last."""
-    by_choice = dict[int, Arm]()
+    by_choice = dict[int, Arm]()  # by the identity of what was noted
     for arm, run in study.pairs:
         if run.path in study.choices:
             by_choice[id(study.choices[run.path])] = arm

@@ -163,9 +163,9 @@ def missed(run: Stuck) -> str:
 # ---- runs that were lost
 
 
-def say_losses(ones: Sequence[Losses]) -> list[str]:
+def say_losses(losses: Sequence[Losses]) -> list[str]:
     """Name the arms that lose more runs than their baselines, or fewer."""
-    return [say_loss(one) for one in ones if one.counted and one.p is not None and one.p < ALPHA]
+    return [say_loss(one) for one in losses if one.counted and one.p is not None and one.p < ALPHA]
 
 
 def say_loss(one: Losses) -> str:

@@ -99,10 +99,10 @@ class Setup:
     machine: str
 
 
-def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) -> Setup:
+def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bool) -> Setup:
     """Return how the runs of a study were made.
 
-    judged: the arms that are compared. chosen: whether each is at the best of several learning rates.
+    judged: the arms that are compared. rates_chosen: whether each is at the best of several learning rates.
     """
     runs = study.runs
     varied = {*study.varied, *accompanying_settings(study)}
@@ -132,7 +132,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
         clip=describe(facts.clip),
         precision=describe(precision_in_words),
         average=describe(average_in_words),
-        rate_choice=rate_choice(study, chosen),
+        rate_choice=rate_choice(study, rates_chosen),
         rates=tuple(rates_of(arm) for arm in judged),
         scores=facts.every(runs, facts.bleu),
         code=facts.every(runs, facts.code),
@@ -141,11 +141,11 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], chosen: bool) ->
     )
 
 
-def rate_choice(study: RecordedStudy, chosen: bool) -> RateChoice:
-    """Return on what the learning rates were chosen. chosen: whether each arm is at the best of those reported."""
+def rate_choice(study: RecordedStudy, rates_chosen: bool) -> RateChoice:
+    """Return on what learning rates were chosen. rates_chosen: whether each arm is at the best of those reported."""
     if study.fairly_chosen:
         return RateChoice.HELD_OUT
-    return RateChoice.REPORTED if chosen else RateChoice.NONE
+    return RateChoice.REPORTED if rates_chosen else RateChoice.NONE
 
 
 def options_of(study: RecordedStudy) -> dict[str, str]:

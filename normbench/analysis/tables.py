@@ -19,8 +19,8 @@ from normbench.analysis.measures import (
     Metric,
     Yardstick,
     evaluations_in_words,
+    finite_numbers,
     gradient_noise,
-    known,
     ran_as,
 )
 from normbench.analysis.notes import write_notes
@@ -37,11 +37,11 @@ from normbench.analysis.statistics import (
 from normbench.analysis.wording import (
     NONE,
     bound,
-    chance,
     duration,
-    effect,
+    effect_size,
     fixed,
     in_words,
+    p_value,
     plain,
     precision,
     significant,
@@ -295,10 +295,10 @@ def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> T
             **columns_of_pair(one),
             f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, digits, sign=bool(one.mean)),
             "95 % interval": span(one.interval, digits, sign=True),
-            "effect size": effect(one.effect_size),
-            "p": chance(one.p),
-            "p after Holm": chance(one.corrected) if is_corrected else NONE,
-            "Wilcoxon p": chance(one.ranked_p),
+            "effect size": effect_size(one.effect_size),
+            "p": p_value(one.p),
+            "p after Holm": p_value(one.corrected) if is_corrected else NONE,
+            "Wilcoxon p": p_value(one.ranked_p),
             "minimum detectable effect": detectable_of(one),
             "found": found_in(one),
         }
@@ -356,7 +356,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
         if not variance.n:
             continue
         scale = ratio_of(one, lambda run: gradient_noise(run).scale)
-        scales = known(gradient_noise(run).scale for run in one.arm.runs)
+        scales = finite_numbers(gradient_noise(run).scale for run in one.arm.runs)
         mean_scale, _ = mean_interval(scales)
         row = columns_of_sides(one, variance.n)
         row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
@@ -408,8 +408,8 @@ def designs_table(found: Sequence[Effect]) -> Table:
             row.update(columns_of_largest(one))
         else:
             row.update(columns_of_effect(one))
-        row["p"] = chance(one.p)
-        row["p after Holm"] = NONE if one.family == 1 else chance(one.corrected)
+        row["p"] = p_value(one.p)
+        row["p after Holm"] = NONE if one.family == 1 else p_value(one.corrected)
         rows.append(row)
     kinds = {one.kind for one in found}
     family = max((one.family for one in found), default=1)

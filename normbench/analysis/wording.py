@@ -74,7 +74,7 @@ def bound(value: float | None) -> str:
     return NONE if value is None else plain(rounded_up(value, 2))
 
 
-def chance(p: float | None) -> str:
+def p_value(p: float | None) -> str:
     """Write a p value; one below 5 % is not rounded up to it."""
     if p is None:
         return NONE
@@ -86,7 +86,7 @@ def chance(p: float | None) -> str:
 
 def equals(p: float | None) -> str:
     """Write a p value where `p` stands before it, such as `= 0.031`."""
-    words = chance(p)
+    words = p_value(p)
     return words if words.startswith("<") else f"= {words}"
 
 
@@ -108,7 +108,7 @@ def precision(mean: float, interval: Interval | None) -> int:
     return max(digits, decimals(nearest_end, 1))
 
 
-def effect(size: float | None) -> str:
+def effect_size(size: float | None) -> str:
     """Write an effect size; beyond 10, its size tells of a small spread and of nothing else."""
     if size is None or abs(size) <= LARGEST_EFFECT:
         return fixed(size, 2, sign=True)

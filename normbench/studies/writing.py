@@ -12,7 +12,7 @@ import pandas as pd
 from normbench.analysis.answers import Verdict
 from normbench.analysis.statistics import Interval, exp2, mean_interval
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import NONE, chance
+from normbench.analysis.wording import NONE, p_value
 from normbench.studies.findings import (
     Findings,
     FindingsCell,
@@ -113,14 +113,14 @@ def tell_verdict(one: PairedDifference) -> str:
     if one.verdict == Verdict.DIFFERENT:
         return f"a difference, {write_p(one.corrected)}{holm}"
     if one.verdict == Verdict.POSSIBLE:
-        found = f"not certain, {write_p(one.p)} by itself and {chance(one.corrected)} after Holm"
+        found = f"not certain, {write_p(one.p)} by itself and {p_value(one.corrected)} after Holm"
         return f"{found}; repeat it with new seeds"
     return f"no difference can be told, {write_p(one.corrected)}{holm}; more seeds would narrow the interval"
 
 
 def write_p(p: float) -> str:
     """Write `p = 0.012`, or `p < 0.001`."""
-    return f"p = {chance(p)}".replace("= <", "<")
+    return f"p = {p_value(p)}".replace("= <", "<")
 
 
 def tell_value(one: Value) -> str:
@@ -249,7 +249,7 @@ def write_cell(cell: FindingsCell) -> dict[str, str]:
     mean, ends = in_unit(one.mean, one.interval, ratio)
     written[difference] = number(mean, sign=not ratio)
     written[ITS_INTERVAL] = span(ends, sign=not ratio)
-    written[P] = chance(one.corrected)
+    written[P] = p_value(one.corrected)
     if ratio and one.detectable_factor is not None and not is_factor_large(one):
         written[FACTOR] = number(one.detectable_factor)
     return written

@@ -35,7 +35,7 @@ from normbench.analysis.figures.style import (
     take_first,
     tell_absent,
 )
-from normbench.analysis.measures import Metric, known, loss_on
+from normbench.analysis.measures import Metric, finite_numbers, loss_on
 from normbench.analysis.records import Arm, RecordedStudy, join_first
 from normbench.analysis.sensitivity import (
     Search,
@@ -220,7 +220,7 @@ def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
     rows = []
     for number, level in one.cells.columns:
         cell = one.cells[number, level]
-        seeds = known(cell.groupby(level="seed").mean())
+        seeds = finite_numbers(cell.groupby(level="seed").mean())
         mean, interval = mean_interval(seeds, metric.bounds)
         low, high = interval or (mean, mean)
         row = {
@@ -388,7 +388,7 @@ def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
     rows = []
     for one in found:
         for rate, losses in one.losses.items():
-            ends = known(losses)
+            ends = finite_numbers(losses)
             row = {
                 "arm": one.arm.name,
                 "learning_rate": rate,
@@ -430,7 +430,7 @@ def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:
     """Return a row for each arm of which some run finished and some was timed."""
     rows = []
     for arm in arms:
-        times = known(run.step_ms for run in arm.runs)
+        times = finite_numbers(run.step_ms for run in arm.runs)
         if times:
             row = {"arm": arm.name, **vars(outcome(arm, metric))}
             row["step_ms"] = np.median(times)

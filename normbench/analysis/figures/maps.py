@@ -14,7 +14,7 @@ from normbench.analysis.figures import captions
 from normbench.analysis.figures.figure import Drawing, Figure, make_figures
 from normbench.analysis.figures.panes import BESIDE, add_color_bar, breadth, brief, draw_pane, gid_of, size_of
 from normbench.analysis.figures.style import MOST_PANELS, name_settings, take_first, tell_absent
-from normbench.analysis.measures import Metric, known
+from normbench.analysis.measures import Metric, finite_numbers
 from normbench.analysis.records import Arm, RecordedStudy
 from normbench.analysis.sensitivity import Area, areas, count_trained
 
@@ -58,7 +58,7 @@ def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
     rows = []
     for (level, other), arm in sorted(one.cells.items()):
         ended = [run for run in arm.runs if run.ended]
-        ends = known(ending(run, metric) for run in ended)
+        ends = finite_numbers(ending(run, metric) for run in ended)
         row = {
             "arm": one.arm.name,
             y: level,
