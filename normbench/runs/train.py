@@ -1,4 +1,8 @@
-"""`normbench train`: decides a run, and makes it, goes on with it, or only says what it would take."""
+"""`normbench train`: decides a run, and makes it, goes on with it, or only says what it would take.
+
+`start` decides the run and joins the processes that make it, `train` looks whether it is done already, and `make` makes
+it.
+"""
 
 from __future__ import annotations
 

@@ -66,15 +66,16 @@ class Bench(Study):
     torch.nn.LayerNorm in the same round, and the floor: the bytes that must move, at the speed at which torch copies a
     tensor of that size. For a cold cache the last level cache is filled with other data before each measurement. An
     input twice as large as that cache is never in it: its times are those of the memory.
-    Two norms compare like with like if each runs as one operator of torch's or one function with its own backward, or
-    as one compiled function, or as several operators, which is read off autograd's graph: one operator against several
-    compares kernels, not norms.
+
+    Two norms compare like with like if both run in one manner: as one operator of torch's or one function with its own
+    backward pass, as one compiled function, or as several operators. It is read off autograd's graph. One operator
+    against several compares kernels, not norms.
 
     The share of the norms in a training step is 1 − the time of a step without norms / that with them, step by step in
     turn. Beside it stand the operators that a step gives to the device, but for views. A GPU takes some microseconds to
-    start each: where a step lasts about as long as that, as of small models, it compares these numbers and not what the
-    norms compute, and other kernels or CUDA graphs would give another answer. Times are medians over rounds, with a
-    95 % interval of order statistics.
+    start each. Where a step takes about as long as starting them all, as in small models, it compares these counts and
+    not what the norms compute, and other kernels or CUDA graphs would give another answer. Times are medians over
+    rounds, with a 95 % interval of order statistics.
     """
 
     together = True

@@ -178,17 +178,17 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         check_folders(study, name, others)
         runs = given_runs(folders, device, trust, left_out)
         subjects = check_subjects(study, runs, left_out)
-        place = folders[0]
+        root = folders[0]
     else:
-        subjects, place = make_subjects(study, name, others, left_out)
+        subjects, root = make_subjects(study, name, others, left_out)
     if subjects is None:
         return None
     if not subjects:
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
     set_threads(study, subjects[0])
-    folder = inside(place, "studies", name)
+    folder = inside(root, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
-    with RunDirectory(folder).hold(), explain_limits(str(place)):
+    with RunDirectory(folder).hold(), explain_limits(str(root)):
         rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
         command = ["normbench", name] if name == "bench" else ["normbench", "study", name]
         gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
@@ -261,11 +261,17 @@ def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet:
         for key, rows in found.items():
             write_journal(journal, key, rows)
             kept[key] = rows
-    every = []
-    for one, settings in zip(subjects, settings_of(subjects), strict=True):
-        for row in kept[keys[id(one)]]:
-            every.append({**settings, "seed": one.seed, **row})
-    return pd.DataFrame(every)
+    rows_of_subjects = [kept[keys[id(subject)]] for subject in subjects]
+    return join_rows(subjects, rows_of_subjects)
+
+
+def join_rows(subjects: Sequence[Subject], rows_of_subjects: Sequence[Sequence[Row]]) -> pd.DataFrame:
+    """Return what was measured of each subject in one table, after the settings of its arm and its seed."""
+    joined = []
+    for subject, settings, rows in zip(subjects, settings_of(subjects), rows_of_subjects, strict=True):
+        for row in rows:
+            joined.append({**settings, "seed": subject.seed, **row})
+    return pd.DataFrame(joined)
 
 
 def groups_of(study: Study, subjects: Sequence[Subject]) -> list[list[Subject]]:

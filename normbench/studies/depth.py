@@ -239,7 +239,7 @@ def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw the angular distance between any two streams."""
+    """Draw the angular distance between any two streams; return the pane, and that of the first and the last."""
     last = int(rows["to"].max())
     means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
     cells = means.reindex(range(1, last + 1), columns=range(last))

@@ -21,7 +21,7 @@ from normbench.studies.writing import number, show_value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
+Draw = Callable[[pd.DataFrame], tuple["Axes", str]]  # draws rows in a pane; returns it, and a sentence on what it shows
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,15 @@ def draw_panels(
 def draw_each(
     name: str, parts: Sequence[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str
 ) -> list[Figure]:
-    """Return figures with a panel for each part: its words and its rows. draw: draws rows, and tells what they show."""
+    """Return figures with a panel for each part, which has a title and rows.
+
+    Args:
+        name: of the figures' files.
+        parts: the title and the rows of each panel.
+        draw: draws the rows of a panel, and says what they show.
+        title: of the figures.
+        caption: what they show, in sentences.
+    """
     shown, more = style.take_first(parts, style.MOST_PANELS, "panels")
     drawings = []
     with style.use_our_style():

@@ -170,6 +170,7 @@ class Study(ABC):
     settings: dict[str, Any]  # as they were set
 
     def __init_subclass__(cls) -> None:
+        """Take the attributes of the class from the YAML that names it, if there is one."""
         path = f"{cls.__module__}.{cls.__qualname__}"
         cls.name = cls.__name__.lower()
         for name in options("study"):

@@ -245,7 +245,7 @@ def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw outputs against inputs, and the fitted tanh."""
+    """Draw outputs against inputs, and the fitted tanh; return the pane, and how well the tanh and a line fit."""
     pane = panes.draw_pane(HEIGHT, "input", "output")
     pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
     fitted = rows.iloc[0]
@@ -258,7 +258,7 @@ def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
 
 
 def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw how inputs and outputs are spread."""
+    """Draw how inputs and outputs are spread; return the pane, and how far from the mean the farthest are."""
     pane = panes.draw_pane(HEIGHT, "standard deviations", "density")
     inputs = draw_histogram(pane, rows["input"], color=style.FAINT)
     outputs = draw_histogram(pane, rows["output"], edgecolor=style.OWN[1], fill=False)

@@ -57,7 +57,12 @@ class WatchedModel:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that was measured before its update. parameters: as they were then."""
+    """A step that was measured before its update.
+
+    Attributes:
+        loss: returns the step's loss again, as `TrainingStep.repeat` does.
+        parameters: as they were before the update.
+    """
 
     number: int
     loss: Loss

@@ -174,9 +174,9 @@ class Here(Launcher):
 
 @dataclass(frozen=True)
 class Job:
-    """Makes a task as a job of submitit's, which is queued again if its time is over or others come first.
+    """Makes a task as a job of submitit's, which is queued again if its time is over or another job preempts it.
 
-    submitit's own answer to the signal of that would end the run wherever it is; here it writes a checkpoint first.
+    submitit's own handler of the signal for that would end the run wherever it is; here it writes a checkpoint first.
     """
 
     task: Task
@@ -328,8 +328,8 @@ class Submitit(Launcher):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def keep_apart(log: Path) -> IO[str]:
-    """Send what C++ code prints as errors to a file; Python's own stay where they were. Return the file."""
+def redirect_native_errors(log: Path) -> IO[str]:
+    """Send what native code prints to stderr to a file, while Python's stderr stays where it was; return the file."""
     terminal = os.dup(2)
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 2)
@@ -369,7 +369,7 @@ class Ray(Launcher):
         import ray
 
         notes.mkdir(parents=True, exist_ok=True)
-        log = keep_apart(notes / "ray.log")
+        log = redirect_native_errors(notes / "ray.log")
         temporary = scratch()[0] / "ray"
         options: dict[str, Any] = {}
         if not self.address:
