@@ -12,7 +12,7 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
 from normbench.analysis.answers import Caveat, CaveatKind
-from normbench.analysis.facts import given
+from normbench.analysis.facts import given_settings
 from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
 from normbench.analysis.methods import write_methods
@@ -242,11 +242,11 @@ def test_a_rate_that_a_sweep_chose_was_not_set_by_hand(tmp_path: Path) -> None:
     for norm in ("layernorm", "rmsnorm"):
         make_run(tmp_path, norm=norm, session=session)
     [study] = read_studies([tmp_path])
-    assert given(study) == ["data=digits", "optim.lr=0.001"]
+    assert given_settings(study) == ["data=digits", "optim.lr=0.001"]
     noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     [study] = read_studies([tmp_path])
-    assert given(study) == ["data=digits"]
+    assert given_settings(study) == ["data=digits"]
 
 
 def test_the_choice_of_rates_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
-from normbench.analysis.records import read_recorded, read_run, read_studies
+from normbench.analysis.records import read_metrics, read_run, read_studies
 from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
 
@@ -72,7 +72,7 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
         entries += [{"step": step, "loss/val": None if step == 50 else step / 7}] if step % 10 == 0 else []
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    recorded = read_recorded(path)
+    recorded = read_metrics(path)
     curves = recorded.curves
     assert not recorded.is_torn and not recorded.damage
     for tag in ("loss/train", "time/step_ms", "loss/val"):
@@ -106,7 +106,7 @@ def test_curves_end_at_a_line_that_cannot_be_read(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
-    recorded = read_recorded(path)
+    recorded = read_metrics(path)
     assert recorded.curves["loss/train"].steps.tolist() == steps
     assert (recorded.is_torn, recorded.damage) == (torn, damage)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normbench.analysis.answers import ArmDifference, Verdict
 from normbench.analysis.comparisons import ENOUGH_SEEDS
-from normbench.analysis.phrases import amount, corrected_p, corrections, pair, seeds_of, way
+from normbench.analysis.phrases import amount, corrected_p, corrections, lower_or_higher, pair, seeds_of
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, detectable_difference
 from normbench.analysis.wording import bound, count, equals, fixed, p_value, plain, precision, span, with_unit
@@ -116,7 +116,7 @@ def say_flattered(one: ArmDifference) -> str:
     return (
         f"{better} is not called better than {other}, as it lost {lost_by_better} of {count(one.tried, 'seed')} and "
         f"{other} {lost_by_other or 'none'}: on the {count(one.n, 'seed')} that survived in both, the "
-        f"{one.metric.words} of {one.arm} is {amount(one)} {way(one)}{ranked}."
+        f"{one.metric.words} of {one.arm} is {amount(one)} {lower_or_higher(one)}{ranked}."
     )
 
 
@@ -133,8 +133,8 @@ def say_constant(one: ArmDifference) -> str:
     """Say that a difference is the same in each seed."""
     size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
     return (
-        f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {way(one)} in {one.metric.words}), "
-        "so the spread is not known: add seeds."
+        f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {lower_or_higher(one)} in "
+        f"{one.metric.words}), so the spread is not known: add seeds."
     )
 
 
@@ -260,7 +260,7 @@ def survivors(one: ArmDifference) -> str:
 def measured(one: ArmDifference) -> str:
     """Write a difference and its interval, up to where p stands."""
     interval = span(one.interval, precision(one.mean, one.interval), sign=True)
-    return f"its {one.metric.words} is {amount(one)} {way(one)} (95 %: {interval}; {seeds_of(one)}"
+    return f"its {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)}"
 
 
 def ranks(one: ArmDifference) -> str:

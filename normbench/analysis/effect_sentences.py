@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from normbench.analysis.answers import Effect, EffectKind
 from normbench.analysis.phrases import amount, corrected_p, seeds_of
@@ -66,11 +67,12 @@ def say_effect(one: Effect) -> str:
 
 def say_largest(one: Effect) -> str:
     """Say up to which level both arms train."""
-    (winner, gains), (loser, losses) = sides(one)
+    better, worse = sides(one)
     word = word_of(one)
     is_rate = word == "learning rate"
     name, levels = ("lr", "rates") if is_rate else (word, "values")
-    words = f"{winner} trains up to {name} {write_levels(one, gains)}, {loser} up to {write_levels(one, losses)}"
+    best, least = write_levels(one, better.effects), write_levels(one, worse.effects)
+    words = f"{better.arm} trains up to {name} {best}, {worse.arm} up to {least}"
     gap = gap_of(one)
     if gap is None:
         return f"{words}, in each of {count(one.n, 'seed')}."
@@ -80,29 +82,29 @@ def say_largest(one: Effect) -> str:
 
 def say_area(one: Effect) -> str:
     """Say in how much of a grid both arms train."""
-    (winner, gains), (loser, losses) = sides(one)
+    better, worse = sides(one)
     return (
-        f"{winner} trains in {mean_share(gains)} % of the grid of {word_of(one)}, {loser} in {mean_share(losses)} %: "
-        f"{amount(one)} more {write_evidence(one)}."
+        f"{better.arm} trains in {mean_share(better.effects)} % of the grid of {word_of(one)}, {worse.arm} in "
+        f"{mean_share(worse.effects)} %: {amount(one)} more {write_evidence(one)}."
     )
 
 
 def say_sensitivity(one: Effect) -> str:
     """Say which arm is more sensitive to the learning rate."""
-    (winner, gains), (loser, losses) = sides(one)
+    better, worse = sides(one)
     verb = "is" if one.real else "may be"
     return (
-        f"{loser} {verb} {amount(one)} more sensitive to the learning rate than {winner} {write_evidence(one)}: on "
-        f"average over the rates its loss is {mean_size(one, losses)} above that at its best rate, against "
-        f"{mean_size(one, gains)}."
+        f"{worse.arm} {verb} {amount(one)} more sensitive to the learning rate than {better.arm} {write_evidence(one)}"
+        f": on average over the rates its loss is {mean_size(one, worse.effects)} above that at its best rate, against "
+        f"{mean_size(one, better.effects)}."
     )
 
 
 def say_change(one: Effect) -> str:
     """Say which arm a change, or each doubling, helps or harms more."""
-    (winner, gains), (loser, losses) = sides(one)
-    helps = (sum(gains) < 0) == one.metric.lower_is_better
-    more, less = (winner, loser) if helps else (loser, winner)
+    better, worse = sides(one)
+    helps = (sum(better.effects) < 0) == one.metric.lower_is_better
+    more, less = (better.arm, worse.arm) if helps else (worse.arm, better.arm)
     if one.metric.judges:
         verb = "help" if helps else "harm"
     else:
@@ -110,11 +112,12 @@ def say_change(one: Effect) -> str:
         more = f"the {one.metric.words} of {more}"
         less = f"that of {less}"
     verb = f"{verb}s" if one.real else f"may {verb}"
-    other_way = "" if direction(losses) == direction(gains) else f"{direction(losses)} "
+    moves, other_moves = direction(better.effects), direction(worse.effects)
+    other_way = "" if other_moves == moves else f"{other_moves} "
     return (
         f"{name_effect(one)} {verb} {more} by {amount(one)} more than {less} {write_evidence(one)}: the "
-        f"{one.metric.words} of {winner} {direction(gains)} by {mean_size(one, gains)}, that of {loser} {other_way}by "
-        f"{mean_size(one, losses)}."
+        f"{one.metric.words} of {better.arm} {moves} by {mean_size(one, better.effects)}, that of {worse.arm} "
+        f"{other_way}by {mean_size(one, worse.effects)}."
     )
 
 
@@ -139,13 +142,20 @@ def say_effect_not_found(name: str, effects: Sequence[Effect]) -> str:
 # ---- parts of sentences
 
 
-def sides(one: Effect) -> list[tuple[str, tuple[float, ...]]]:
-    """Return the names of arm and baseline, each with the effects on it; first the one for which they are better."""
-    arm = (one.arm, one.own)
-    baseline = (one.baseline, one.other)
+class Side(NamedTuple):
+    """An arm or its baseline, by its name, and the effects on it, by seed."""
+
+    arm: str
+    effects: tuple[float, ...]
+
+
+def sides(one: Effect) -> tuple[Side, Side]:
+    """Return the arm and its baseline, first the one for which the effects are better."""
+    arm = Side(one.arm, one.own)
+    baseline = Side(one.baseline, one.other)
     more_is_better = one.kind == EffectKind.LARGEST or not one.metric.lower_is_better
-    arm_gains_more = (one.mean > 0) == more_is_better
-    return [arm, baseline] if arm_gains_more else [baseline, arm]
+    arm_is_better = (one.mean > 0) == more_is_better
+    return (arm, baseline) if arm_is_better else (baseline, arm)
 
 
 def word_of(one: Effect) -> str:

@@ -174,13 +174,13 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
         metric=metric,
         margin=margin,
         varied=tuple(Factor(key, values_of(runs, key)) for key in study.varied),
-        data=facts.distinct(runs, facts.option("data")),
-        model=facts.distinct(runs, facts.option("model")),
-        norm=facts.distinct(runs, facts.option("norm")),
+        data=facts.distinct(runs, facts.option_reader("data")),
+        model=facts.distinct(runs, facts.option_reader("model")),
+        norm=facts.distinct(runs, facts.option_reader("norm")),
         held=state_held(study),
         parameters=facts.parameters_of(runs),
         seeds=facts.seeds_of(runs),
-        by_hand=tuple(facts.given(study)),
+        by_hand=tuple(facts.given_settings(study)),
         command=study.command(),
     )
 

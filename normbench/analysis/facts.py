@@ -25,7 +25,7 @@ def distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) ->
     return tuple(text for text in found if text)
 
 
-def every(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
+def join_distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
     """Write what is read of each run, each text once."""
     return join_first(distinct(runs, read), MOST)
 
@@ -56,7 +56,7 @@ def sizes(parameters: tuple[int, int] | None) -> str:
     return f"{fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
 
 
-def given(study: RecordedStudy) -> list[str]:
+def given_settings(study: RecordedStudy) -> list[str]:
     """Return the settings that the commands of all runs give, as words of a command."""
     aside = {"seed", "name", "outputs", "threads", "quiet"}
     if study.fairly_chosen:
@@ -118,7 +118,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
     """
     runs = study.runs
     judged = f"{judged_by} after the last step"
-    scores = every(runs, bleu)
+    scores = join_distinct(runs, bleu)
     if scores:
         judged += f" ({scores})"
     found = {
@@ -126,13 +126,13 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
         "data": options["data"],
         "model": options["model"],
         "optimizer": options["optim"],
-        "steps": every(runs, steps),
+        "steps": join_distinct(runs, steps),
         "what varies": ", ".join(study.varied) or "the seed alone",
         "baseline": baseline,
         "judged by": judged,
-        "machine": every(runs, machine),
-        "versions": every(runs, versions),
-        "code": every(runs, code),
+        "machine": join_distinct(runs, machine),
+        "versions": join_distinct(runs, versions),
+        "code": join_distinct(runs, code),
     }
     return {name: one_line(text) for name, text in found.items() if text}
 
@@ -140,7 +140,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
 # ---- of a run
 
 
-def option(group: str) -> Callable[[RecordedRun], str]:
+def option_reader(group: str) -> Callable[[RecordedRun], str]:
     """Return a function that reads which option of a group a run has."""
     return lambda run: str(run.config.get(group, ""))
 

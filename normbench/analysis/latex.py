@@ -37,15 +37,15 @@ SLIM: dict[str, tuple[str, ...]] = {
 SLIM_RESULTS = 4
 
 
-def break_lines(text: str, most: int, side: str, stands: str = "t") -> str:
+def break_lines(text: str, most: int, side: str, level: str = "t") -> str:
     """Write words for a cell, in several lines where they are long.
 
-    side: `l` or `r`, where the lines begin or end. stands: `t` or `b`, which line is level with those of other cells.
+    side: `l` or `r`, at which the lines are flush. level: `t` or `b`, which of the lines is level with other cells.
     """
     lines = textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False) or [""]
     if len(lines) == 1:
         return tex(text)
-    return rf"\begin{{tabular}}[{stands}]{{@{{}}{side}@{{}}}}" + r"\\".join(map(tex, lines)) + r"\end{tabular}"
+    return rf"\begin{{tabular}}[{level}]{{@{{}}{side}@{{}}}}" + r"\\".join(map(tex, lines)) + r"\end{tabular}"
 
 
 def width_of(heading: str, cells: Sequence[str]) -> float:

@@ -322,13 +322,13 @@ def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
-def last_time(run: RecordedRun, tag: str) -> float:
+def last_seconds(run: RecordedRun, tag: str) -> float:
     """Return the time of training of the last value that `comparable` keeps, in seconds; NaN where there is none."""
     steps = finite_points(comparable(run, tag)).steps
     return float(seconds_at(run, steps[-1])) if len(steps) else NAN
 
 
-def stays_at(run: RecordedRun, target: float) -> int:
+def step_at_target(run: RecordedRun, target: float) -> int:
     """Return the step from which on a finished run's validation loss stays at or below a target; 0 if it does not.
 
     Only evaluations that `comparable` keeps count.
@@ -386,11 +386,11 @@ def choose_yardstick(
         metric: the tag of the primary metric; by default what suits the task.
     """
     timed = VALIDATION_LOSS
-    seconds = fastest(study.finished, timed)
+    seconds = seconds_of_fastest(study.finished, timed)
     losses = [value_at(run, timed, seconds) for run in study.finished]
     if not np.isfinite(losses).all():
         timed = TRAINING_LOSS
-        seconds = fastest(study.finished, timed)
+        seconds = seconds_of_fastest(study.finished, timed)
     targets = usual_targets(partners)
     if target is not None:
         targets = {arm.name: target for arm in study.arms}
@@ -407,9 +407,9 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     return found
 
 
-def fastest(runs: Iterable[RecordedRun], tag: str) -> float:
-    """Return the time of training at which the fastest of some runs has its last value; NaN where none has one."""
-    return min(finite_numbers(last_time(run, tag) for run in runs), default=NAN)
+def seconds_of_fastest(runs: Iterable[RecordedRun], tag: str) -> float:
+    """Return the seconds of training of the fastest run's last value under a tag; NaN where no run has one."""
+    return min(finite_numbers(last_seconds(run, tag) for run in runs), default=NAN)
 
 
 def last_comparable_loss(run: RecordedRun) -> float:
@@ -441,7 +441,7 @@ def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
         logged = shown_metrics(run)
         times = run.summary.get("step_time", {})
         target = yardstick.targets.get(arm.name, NAN)
-        reached = stays_at(run, target)
+        reached = step_at_target(run, target)
         at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
         best, best_step = best_during_training(run, yardstick.during_training)
         spikes, judged = count_spikes(finite_points(run.curves.get(TRAINING_LOSS)).values)

@@ -17,7 +17,7 @@ def amount(one: Paired) -> str:
     return with_unit(size, one.metric.unit)
 
 
-def way(one: Paired) -> str:
+def lower_or_higher(one: Paired) -> str:
     """Say whether an arm is lower or higher than its baseline."""
     return "lower" if one.mean < 0 else "higher"
 

@@ -388,7 +388,7 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     state = {**status, **summary}
     if not state:
         state = read_whole(directory.status)
-    recorded = read_recorded(directory.metrics)
+    recorded = read_metrics(directory.metrics)
     config = {**read_config(directory), **sessions[-1]["choices"]}
     if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
         raise ValueError(recorded.damage)
@@ -469,7 +469,7 @@ class RecordedMetrics:
     damage: str
 
 
-def read_recorded(path: Path) -> RecordedMetrics:
+def read_metrics(path: Path) -> RecordedMetrics:
     """Return what a metrics.jsonl holds."""
     try:
         lines = logged_lines(path)

@@ -134,10 +134,10 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         average=describe(average_in_words),
         rate_choice=rate_choice(study, rates_chosen),
         rates=tuple(rates_of(arm) for arm in judged),
-        scores=facts.every(runs, facts.bleu),
-        code=facts.every(runs, facts.code),
-        versions=facts.every(runs, facts.versions),
-        machine=facts.every(runs, facts.machine),
+        scores=facts.join_distinct(runs, facts.bleu),
+        code=facts.join_distinct(runs, facts.code),
+        versions=facts.join_distinct(runs, facts.versions),
+        machine=facts.join_distinct(runs, facts.machine),
     )
 
 

@@ -231,10 +231,20 @@ def three_steps(found: Iterable[Sequence[Lines]]) -> list[int]:
 
 @dataclass(frozen=True)
 class LinesPanel(Panel):
-    """A panel of lines. kind: the step that it shows, for lines by depth; else `mean`. bands: by the names of arms."""
+    """A panel of lines.
 
-    kind: Any
+    Attributes:
+        step: the one that it shows, for lines by depth; None for lines over steps, epochs or time.
+        bands: of its arms that have a line, by their names.
+    """
+
+    step: int | None
     bands: Mapping[str, pd.DataFrame]
+
+    @property
+    def kind(self) -> int | str:
+        """Return what its rows have as their kind: its step, or `mean`."""
+        return MEAN if self.step is None else self.step
 
     @property
     def has_line(self) -> bool:
@@ -276,7 +286,7 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
         arms=join_first([arm.name for arm in arms]),
         seeds=(means["runs"].min(), means["runs"].max()),
         records=records_a_point(found),
-        steps=steps_of(filled) if is_by_depth(name) else [],
+        steps=steps_of(filled),
         crosses=bool(lost),
         cut=bool(means["high"].max() > top),
         far=list(ends.index[ends > top]),
@@ -308,13 +318,13 @@ def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence
         lines = {}
         for arm in panel.names:
             lines[arm] = [run[max(run)] for run in found[arm]]  # of the last block, or the whole network
-        filled.append(LinesPanel(panel.title, panel.entries, MEAN, bands_of(lines, between)))
+        filled.append(LinesPanel(panel.title, panel.entries, None, bands_of(lines, between)))
     return filled
 
 
 def steps_of(filled: Sequence[LinesPanel]) -> list[int]:
-    """Return the steps that panels show, each once."""
-    return list(dict.fromkeys(panel.kind for panel in filled))
+    """Return the steps that panels show, each once; empty where they are not by depth."""
+    return list(dict.fromkeys(panel.step for panel in filled if panel.step is not None))
 
 
 def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dict[str, pd.DataFrame]:
@@ -350,7 +360,7 @@ def data_of(filled: Sequence[LinesPanel], lost: Mapping[str, pd.DataFrame]) -> p
     return pd.concat(parts, ignore_index=True)
 
 
-def name_rows(rows: pd.DataFrame, arm: str, kind: Any) -> pd.DataFrame:
+def name_rows(rows: pd.DataFrame, arm: str, kind: int | str) -> pd.DataFrame:
     """Return rows with columns for their arm and for their kind."""
     named = rows.copy()
     named.insert(0, "arm", arm)
