@@ -39,7 +39,7 @@ from normbench.sweep.words import AS_IT_IS, TIE
 from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 
-KILLED = 128  # exit statuses from here on are of what a signal has stopped
+KILLED = 128  # exit statuses from here on say that a signal has stopped the runs
 
 # ---- subjects
 
@@ -246,22 +246,22 @@ def make_subjects(
 def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
     """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
     kept = read_journal(journal)
-    keys = {id(subject): subject.key(study) for subject in subjects}  # by id, as subjects have no hash
+    keys = {subject: subject.key(study) for subject in subjects}
     todo = []
     for group in groups_of(study, subjects):
-        if any(keys[id(one)] not in kept for one in group):
+        if any(keys[subject] not in kept for subject in group):
             todo.append(group)
     console = Console(stderr=True, quiet=quiet)
     for group in track(todo, "measuring", console=console, disable=not todo):
         make_current(group[0].device)
         allow_tf32(group[0].tree["trainer"].get("tf32", False))
-        found: dict[str, list[Row]] = {keys[id(one)]: [] for one in group}
-        for one, row in study.measure_together(group):
-            found[keys[id(one)]].append(row)
+        found: dict[str, list[Row]] = {keys[subject]: [] for subject in group}
+        for subject, row in study.measure_together(group):
+            found[keys[subject]].append(row)
         for key, rows in found.items():
             write_journal(journal, key, rows)
             kept[key] = rows
-    rows_of_subjects = [kept[keys[id(subject)]] for subject in subjects]
+    rows_of_subjects = [kept[keys[subject]] for subject in subjects]
     return join_rows(subjects, rows_of_subjects)
 
 

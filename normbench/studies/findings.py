@@ -106,7 +106,7 @@ class Finding:
     """A number that was measured of one arm, at one place or as the mean over several.
 
     Attributes:
-        values: by seed; with `ratio` they are logarithms to base 2, whose mean is that of a geometric one.
+        values: by seed; with `ratio` they are logarithms to base 2, whose mean is that of the geometric mean.
         rows: which rows of its study it was taken from, by their index.
     """
 

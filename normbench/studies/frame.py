@@ -45,9 +45,11 @@ class LeftOut(NamedTuple):
     why: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """What is measured: a point of a grid with its model at initialisation, or a trained run.
+
+    A subject equals only itself.
 
     Attributes:
         settings: what tells its arm from others, the norm always.

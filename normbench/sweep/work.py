@@ -96,7 +96,7 @@ class RunTask:
 
 
 def note_failures(runs: Sequence[Run], cause: str, details: str) -> None:
-    """Note why runs have failed that have no result."""
+    """Note why runs have failed: those that have no result."""
     for run in runs:
         path = run.directory.path
         if not run.directory.read_result():
