@@ -342,3 +342,16 @@ def test_no_activation_stands_beside_a_norm_that_contains_one(model: str) -> Non
 def test_a_backward_pass_that_is_no_gradient_is_not_held_to_be_one(name: str) -> None:
     with pytest.raises(NotApplicable, match="constant in the backward pass"):
         gradients_are_right(NormPart({"norm": section("norm", name)}))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize(
+    "name", ["batchnorm", "batchrenorm", "ghostbatchnorm", "switchable", "evonorm_b0", "evonorm_s0"]
+)
+def test_compiled_under_a_mask_as_the_formula(name: str) -> None:
+    settings = {"ghost": 2} if name == "ghostbatchnorm" else {}
+    compiled, formula = (make(name, impl=impl, **settings) for impl in ("compile", "eager"))
+    x = random_input("sequence")
+    mask = torch.arange(5) < torch.tensor([5, 3, 4, 2])[:, None]
+    torch.testing.assert_close(compiled(x, mask), formula(x, mask), rtol=1e-5, atol=1e-5)

@@ -108,7 +108,7 @@ def moments(
         sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n, σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n.
     """
     counted = x.new_ones([1] * x.ndim) if real is None else real
-    repeats = math.prod(x.shape[dim] // counted.shape[dim] for dim in dims)
+    repeats = math.prod([x.shape[dim] // counted.shape[dim] for dim in dims])  # torch.compile takes no generator
     total = x.sum(dims, keepdim=True)
     count = repeats * counted.sum(dims, keepdim=True)
     if sync:

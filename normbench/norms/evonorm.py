@@ -113,8 +113,13 @@ class EvoNormS0(AffineNorm):
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, -1)
         grouped = x.unflatten(-1, (self.groups, -1))
-        in_group = (-1,) if self.channel_dim == -1 else (*range(1, x.ndim - 1), -1)
-        self.check_count(math.prod(grouped.shape[dim] for dim in in_group), "lower norm.groups")
+        if self.channel_dim == -1:
+            in_group: tuple[int, ...] = (-1,)
+            values = self.num_features
+        else:
+            in_group = (*range(1, x.ndim - 1), -1)
+            values = math.prod(x.shape[1:])
+        self.check_count(values // self.groups, "lower norm.groups")
         variance = grouped.var(in_group, correction=0, keepdim=True)
         scale = torch.rsqrt(variance + self.eps)
         acted = grouped * torch.sigmoid(x * self.v.to(x.dtype)).unflatten(-1, (self.groups, -1))
