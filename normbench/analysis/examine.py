@@ -52,9 +52,9 @@ class Request:
 
     Attributes:
         baseline: words of the arm that others are compared with, such as `norm=layernorm`.
-        metric: the tag by which arms are judged first.
-        margin: a difference in it that does not matter.
-        target: the loss (nats) whose time is asked.
+        metric: the tag of the primary metric, by which arms are judged; by default what suits the task.
+        margin: the largest difference in it that does not matter.
+        target: the validation loss (nats) to which times are measured.
     """
 
     baseline: str | None = None

@@ -258,7 +258,7 @@ def ran_as(arms: Iterable[Arm]) -> str:
 
 
 def finite_points(curve: Curve | None) -> Curve:
-    """Return a curve without what was not finite; empty for None."""
+    """Return a curve without its points that are not finite; an empty one for None."""
     curve = curve or NOTHING
     is_finite = np.isfinite(curve.values)
     return Curve(curve.steps[is_finite], curve.values[is_finite])
@@ -268,7 +268,7 @@ def seconds_at(run: RecordedRun, steps: np.ndarray | int) -> np.ndarray:
     """Return how many seconds of training a run took up to a step, or up to each of some (n,).
 
     That is the sum over the logged intervals of their step time × their steps, without evaluation, probing, checkpoints
-    and what the first steps take longer. Steps before the first recorded time are taken to be as fast as those after
+    and the extra time of the first steps. Steps before the first recorded time are taken to be as fast as those after
     it, and steps after the last one as those before it. NaN where no time is recorded.
     """
     timed = finite_points(run.curves.get(STEP_TIME))
@@ -277,9 +277,10 @@ def seconds_at(run: RecordedRun, steps: np.ndarray | int) -> np.ndarray:
     ends = np.concatenate([[0], timed.steps])
     milliseconds = np.cumsum(timed.values * np.diff(ends))
     seconds = np.concatenate([[0.0], milliseconds / 1e3])
-    last_steps, last_seconds = np.diff(ends)[-1], np.diff(seconds)[-1]
+    last_interval = ends[-1] - ends[-2]
+    seconds_a_step = (seconds[-1] - seconds[-2]) / last_interval
     after = np.maximum(steps - ends[-1], 0)
-    return np.asarray(np.interp(steps, ends, seconds) + after * (last_seconds / last_steps))
+    return np.asarray(np.interp(steps, ends, seconds) + after * seconds_a_step)
 
 
 class GradientNoise(NamedTuple):
