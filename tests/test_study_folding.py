@@ -25,7 +25,9 @@ from normbench.types import Model, Task
 pytest_plugins = ["trained_runs"]
 
 FREE = {"tied": False}
-AFFINE = ["batchnorm", "dyt", "groupnorm", "layernorm", "prmsnorm", "rmsnorm"]
+BY_BATCHES = ["batchnorm", "batchrenorm", "ghostbatchnorm"]  # of which nothing is left
+AFFINE = [*BY_BATCHES, "dyt", "groupnorm", "layernorm", "prmsnorm", "rmsnorm",
+          "derf", "dyisru", "scalenorm", "crmsnorm", "bhyt", "evonorm_s0"]  # fmt: skip
 
 
 def stirred(model: Model, norms: dict[str, nn.Module]) -> Model:
@@ -59,9 +61,15 @@ def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placem
         _, found, count = folded(task, norm=norm, placement=placement, **FREE, **more)
         assert len(found.done) == count and not found.refused
         kinds = {type(module) for name, module in found.model.named_modules() if name.endswith((".in", "final_norm"))}
-        assert {issubclass(kind, nn.Identity) for kind in kinds} == {norm == "batchnorm"}
+        assert {issubclass(kind, nn.Identity) for kind in kinds} == {norm in BY_BATCHES}
         if norm == "layernorm":
             assert kinds == {RMSNorm}
+
+
+@pytest.mark.parametrize("norm", ["adanorm", "seednorm", "unitnorm"])
+def test_a_norm_is_kept_that_has_no_gain_or_more_than_that(norm: str) -> None:
+    _, found, count = folded(norm=norm, **FREE)
+    assert len(found.refused) == count and not found.done
 
 
 @pytest.mark.parametrize(("model", "task"), [("nano", TEXTS), ("seq2seq", TRANSLATIONS)])

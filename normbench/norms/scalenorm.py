@@ -44,12 +44,11 @@ class ScaleNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine=False, bias=False, **place)
         self.gain0 = math.sqrt(num_features) if gain0 == "auto" else gain0
+        self.fixed_gain = 1.0 if affine else self.gain0
         if affine:
             self.weight = nn.Parameter(torch.full((1,), self.gain0))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True)
-        y = x / length.clamp_min(self.eps)
-        if weight is None:
-            return y * self.gain0
+        y = self.fixed_gain * x / length.clamp_min(self.eps)
         return scale_and_shift(y, weight, bias, self.channel_dim)
