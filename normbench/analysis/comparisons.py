@@ -39,8 +39,11 @@ Baseline = dict[str, Any]
 class BaselineTest(ABC):
     """What is tested of an arm against its baseline.
 
-    corrected: p after Holm's correction, and for the learning rates that one of the two had more of to choose from.
-    family: over how many tests Holm corrects, which are all that an answer states.
+    Attributes:
+        arm: the arm.
+        baseline: the arm that it is compared with.
+        corrected: p after Holm's correction, and for the learning rates that one of the two had more of to choose from.
+        family: over how many tests Holm corrects, which are all that an answer states.
     """
 
     arm: Arm

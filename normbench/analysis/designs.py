@@ -29,19 +29,23 @@ from normbench.analysis.statistics import paired_difference
 BySeed = Mapping[int, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contrast(PairedTest):
     """The effect of a factor on an arm less that on its baseline, in each seed in which both can be measured.
 
-    levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
-    baseline.
+    Attributes:
+        own: the effects on the arm, by seed.
+        other: the effects on the baseline, by seed.
+        kind: what is measured of the factor's effect.
+        factor: the setting, or the two of a grid.
+        levels: of the factor, the usual one first, or all from low to high.
     """
 
-    own: tuple[float, ...] = ()
-    other: tuple[float, ...] = ()
-    kind: EffectKind = EffectKind.CHANGE
-    factor: str = ""
-    levels: Sequence[Any] = ()
+    own: tuple[float, ...]
+    other: tuple[float, ...]
+    kind: EffectKind
+    factor: str
+    levels: Sequence[Any]
 
 
 def find_contrasts(

@@ -119,12 +119,12 @@ def final(run: RecordedRun, metric: Metric) -> float:
     return NAN if value is None else metric.scale * float(value)
 
 
-def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, ...]:
+def metrics_of(study: RecordedStudy, primary: str | None = None) -> tuple[Metric, ...]:
     """Return the metrics by which a study is judged, the primary one first.
 
     They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss.
 
-    word: the tag that a person puts first, or `best`.
+    primary: the tag that a person puts first, or `best`.
 
     Raises:
         ArgumentError: no run has logged it.
@@ -137,14 +137,14 @@ def metrics_of(study: RecordedStudy, word: str | None = None) -> tuple[Metric, .
         usual.insert(0, accuracy_on(split))
     if any(f"bleu/{split}" in run.metrics for run in finished):
         usual.insert(0, bleu_on(split))
-    if word is None:
+    if primary is None:
         return tuple(usual)
-    check_logged(word, finished, usual)
-    others = [metric for metric in usual if metric.tag != word]
-    return (metric_of(word), *others)
+    check_logged(primary, finished, usual)
+    others = [metric for metric in usual if metric.tag != primary]
+    return (metric_of(primary), *others)
 
 
-def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
+def check_logged(primary: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
     """Refuse a metric that runs have not logged.
 
     Raises:
@@ -153,15 +153,15 @@ def check_logged(word: str, finished: Sequence[RecordedRun], usual: Sequence[Met
     tags = {BEST}
     for run in finished:
         tags.update(run.metrics, run.curves)
-    if word not in tags:
-        near = sorted(tag for tag in tags if word in tag)[:3]
+    if primary not in tags:
+        near = sorted(tag for tag in tags if primary in tag)[:3]
         if not near:
-            near = get_close_matches(word, tags)
+            near = get_close_matches(primary, tags)
         if not near:
             near = [metric.tag for metric in usual]
             near.append(BEST)
-        raise ArgumentError("metric", word, f"is not logged by these runs: give one such as {either(near)}")
-    if word == BEST and finished and not any(has_comparable_evaluations(run) for run in finished):
+        raise ArgumentError("metric", primary, f"is not logged by these runs: give one such as {either(near)}")
+    if primary == BEST and finished and not any(has_comparable_evaluations(run) for run in finished):
         why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
         raise ArgumentError("metric", BEST, why)
 
