@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from importlib.util import find_spec
 from operator import itemgetter
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
+from normbench.config.rules import SLOTS, best_rule, group_of, rule_sections, rules_of, section_at, sections_of
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
@@ -24,7 +25,7 @@ from normbench.models import initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, show
+from normbench.settings import Tree, nearest, show
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import keep_buffers
@@ -106,13 +107,13 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
         UsageError: it cannot be imported, makes something else than the section is for, or is a logger that needs a
             package which is not installed.
     """
-    path = str(tree[section]["_target_"])
+    path = str(section_at(tree, section)["_target_"])
     where = f"{section}._target_={path}"
     found = import_target(path, where)
     made = class_made_by(found)
     kind = kind_of(section)
     if not (made and issubclass(made, kind)):
-        base = BY_NAME[section].makes
+        base = BY_NAME[group_of(section)].makes
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
     check_signature(found, where)
@@ -142,7 +143,7 @@ def check_signature(found: Callable[..., Any], where: str) -> None:
 
 def kind_of(section: str) -> type:
     """Return the base of what a section makes."""
-    kind = import_target(BY_NAME[section].makes)
+    kind = import_target(BY_NAME[group_of(section)].makes)
     assert isinstance(kind, type)
     return kind
 
@@ -174,12 +175,13 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     found, _ = target(tree, section)
     make = partial(found, **arguments_in(tree, section))
     kind = kind_of(section)
-    given = BY_NAME[section].given
-    path = tree[section]["_target_"]
+    group = group_of(section)
+    given = BY_NAME[group].given
+    path = section_at(tree, section)["_target_"]
     where = f"{section}._target_={path}"
     if section == "optim":
         return make  # what an optimizer refuses, make_optimizer says
-    if section == "norm" and not takes_place(found):
+    if group == "norm" and not takes_place(found):
         make = partial(make_fitted, make)
 
     @wraps(found, assigned=(), updated=())  # with the signature, and none of the attributes of a class
@@ -201,7 +203,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
 
 def arguments_in(tree: Tree, section: str) -> dict[str, Any]:
     """Return what a section gives its class by keyword."""
-    return {name: value for name, value in tree[section].items() if not name.startswith("_")}
+    return {name: value for name, value in section_at(tree, section).items() if not name.startswith("_")}
 
 
 @cache
@@ -220,7 +222,7 @@ def source_digest(made: Any) -> str:
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
     digests = dict[str, str]()
-    for section in CLASS_SECTIONS:
+    for section in (*CLASS_SECTIONS, *rule_sections(tree)):
         made, _ = target(tree, section)
         if not str(made.__module__).startswith(("normbench.", "torch.")):
             digests[section] = source_digest(made)
@@ -229,7 +231,7 @@ def own_code(tree: Tree) -> dict[str, str]:
 
 def norm_facts(tree: Tree) -> NormFacts:
     """Return what holds of the norms of a run, at whatever site they stand: the worst case of all of them."""
-    return worst_of([facts_of(tree, "norm")])  # all sites have the same one
+    return worst_of([facts_of(tree, section) for section in sections_of(tree, "norm")])
 
 
 def facts_of(tree: Tree, section: str) -> NormFacts:
@@ -264,10 +266,12 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     loggers(tree)
     facts = norm_facts(tree)
     model = made["model"]
-    rule = refusal(facts, made["placement"], model, made["data"])
-    if rule:
-        given = " with ".join(f"{section}={names[section]}" for section in rule.between)
-        raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
+    for section in sections_of(tree, "placement"):
+        _, placement = target(tree, section)
+        found = refusal(facts, placement, model, made["data"])
+        if found:
+            given = " with ".join(in_words(tree, names, group) for group in found.between)
+            raise CombinationRefused(f"{given} is refused: {found.reason}; {found.instead}")
     if tree["trainer"].get("recompute"):
         refused = ""
         if tree["trainer"]["compile"]:
@@ -277,6 +281,11 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         if refused:
             raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
     return facts
+
+
+def in_words(tree: Tree, names: Mapping[str, str], group: str) -> str:
+    """Return what was chosen of a group, its rules too: `norm=layernorm norm@qk=rmsnorm`."""
+    return " ".join(f"{section}={names[section]}" for section in sections_of(tree, group))
 
 
 # ---- the parts
@@ -332,8 +341,83 @@ class NormsBySite:
         return norm
 
 
-def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
-    """Return the model as its classes make it, and its norms by site.
+class ByPlace:
+    """What makes the norms or the placements of a model: at each site by the rule that holds there, else as usual.
+
+    Attributes:
+        sections: the section that holds at each site that was asked about, such as `norm` or `norm@qk`; None at one
+            that has a norm only if a rule names it, and none does.
+    """
+
+    def __init__(self, tree: Tree, group: str) -> None:
+        self.group = group
+        self.rules = rules_of(tree, group)
+        self.factories = {section: factory(tree, section) for section in sections_of(tree, group)}
+        self.sections: dict[Site, str | None] = {}
+
+    def make_at(self, site: Site) -> Callable[..., Any]:
+        """Return what makes the norm or the placement of a site."""
+        rule = best_rule(self.rules, site)
+        section = rule.key if rule else self.group
+        self.sections[site] = section
+        return self.factories[section]
+
+    def check_used(self) -> None:
+        """Refuse a rule that fits none of the sites.
+
+        Raises:
+            UsageError: with the words of places that there are.
+        """
+        words: dict[str, None] = {}
+        for site in self.sections:
+            for word in (site.role, site.slot, site.side):
+                if word:
+                    words[word] = None
+        for rule in self.rules:
+            if not any(rule.fits(site) for site in self.sections):
+                near = nearest(rule.words[-1], [*words, *SLOTS])
+                depth = "first3, last3, blocks2-5 and first25pct say which blocks"
+                there = f"a place is words joined by dots, here {', '.join(words)}; {depth}"
+                raise UsageError(f"{rule.key} fits no place of this model: {near}{there}")
+
+
+class NormsByPlace(ByPlace):
+    """A norm factory that makes the norm of each site by the rules."""
+
+    def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
+        make = self.factories[self.group] if site is None else self.make_at(site)
+        made: nn.Module = make(num_features, channel_dim=channel_dim, site=site)
+        return made
+
+    def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
+        """Return the norm of a place of `optional_norm`, where a rule names it."""
+        rule = best_rule(self.rules, site, asked_for=True)
+        self.sections[site] = rule.key if rule else None
+        if rule is None:
+            return None
+        made: nn.Module = self.factories[rule.key](num_features, channel_dim=channel_dim, site=site)
+        return made
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A model as its classes make it.
+
+    Attributes:
+        model: with what they draw of their own.
+        norms: by the name of their site.
+        norm_sections: the section of the norm at each site, None where there is no norm.
+        placement_sections: the section of the placement of each block.
+    """
+
+    model: Model
+    norms: dict[str, nn.Module]
+    norm_sections: Mapping[Site, str | None]
+    placement_sections: Mapping[Site, str | None]
+
+
+def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
+    """Make a model, its norms and its placements.
 
     What the model itself draws does not depend on what norms and placements draw in between, so that it starts alike
     with any of them.
@@ -341,10 +425,12 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
     Raises:
         UsageError: a setting that does not fit.
     """
-    norms = NormsBySite(factory(tree, "norm"), seed)
-    make_placement = factory(tree, "placement")
+    norms_by_place = NormsByPlace(tree, "norm")
+    placements_by_place = ByPlace(tree, "placement")
+    norms = NormsBySite(norms_by_place, seed)
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
+        make_placement = placements_by_place.make_at(site)
         with seed_draws(seed, "placement", site.name):
             return make_placement(branches, norm, site)
 
@@ -353,7 +439,29 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
     if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
         what = f"model._target_={tree['model']['_target_']} has no blocks"
         raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
-    return model, norms.made
+    norms_by_place.check_used()
+    placements_by_place.check_used()
+    return Assembled(model, norms.made, norms_by_place.sections, placements_by_place.sections)
+
+
+def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """Return the model as its classes make it, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    made = assemble(tree, task, seed)
+    return made.model, made.norms
+
+
+def lay_out(tree: Tree, task: Task) -> Assembled:
+    """Make a model without memory for its weights, to see what stands where.
+
+    Raises:
+        UsageError: a setting that does not fit, or a rule that fits no place.
+    """
+    with torch.device("meta"):
+        return assemble(tree, task, seed=0)
 
 
 def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:

@@ -164,6 +164,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
     Examples:
       normbench train norm=rmsnorm placement=pre
       normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
+      normbench train norm=layernorm norm@qk=rmsnorm placement@first25pct=post
       normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
     """
     from normbench.config.compose import ask_hydra, read
@@ -212,6 +213,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
       normbench sweep 'norm=glob(*)' 'seed=range(0,5)' sweep.exclude='norm=batchnorm,placement=parallel' --dry-run
       normbench sweep experiment=smoke
       normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
+      normbench sweep norm@qk=none,rmsnorm norm@v=none,rmsnorm seed=0,1,2
       normbench sweep norm=batchnorm,groupnorm model=cnn sweep.tie='data.batch_size=2,8,32;optim.lr=0.01,0.04,0.16'
       normbench sweep --watch outputs/sweep
       normbench sweep --resume outputs/sweep 'seed=range(0,8)' sweep.extend=true
@@ -256,16 +258,23 @@ def runs(folder: Path) -> int:
 
 @cli.command()
 @SETTINGS
+@flag("sites", "Show what stands where in the model instead: placements and norms, block by block.")
 @CONFIG_DIR
-def show(words: tuple[str, ...]) -> None:
-    """Show the configuration that train would take, key by key."""
-    from normbench.commands.pages import show_page
+def show(words: tuple[str, ...], sites: bool) -> None:
+    """Show the configuration that train would take, key by key.
 
-    print_page(show_page, words)
+    \b
+    Examples:
+      normbench show model=nano norm=rmsnorm
+      normbench show --sites model=nano norm@qk=rmsnorm placement@first25pct=post
+    """
+    from normbench.commands.pages import show_page, sites_page
+
+    print_page(sites_page if sites else show_page, words)
 
 
 @cli.command("list")
-@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=Word([*GROUPS, *SWEEP_GROUPS, "refusals"]))
+@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=Word([*GROUPS, *SWEEP_GROUPS, "places", "refusals"]))
 def list_options(groups: tuple[str, ...]) -> None:
     """List what there is to choose, and what is refused and why."""
     from normbench.commands.pages import list_page

@@ -41,6 +41,7 @@ class Site:
         side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
             `depth` and `branches` count the blocks of both, the encoder's first.
         length: the most positions that x can have; None where that has no bound.
+        sole: whether it is the only norm of its branch that the placement makes, whose name does without the slot.
     """
 
     role: str
@@ -52,19 +53,21 @@ class Site:
     side: Literal["", "encoder", "decoder"] = ""
     sides: tuple[int, int] = (0, 0)
     length: int | None = None
+    sole: bool = False
 
-    def at(self, role: str | None = None, slot: str = "") -> Site:
+    def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:
         """Return a place in the same block, with this slot, and by default with its own role."""
         if role is None:
             role = self.role
-        return replace(self, role=role, slot=slot)
+        return replace(self, role=role, slot=slot, sole=sole)
 
     @property
     def name(self) -> str:
         """Return the name used in tags: `block03.mlp`, `block03.mlp.out`, `final`."""
         block = "" if self.layer is None else f"block{self.layer:02d}"
         role = "" if self.role == "block" else self.role
-        return ".".join(part for part in (block, role, self.slot) if part)
+        slot = "" if self.sole else self.slot
+        return ".".join(part for part in (block, role, slot) if part)
 
 
 @dataclass(frozen=True)

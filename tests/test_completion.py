@@ -13,6 +13,7 @@ from support import REPOSITORY
 from normbench.cli import COMPLETE, cli, main
 from normbench.commands.completion import SHELLS
 from normbench.config.groups import options
+from normbench.config.rules import WORDS
 from normbench.config.schema import KEYS
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 
@@ -59,7 +60,7 @@ def test_commands_and_flags() -> None:
     assert list(answers("help", "tr")) == ["train"]
     shell = SHELLS["bash"](cli, {}, "normbench", COMPLETE)
     assert [item.type for item in shell.get_completions(["train"], "data.path=/tm")] == ["file"]
-    assert list(answers("list", "")) == [*GROUPS, *SWEEP_GROUPS, "refusals"]
+    assert list(answers("list", "")) == [*GROUPS, *SWEEP_GROUPS, "places", "refusals"]
     assert answers("nothing", "zzz") == {}
 
 
@@ -109,6 +110,16 @@ def test_keys_and_values_are_those_of_the_chosen_option(line: str, having: str, 
     assert lacking not in found
 
 
+def test_a_rule_for_places() -> None:
+    words = {f"norm@{word}=" for word in WORDS}
+    assert {*answers("train", "norm@")} == words
+    assert list(answers("train", "norm@first3.q")) == ["norm@first3.qk=", "norm@first3.qk_all="]
+    assert list(answers("train", "norm@qk=rms")) == ["norm@qk=rmsnorm"]
+    assert list(answers("train", "norm@qk=rmsnorm", "norm@qk.e")) == ["norm@qk.eps="]
+    assert list(answers("sweep", "norm@qk=none,rms")) == ["norm@qk=none,rmsnorm"]
+    assert answers("train", "model@") == {}
+
+
 def test_an_option_of_the_users_own(here: Path) -> None:
     (here / "mine/norm").mkdir(parents=True)
     (here / "mine/norm/own.yaml").write_text("# A norm of mine\n_target_: own.MyNorm\ngroups: 3\n")
@@ -122,7 +133,9 @@ def test_an_option_of_the_users_own(here: Path) -> None:
 
 REPLIES = {
     "tr": "train ",
-    "train nor": "norm=|norm.",
+    "train nor": "norm=|norm@|norm.",
+    "train norm @ qk = rm": "rmsnorm ",
+    "train norm@qk=rm": "norm@qk=rmsnorm ",  # where it has no `@` either
     "train norm =": "|".join(f"{name} " for name in options("norm")),
     "train norm=rm": "norm=rmsnorm ",  # where COMP_WORDBREAKS has no `=`
     "train norm = groupnorm norm.g": "norm.groups=",

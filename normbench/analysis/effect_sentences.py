@@ -11,6 +11,7 @@ from normbench.analysis.phrases import amount, corrected_p, seeds_of
 from normbench.analysis.records import LEARNING_RATE, join_first, name_arm
 from normbench.analysis.statistics import ALPHA, Interval
 from normbench.analysis.wording import bound, count, equals, fixed, in_words, plain, precision, span, with_unit
+from normbench.config.rules import short_name
 
 FEW_EFFECTS = 2  # effects in which nothing was found have a sentence each
 MOST_EFFECTS = 4  # that are named where many show nothing
@@ -160,7 +161,7 @@ def sides(one: Effect) -> tuple[Side, Side]:
 
 def word_of(one: Effect) -> str:
     """Name the factor."""
-    return "learning rate" if one.factor == LEARNING_RATE else one.factor.rpartition(".")[2]
+    return "learning rate" if one.factor == LEARNING_RATE else short_name(one.factor)
 
 
 def name_effect(one: Effect) -> str:

@@ -15,6 +15,7 @@ from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, 
 from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
+from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
@@ -209,11 +210,11 @@ def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
 
 def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
     """Find settings that vary along with what is compared."""
-    compared = [key for key in study.varied if key in GROUPS]
+    compared = [key for key in study.varied if key in GROUPS or is_rule(key)]
     asked = asked_for(study)
     aside = {*GROUPS, *study.varied, *SAID_ELSEWHERE}
     for key in candidate_settings(study.runs):
-        is_of_option = key.partition(".")[0] in compared  # which has its own values
+        is_of_option = any(belongs_to(key, option) for option in compared)  # which has its own values
         is_asked_for = key in asked and not key.endswith("._target_")
         if key in aside or (is_of_option and not is_asked_for):
             continue

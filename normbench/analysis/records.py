@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normbench.config.rules import RULES, is_rule, short_name
 from normbench.config.schema import CLOSED, ROOT, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
@@ -99,6 +100,11 @@ class RecordedRun:
     def session(self) -> Mapping[str, Any]:
         """Return the newest session."""
         return self.sessions[-1]
+
+    @property
+    def rules(self) -> list[str]:
+        """Return the keys of its rules for places, such as `norm@qk`, in the order in which they were given."""
+        return [key for key in self.session["choices"] if is_rule(key)]
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -427,7 +433,7 @@ def read_config(directory: RunDirectory) -> dict[str, Any]:
     tree = directory.configuration()
     if not tree:
         raise ValueError("config.yaml is missing or damaged")
-    config = flat(tree)
+    config = {path.removeprefix(f"{RULES}."): value for path, value in flat(tree).items()}
     for key in NEEDED:
         if key not in config:
             raise ValueError(f"config.yaml is damaged (it has no {key})")
@@ -511,7 +517,7 @@ def name_arm(settings: Mapping[str, Any]) -> str:
     for key, value in settings.items():
         word = PYTHON_WORDS.get(str(value), str(value))
         if key not in GROUPS:
-            word = f"{key.rpartition('.')[2]}={word}"
+            word = f"{short_name(key)}={word}"
         words.append(word)
     return " · ".join(words) or "all runs"
 
@@ -567,7 +573,8 @@ def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
     for run in runs:
         keys.update(run.config)
     keys = {key for key in keys if not key.startswith(("probes.", "logger."))}
-    first = [key for key in FIRST_KEYS if key in keys]
+    rules = {key for run in runs for key in run.rules}
+    first = [key for key in (*FIRST_KEYS[:2], *sorted(rules), *FIRST_KEYS[2:]) if key in keys]
     last = [LEARNING_RATE] if LEARNING_RATE in keys else []
     others = sorted(keys.difference(first, last, ASIDE))
     return [*first, *others, *last]

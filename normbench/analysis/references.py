@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from normbench.config.groups import options
+from normbench.config.rules import group_of
 
 FILE = Path(__file__).parent / "references.bib"
 ENTRY = re.compile(r"^@\w+\{(.+?),\n.*?^\}\n", re.MULTILINE | re.DOTALL)
@@ -88,7 +89,7 @@ def works_in(text: str) -> list[Reference]:
 
 def works_of(group: str, option: str) -> list[Reference]:
     """Return the works that an option of ours comes from; none for a person's own option."""
-    return works_in(options(group).get(option, ""))
+    return works_in(options(group_of(group)).get(option, ""))
 
 
 def in_brackets(works: list[Reference]) -> str:

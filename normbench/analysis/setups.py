@@ -25,6 +25,7 @@ from normbench.analysis.records import (
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
 from normbench.config.groups import options, section_of
+from normbench.config.rules import belongs_to, group_of
 from normbench.config.sections import GROUPS
 from normbench.config.signatures import settings_of
 from normbench.settings import either, flat
@@ -236,7 +237,7 @@ def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
 
 def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
     """Write a run's value of a setting that varies; an option with the works that it comes from."""
-    if key in GROUPS:
+    if key in GROUPS or key in run.rules:
         return option_in_words(run, key, study.varied)
     return value_in_words(run.config.get(key))
 
@@ -266,6 +267,10 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
         if group not in varied:
             option = join(option_in_words(run, group, ()) for run in study.runs)
             words.append(f"{group} is {option}")
+    rules = dict.fromkeys(key for run in study.runs for key in run.rules if key not in varied)
+    for key in rules:
+        option = join(option_in_words(run, key, ()) for run in study.runs if key in run.rules)
+        words.append(f"{group_of(key)} at {key.partition('@')[2]} is {option}")
     return " and the ".join(words)
 
 
@@ -323,8 +328,8 @@ def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[
     known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
     found = {}
     for key, value in run.config.items():
-        section, _, name = key.partition(".")
-        is_setting = section == group and name and not name.startswith("_")
+        name = key.rpartition(".")[2]
+        is_setting = belongs_to(key, group) and key not in run.rules and not name.startswith("_")
         is_idle = name in known and not known[name].plays_a_part(run.task, value)
         if is_setting and key not in aside and not is_idle:
             found[key] = value
@@ -334,9 +339,9 @@ def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[
 def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
     """Return the settings that play a part and differ from the option that the run was given."""
     option = str(run.config.get(group, ""))
-    if option not in options(group):
+    if option not in options(group_of(group)):
         return []
-    preset = flat({group: section_of(group, option)})
+    preset = flat({group: section_of(group_of(group), option)})
     found = []
     for key, value in active_settings(run, group, aside).items():
         usual = preset.get(key)

@@ -47,6 +47,7 @@ from normbench.analysis.wording import (
     significant,
     span,
 )
+from normbench.config.rules import short_name
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 
@@ -447,7 +448,7 @@ def columns_of_effect(one: Effect) -> dict[str, str]:
 
 def survival_table(arms: Sequence[Arm], key: str) -> Table:
     """Return the table of how many runs of arms train at each level of a setting, and up to which level they do."""
-    word = key.rpartition(".")[2]
+    word = short_name(key)
     rows = []
     for one in tried_levels(arms, key):
         row = {"arm": one.arm.name}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import NoneType
 
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
 from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
+from normbench.config.rules import WORDS, group_of, is_rule
 from normbench.config.schema import KEYS
-from normbench.config.sections import CLASS_SECTIONS, GROUPS, SWEEP_GROUPS
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Setting
 
@@ -38,6 +40,9 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     name, equals, value = current.partition("=")
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
+    if is_rule(name):
+        found = complete_rule(name, value if equals else None, words, folders, is_sweep)
+        return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
     section, dot, _ = name.partition(".")
     if dot and section in CLASS_SECTIONS:
         option = chosen_options(words, *folders)[section]
@@ -55,6 +60,41 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
 
 
+def complete_rule(
+    name: str, value: str | None, words: Sequence[str], folders: Sequence[Path], several: bool
+) -> dict[str, str]:
+    """Return the words that a rule such as `norm@qk=rmsnorm`, or a setting of one, may become.
+
+    Args:
+        name: what stands before the `=`.
+        value: what stands after it; None where there is none yet.
+        words: those before it.
+        folders: those with options of a person's own.
+        several: whether several values may be given.
+    """
+    group = group_of(name)
+    if group not in PLACED:
+        return {}
+    given: dict[str, str] = {}
+    for word in words:
+        key, _, option = word.partition("=")
+        given[key] = option
+    place, _, setting = name.rpartition(".")
+    known = options(group, *folders)
+    if place in given and given[place] in known:
+        settings = option_settings(group, given[place], *folders)
+        if value is None:
+            return {f"{place}.{key}=": each.doc for key, each in settings.items()}
+        allowed = list_words(settings.get(setting, Setting()))
+        return complete_value(name, value, dict.fromkeys(allowed, ""), several)
+    if value is not None:
+        return complete_value(name, value, known, several)
+    before = place or f"{group}@"
+    if place:
+        before += "."
+    return {f"{before}{word}=": line for word, line in WORDS.items()}
+
+
 def complete_value(name: str, value: str, known: Mapping[str, str], several: bool) -> dict[str, str]:
     """Return the words that a value may become, with their lines; of several values the last one is completed."""
     before = ""
@@ -68,6 +108,8 @@ def complete_value(name: str, value: str, known: Mapping[str, str], several: boo
 def list_names(groups: Mapping[str, str], keys: Mapping[str, Setting]) -> dict[str, str]:
     """Return the beginnings of words, with their lines: groups, keys without a section, and sections."""
     found = {f"{group}=": meaning for group, meaning in groups.items()}
+    for group in PLACED:
+        found[f"{group}@"] = f"{groups[group]}, of some places alone"
     for path, setting in keys.items():
         if "." not in path:
             found[f"{path}="] = setting.doc
@@ -112,13 +154,13 @@ class Blanks(ShellComplete):
     """Adds the blank that ends a word: the shell adds none, since a word goes on after `=` or a dot."""
 
     def format_completion(self, item: CompletionItem) -> str:
-        if item.type == "plain" and not item.value.endswith(("=", ".")):
+        if item.type == "plain" and not item.value.endswith(("=", ".", "@")):
             item.value += " "
         return super().format_completion(item)
 
 
 class Bash(Blanks, BashComplete):
-    """bash cuts words at `=` and `:`: they are joined again, and answers lose what stands before the last cut."""
+    """bash cuts words at `=`, `:` and `@`: they are joined again, and answers lose what stands before the last cut."""
 
     source_template = BashComplete.source_template.replace("-o nosort", "-o nosort -o nospace")
     before_cut = ""
@@ -126,8 +168,8 @@ class Bash(Blanks, BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         args, current = super().get_completion_args()
         lines = "\n".join([*args, current])
-        *words, last = re.sub(r"\n?([=:])(\n(?=.))?", r"\1", lines).split("\n")
-        self.before_cut = last.removesuffix(current.lstrip("=:"))
+        *words, last = re.sub(r"\n?([=:@])(\n(?=.))?", r"\1", lines).split("\n")
+        self.before_cut = last.removesuffix(current.lstrip("=:@"))
         return words, last
 
     def format_completion(self, item: CompletionItem) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -23,11 +24,21 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
+from normbench.config.groups import (
+    Choices,
+    check_option,
+    chosen_options,
+    config_directory,
+    find_own_classes,
+    options,
+    options_with,
+    section_of,
+)
+from normbench.config.rules import RULES, is_rule, read_rule
 from normbench.config.schema import TrainConfig, check_config, section_settings
 from normbench.config.sections import CLASS_SECTIONS, COMPARED, GROUPS, LOGGER
 from normbench.errors import UsageError
-from normbench.settings import either, flat, nearest
+from normbench.settings import Tree, either, flat, key_of, nearest, show
 
 # The groups whose option becomes a word of the run's name where it is not the default, besides norm and placement.
 NAMING_GROUPS = ("model", "data")
@@ -89,7 +100,8 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     with start_hydra():
         for words in points:
             with translate_errors():
-                chosen, settings = divide(words)
+                rules = read_rules(words)
+                chosen, settings = divide(word for word in words if not is_rule(key_of(word)))
                 # points that set the same keys are written over each other, since copying takes longer than all else
                 keys = tuple(setting.key_or_group for setting in settings)
                 alike = tuple(chosen), keys
@@ -97,7 +109,7 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
                     composed[alike] = compose(chosen)
                 config, groups = composed[alike]
                 apply(config, groups, settings)
-                found.append(finish(config, groups, tuple(words)))
+                found.append(finish(config, groups, tuple(words), rules))
     return found
 
 
@@ -110,10 +122,7 @@ def divide(words: Iterable[str]) -> tuple[list[str], list[Override]]:
     chosen: list[str] = []
     settings: list[Override] = []
     for word in words:
-        override = parse(word)
-        if override.is_sweep_override():
-            cure = "start it with normbench sweep, give one, or quote the commas"
-            raise UsageError(f"{text(override)} gives several values, which only a sweep takes: {cure}")
+        override = parse_one(word)
         if override.key_or_group in (*GROUPS, SEARCH_PATH):
             chosen.append(text(override))
         else:
@@ -136,10 +145,19 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
     return config, options
 
 
-def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
-    """Return what was composed as a checked configuration."""
+def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], rules: Mapping[str, Tree]) -> Config:
+    """Return what was composed as a checked configuration.
+
+    Args:
+        config: what was composed.
+        groups: the option of each group.
+        words: of the command line.
+        rules: the section of each rule by its key.
+    """
     tree = resolve(config)
     adopt(tree, words)
+    if rules:
+        tree[RULES] = dict(rules)
     for key in ("outputs", "extend"):
         if isinstance(tree.get(key), str):
             tree[key] = os.path.expanduser(tree[key])  # the shell leaves `~` alone after a `=`
@@ -158,12 +176,54 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
         if is_overridden(f"{group}._target_", words):
             named[group] = str(tree[group]["_target_"]).rpartition(".")[2].lower()
     named[LOGGER] = ",".join(tree[LOGGER]) or "none"
+    given = {key_of(word): word.partition("=")[2] for word in words}
+    for key, section in tree.get(RULES, {}).items():
+        own_class = str(section["_target_"]).rpartition(".")[2].lower()
+        named[key] = own_class if f"{key}._target_" in given else given[key]
     name_words = [named["norm"], named["placement"]]
     defaults = chosen_options([])
     for group in NAMING_GROUPS:
         if named[group] != defaults[group]:
             name_words.append(named[group])
+    for key in tree.get(RULES, {}):
+        name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
     return Choices(named, tuple(name_words))
+
+
+def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the section of each rule that words give, such as `norm@qk=rmsnorm norm@qk.eps=1e-6`, by its key.
+
+    Raises:
+        UsageError: a place that is not written as one, an unknown option, or a setting of a rule that is not given.
+    """
+    folders = own_folders(words)
+    given = {key_of(word): word for word in words if is_rule(key_of(word))}
+    rules = {key.removesuffix("._target_") for key in given}
+    found: dict[str, dict[str, Any]] = {}
+    for key, word in given.items():
+        if word.startswith("~"):
+            raise UsageError(f"{word} takes a rule back: leave out {key} instead")
+        value = parse_one(word).value()
+        place, _, name = key.rpartition(".")
+        if place in rules:  # a setting
+            found.setdefault(place, {})[name] = value
+            continue
+        group = read_rule(key).group
+        option = str(value)
+        if option not in options(group, *folders) and options_with(group, name):
+            raise UsageError(f"{key} is a setting of {place}, which is not given: add {place}={group.upper()}")
+        check_option(key, option, *folders)
+        found[key] = section_of(group, option, *folders) | found.get(key, {})
+    return found
+
+
+def own_folders(words: Iterable[str]) -> list[Path]:
+    """Return the folders that `--config-dir` names, as they stand among the words."""
+    found: list[Path] = []
+    for word in words:
+        if key_of(word) == SEARCH_PATH:
+            found += [Path(str(place).removeprefix("file://")) for place in value_of(word.partition("=")[2])]
+    return found
 
 
 def is_overridden(key: str, words: Iterable[str]) -> bool:
@@ -214,6 +274,19 @@ def parse(word: str) -> Override:
     signs = "blanks, commas, brackets, '=', '~' or letters beyond ASCII"
     cure = f"write KEY=VALUE without blanks, and quote a value that has {signs}, as in \"{key}='{quoted}'\""
     raise UsageError(f"{word} cannot be read: {cure}")
+
+
+def parse_one(word: str) -> Override:
+    """Return a word as Hydra's parser reads it.
+
+    Raises:
+        UsageError: it is not in Hydra's grammar, or gives several values.
+    """
+    override = parse(word)
+    if override.is_sweep_override():
+        cure = "start it with normbench sweep, give one, or quote the commas"
+        raise UsageError(f"{text(override)} gives several values, which only a sweep takes: {cure}")
+    return override
 
 
 def value_of(text: str) -> Any:
@@ -335,11 +408,14 @@ def translate_errors() -> Iterator[None]:
 def ask_hydra(words: Sequence[str], *flags: str) -> None:
     """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
     read(words)  # says in a sentence what is wrong
-    chosen, settings = divide(words)
+    chosen, settings = divide(word for word in words if not is_rule(key_of(word)))
     changes: list[str] = []
     for override in settings:
         word = text(override)
         changes.append(word if override.is_delete() else f"++{word}")
+    rules = read_rules(words)
+    if rules:
+        changes.append(f"+{RULES}={in_hydra_grammar(rules)}")
     main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")
     before = sys.argv
     sys.argv = ["normbench train", *chosen, *changes, *flags]
@@ -347,3 +423,12 @@ def ask_hydra(words: Sequence[str], *flags: str) -> None:
         main(lambda config: None)()
     finally:
         sys.argv = before
+
+
+def in_hydra_grammar(value: Any) -> str:
+    """Write a value as Hydra's grammar has it: sections in braces, text in quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{in_hydra_grammar(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, str):
+        return f"'{value}'"
+    return show(value)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from normbench.config.rules import group_of
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
@@ -84,35 +85,41 @@ def first_comment(path: Path) -> str:
     return found[1] if found else ""
 
 
-def check_option(group: str, option: str, *folders: Path) -> None:
+def check_option(key: str, option: str, *folders: Path) -> None:
     """Refuse an option that a group does not have.
+
+    Args:
+        key: the group, or a rule such as `norm@qk`.
+        option: what was chosen.
+        folders: those with further options.
 
     Raises:
         UsageError: with those that there are.
     """
+    group = group_of(key)
     known = options(group, *folders)
     if option in known:
         return
     if group in CLASS_SECTIONS and re.search(r"[./]", option):
-        raise UsageError(f"{group}={option} is not an option: {ways_to_take(group, option)}")
+        raise UsageError(f"{key}={option} is not an option: {ways_to_take(key, option)}")
     near = nearest(option, known)
     more = "" if near else f"; normbench list {group} says what each is"
     if option in ("all", "*"):
-        more = f"; in a sweep '{group}=glob(*)' takes all of them"
+        more = f"; in a sweep '{key}=glob(*)' takes all of them"
     name = re.sub(r"[^A-Za-z0-9_]", "", option) or "_"
     here = list(Path().glob(f"*/{group}/{name}.yaml"))
     if here:
         more = f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
     if group in CLASS_SECTIONS and option[:1].isupper():
-        more = f"; {group}._target_=FILE.{option} takes a class of your own, in FILE.py"
-    raise UsageError(f"{group}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
+        more = f"; {key}._target_=FILE.{option} takes a class of your own, in FILE.py"
+    raise UsageError(f"{key}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
 
 
-def ways_to_take(group: str, path: str) -> str:
+def ways_to_take(key: str, path: str) -> str:
     """Say how a path that was given for an option is taken: as a class, or as data of one's own."""
     made = path if re.fullmatch(r"[\w.]+\.[A-Z]\w*", path) else "package.module.Class"
-    own_class = f"{group}._target_={made} takes a class"
-    if group != "data":
+    own_class = f"{key}._target_={made} takes a class"
+    if key != "data":
         return own_class
     ways: list[str] = []
     for kind, what in (("text", "your own text"), ("texts", "labelled texts"), ("images", "images")):

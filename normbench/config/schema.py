@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+from normbench.config.rules import RULES, read_rule, rule_sections
 from normbench.config.sections import CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
@@ -167,13 +168,15 @@ def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
     required = Setting(required=True)
-    keys = {**ROOT, **dict.fromkeys((*CLASS_SECTIONS, LOGGER), required)}
+    keys = {**ROOT, **dict.fromkeys((*CLASS_SECTIONS, LOGGER), required), RULES: Setting()}
     result = check_values("", tree, keys, "normbench train")
     for section in (*CLOSED, *CLASS_SECTIONS):
         result[section] = check_section(section, tree[section])
     result[LOGGER] = {}
     for name, section_values in tree[LOGGER].items():
         result[LOGGER][name] = check_section(f"{LOGGER}.{name}", section_values)
+    if RULES in tree:
+        result[RULES] = check_rules(tree)
     values = {name: result[name] for name in ROOT}
     values["trainer"] = TrainerConfig(**result["trainer"])
     values["probes"] = ProbesConfig(**result["probes"])
@@ -198,6 +201,15 @@ def check_section(section: str, values: Any) -> dict[str, Any]:
     return check_values(f"{section}.", values, known, values.get("_target_", section))
 
 
+def check_rules(tree: Tree) -> dict[str, dict[str, Any]]:
+    """Return the section of each rule, each value checked and in its own type."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, values in rule_sections(tree).items():
+        read_rule(key)
+        found[key] = check_section(key, values)
+    return found
+
+
 @contextmanager
 def blame_file(path: Path) -> Iterator[None]:
     """Say of a value refused inside that it stands in a run's configuration, which another version may have written."""
@@ -209,8 +221,8 @@ def blame_file(path: Path) -> Iterator[None]:
 
 
 def class_sections(tree: Tree) -> dict[str, Tree]:
-    """Return all sections that hold `_target_` and its arguments, by their paths."""
-    found = {section: tree[section] for section in CLASS_SECTIONS}
+    """Return all sections that hold `_target_` and its arguments, by their paths, those of rules too."""
+    found = {section: tree[section] for section in CLASS_SECTIONS} | rule_sections(tree)
     for name, values in tree[LOGGER].items():
         found[f"{LOGGER}.{name}"] = values
     return found

@@ -17,6 +17,7 @@ class Section:
         trusted: where the classes are whose code may run though somebody else made the run.
         compared: whether a comparison is mostly about it: a class of a user's own names the run, and is checked alone.
         several: whether it holds any number of such sections, under names of their own.
+        placed: whether another option of it may be chosen for some places of a model.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Section:
     trusted: tuple[str, ...] = ()
     compared: bool = False
     several: bool = False
+    placed: bool = False
 
 
 SECTIONS = (
@@ -36,6 +38,7 @@ SECTIONS = (
         given="(num_features, *, channel_dim=-1, site=None)",
         trusted=("normbench.norms.", "torch.nn."),
         compared=True,
+        placed=True,
     ),
     Section(
         "placement",
@@ -44,6 +47,7 @@ SECTIONS = (
         given="(branches, norm, site)",
         trusted=("normbench.placements.",),
         compared=True,
+        placed=True,
     ),
     Section(
         "model",
@@ -97,3 +101,6 @@ SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
 CLASS_SECTIONS = tuple(section.name for section in SECTIONS if section.makes and not section.several)
 LOGGER = "logger"
 COMPARED = tuple(section.name for section in SECTIONS if section.compared)
+
+# The groups of which `norm@PLACE=OPTION` chooses another option for some places.
+PLACED = tuple(section.name for section in SECTIONS if section.placed)

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from normbench.config.groups import content, options
+from normbench.config.rules import group_of, is_rule, rule_sections, trusted_in
 from normbench.config.schema import CLOSED, ROOT
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Tree
 
@@ -16,7 +17,7 @@ from normbench.settings import Tree
 WRITING_HERE = ("normbench.recording.TensorBoard", "normbench.recording.Csv")
 
 # A word that can be understood at a glance: a dotted key, and a value without sections, references and line breaks.
-SIMPLE_WORD = re.compile(r"[+~]*(?P<key>\w+(\.\w+)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
+SIMPLE_WORD = re.compile(r"[+~]*(?P<key>\w+(@\w[\w-]*)?(\.\w[\w-]*)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
 NUMBER = re.compile(r"[\d.eE+-]+|null|true|false")
 
 # The settings of launchers that are words and only choose among what a cluster has.
@@ -25,9 +26,10 @@ CHOOSING = ("executor", "partition", "account", "qos", "constraint")
 
 def foreign_class(tree: Tree) -> str:
     """Return the first class of a run that is neither normbench's nor torch's, such as `norm._target_=mine.Norm`."""
-    for section in CLASS_SECTIONS:
-        target = str(tree[section].get("_target_"))
-        if not target.startswith(BY_NAME[section].trusted):
+    sections = {section: tree[section] for section in CLASS_SECTIONS} | rule_sections(tree)
+    for section, values in sections.items():
+        target = str(values.get("_target_"))
+        if not target.startswith(trusted_in(section)):
             return f"{section}._target_={target}"
     return ""
 
@@ -59,7 +61,7 @@ def needs_trust(word: str) -> bool:
     if key == "sweep.tie":
         return any(needs_trust(tied) for tied in value.strip("'\"").split(";"))
     if name == "_target_":
-        trusted = BY_NAME[section].trusted if section in CLASS_SECTIONS else ()
+        trusted = trusted_in(section) if group_of(section) in CLASS_SECTIONS else ()
         return not all(path.startswith(trusted) for path in value.split(","))
     if "_target_" in value:
         return True
@@ -67,6 +69,8 @@ def needs_trust(word: str) -> bool:
         if "/" in value:  # a YAML that is not one of the group's own
             return True
         return key == LOGGER and not set(re.findall(r"\w+", value)) <= loggers_here()
+    if is_rule(key):
+        return group_of(key) not in PLACED or "/" in value
     root = key.partition(".")[0]
     if root == "launcher":
         only_chooses = name in CHOOSING or NUMBER.fullmatch(value)

@@ -54,7 +54,7 @@ class Residual(Placement):
         norms = nn.ModuleDict()
         for slot in self.slots_of(role):
             width = branch.in_features if slot == "in" else branch.out_features
-            site = self.site.at(role, slot if len(self.slots) > 1 else "")
+            site = self.site.at(role, slot, sole=len(self.slots) == 1)
             norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
         return norms
 

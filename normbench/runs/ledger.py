@@ -44,7 +44,7 @@ def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
     }
     for norm in norms:
         eps = getattr(norm, "eps", None)
-        if isinstance(eps, float | None):  # another library's may be anything
+        if isinstance(eps, float):  # another library's may be anything
             found["eps"].append(eps)
         names = [name for name, _ in norm.named_parameters()]
         found["affine_parameters"].append("+".join(names) or "none")

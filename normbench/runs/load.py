@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normbench.config.schema import blame_file, check_section
+from normbench.config.rules import RULES, is_rule
+from normbench.config.schema import blame_file, check_rules, check_section
 from normbench.config.sections import GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
@@ -66,6 +67,8 @@ class TrainedRun(RunDirectory):
         with blame_file(self.config):
             for section in LOADED:
                 self.tree[section] = check_section(section, self.tree[section])
+            if RULES in self.tree:
+                self.tree[RULES] = check_rules(self.tree)
 
     def data(self) -> Data:
         """Return the data, decoded or from their cache; if their folder is gone, from that of NORMBENCH_DATA.
@@ -168,7 +171,7 @@ def row_of(name: str, run: RunDirectory, summary: dict[str, Any]) -> dict[str, A
     }
     sessions = run.sessions()
     chosen = sessions[-1].get("choices", {}) if sessions else {}
-    for group in GROUPS:
+    for group in (*GROUPS, *filter(is_rule, chosen)):
         if group in chosen:
             row[group] = None if chosen[group] == "None" else chosen[group]
     for key, value in flat(run.configuration()).items():

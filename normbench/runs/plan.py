@@ -14,6 +14,7 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
+from normbench.config.rules import RULES, section_at, sections_of
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
@@ -94,6 +95,8 @@ def prepare(
     check_compile(config, device)
     if data is None:
         data = build.make_data(config.tree, config.closed.seed)
+    if RULES in config.tree:
+        build.lay_out(config.tree, data.task)  # refuses a rule that fits no place
     steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
@@ -169,10 +172,10 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
         UsageError: with the reason.
     """
     trainer = config.closed.trainer
-    implementation = config.tree["norm"].get("impl")
     refused = ""
-    if implementation in ("compile", "liger"):  # which torch.func cannot look into
-        refused = f"norm.impl={implementation}"
+    opaque_norm = find_opaque_norm(config.tree)
+    if opaque_norm:
+        refused = opaque_norm
     elif trainer.compile:
         refused = f"trainer.compile={trainer.compile}".lower()
     elif trainer.recompute:
@@ -188,6 +191,15 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
     if refused:
         why = "trains seeds as one model, of which each step is the same computation for all"
         raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
+
+
+def find_opaque_norm(tree: Tree) -> str:
+    """Return the setting of a norm that torch.func cannot look into, as `norm.impl=compile`; empty without one."""
+    for section in sections_of(tree, "norm"):
+        implementation = section_at(tree, section).get("impl")
+        if implementation in ("compile", "liger"):
+            return f"{section}.impl={implementation}"
+    return ""
 
 
 def check_unchanged(run: Run) -> None:
@@ -218,6 +230,8 @@ def directory_of(
         "extends": parent.path.name if parent else None,
     }
     code = build.own_code(tree)
+    if RULES in tree:
+        content["rules"] = list(tree[RULES])  # whose order plays a part
     if code:  # a class that its author has changed makes another run
         content["code"] = code
     if stack > 1:

@@ -16,6 +16,7 @@ import yaml
 from torch import nn
 
 from normbench import build
+from normbench.config.rules import is_rule
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.record.console import Display
@@ -249,7 +250,9 @@ class Session:
         task = self.run.data.task
         metrics = RESULTS if task.judges else list(task.metrics(loss=1.0, accuracy=0.5))
         groups = ("norm", "placement", "model", "data")
-        choices: dict[str, Any] = {group: config.choices.groups[group] for group in groups}
+        options = config.choices.groups
+        rules = [key for key in options if is_rule(key)]
+        choices: dict[str, Any] = {group: options[group] for group in (*groups, *rules)}
         choices["seed"] = self.settings.seed
         choices |= flat(config.tree)
         varied = config.varied or (*groups, "seed")

@@ -48,6 +48,7 @@ from normbench.analysis.sensitivity import (
 )
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
+from normbench.config.rules import short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,7 +191,7 @@ def write_value(value: float, metric: Metric) -> str:
 
 def short(key: str) -> str:
     """Return the last part of a setting's name."""
-    return key.rpartition(".")[2]
+    return short_name(key)
 
 
 def draw_interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:

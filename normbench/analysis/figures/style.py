@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.records import Arm, RecordedRun, join_first, sort_key
+from normbench.config.rules import short_name
 
 Dash = tuple[float, tuple[float, ...]]  # as matplotlib has it: where it begins, and the lengths of dashes and gaps
 
@@ -323,7 +324,7 @@ def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
         is_shown |= data["diverged"] > 0
     drawn = data[is_shown]
     for key, own in arm.settings.items():
-        column = key.rpartition(".")[2]
+        column = short_name(key)
         if column in drawn:
             drawn = drawn[drawn[column] == own]
     names = {*drawn["arm"]}

@@ -1,0 +1,223 @@
+"""Rules by place: `norm@qk=rmsnorm`, `placement@first3=post` choose an option for some places of a model.
+
+A place is words joined by dots, each of which must fit a site:
+
+    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, final, block
+    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut;
+             qk, qkv and qk_all stand for several
+    depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
+    side     encoder, decoder
+
+Of several rules that fit a site, the one with the most words wins, then the one given last. Some places, such as `qk`,
+have no norm unless a rule names them (`normbench.types.optional_norm`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normbench.config.sections import BY_NAME, PLACED
+from normbench.errors import UsageError
+from normbench.settings import Tree
+
+if TYPE_CHECKING:
+    from normbench.types import Site
+
+RULES = "at"  # the section of a configuration that holds a section for each rule; absent where there is none
+
+# The words of places, for lists and Tab; a model of a person's own may have others.
+WORDS = {
+    "attention": "self-attention's norms",
+    "cross": "those of attention to another sequence",
+    "mlp": "the MLP's",
+    "conv": "those of a convolutional branch",
+    "linear": "those of a branch of linear maps",
+    "cell": "those inside a recurrent cell",
+    "final": "the norm before the head",
+    "in": "what a branch reads",
+    "out": "what a branch gives, or its sum with the stream",
+    "inner": "between the maps of a branch",
+    "qk": "queries and keys, in each head (also q, k, v and qkv)",
+    "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
+    "context": "what attention has read, before its output map",
+    "hidden": "the MLP's hidden features, before its last map",
+    "stem": "the stream as it starts",
+    "shortcut": "after a learned shortcut",
+    "first3": "the first three blocks, also as first25pct",
+    "last3": "the last three blocks, also as last25pct",
+    "blocks2-5": "the blocks 2 to 5, numbered from 0",
+    "encoder": "one side of an encoder–decoder",
+    "decoder": "the other side",
+}
+
+# Words for several slots at once.
+SLOTS = {"qk": ("q", "k"), "qkv": ("q", "k", "v"), "qk_all": ("q_all", "k_all")}
+
+KEY = re.compile(rf"(?P<group>{'|'.join(PLACED)})@(?P<place>\w[\w-]*(\.\w[\w-]*)*)")
+FIRST_OR_LAST = re.compile(r"(?P<end>first|last)(?P<number>\d+)(?P<percent>pct)?")
+RANGE = re.compile(r"blocks?(?P<start>\d+)(-(?P<stop>\d+))?")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        group: what it chooses, `norm` or `placement`.
+        place: for which places, such as `first3.attention`.
+    """
+
+    group: str
+    place: str
+
+    @property
+    def key(self) -> str:
+        """Return what stands before the `=` on the command line: `norm@qk`."""
+        return f"{self.group}@{self.place}"
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words of its place."""
+        return self.place.split(".")
+
+    def fits(self, site: Site) -> bool:
+        """Tell whether all of its words fit a site."""
+        return all(fits(word, site) for word in self.words)
+
+    def names(self, site: Site) -> bool:
+        """Tell whether it fits a site and names it by its slot, or by its role where the site has no slot."""
+        if not self.fits(site):
+            return False
+        if site.slot:
+            return any(fits_slot(word, site) for word in self.words)
+        return site.role in self.words
+
+
+def fits(word: str, site: Site) -> bool:
+    """Tell whether a word of a place fits a site."""
+    if word in (site.role, site.side):
+        return True
+    return fits_slot(word, site) or fits_depth(word, site)
+
+
+def fits_slot(word: str, site: Site) -> bool:
+    """Tell whether a word names the slot of a site."""
+    return site.slot in SLOTS.get(word, (word,)) and site.slot != ""
+
+
+def fits_depth(word: str, site: Site) -> bool:
+    """Tell whether a word such as `first3` fits the block of a site, of an encoder–decoder within its side."""
+    if site.layer is None:
+        return False
+    layer = site.layer
+    depth = site.depth
+    encoder, decoder = site.sides
+    if site.side == "encoder":
+        depth = encoder
+    elif site.side == "decoder":
+        layer -= encoder
+        depth = decoder
+    found = RANGE.fullmatch(word)
+    if found:
+        start = int(found["start"])
+        stop = int(found["stop"] or start)
+        return start <= layer <= stop
+    found = FIRST_OR_LAST.fullmatch(word)
+    if found is None:
+        return False
+    number = float(found["number"])
+    count = depth * number / 100 if found["percent"] else number
+    from_end = layer if found["end"] == "first" else depth - 1 - layer
+    return from_end < count
+
+
+def best_rule(rules: Iterable[Rule], site: Site, asked_for: bool = False) -> Rule | None:
+    """Return the rule that holds at a site; None where none does.
+
+    Args:
+        rules: in the order in which they were given.
+        site: the place.
+        asked_for: whether the place has nothing unless a rule names it.
+    """
+    best: Rule | None = None
+    for rule in rules:
+        holds = rule.names(site) if asked_for else rule.fits(site)
+        if holds and (best is None or len(rule.words) >= len(best.words)):
+            best = rule
+    return best
+
+
+# ---- keys and sections
+
+
+def is_rule(key: str) -> bool:
+    """Tell whether a key, such as `norm@qk`, or `norm@qk.eps`, has a place."""
+    return "@" in key
+
+
+def short_name(key: str) -> str:
+    """Return the last word of a dotted key, as tables have it; a rule's key whole."""
+    return key if is_rule(key) else key.rpartition(".")[2]
+
+
+def belongs_to(key: str, section: str) -> bool:
+    """Tell whether a key is a setting of a section or a rule: `norm.eps` of `norm`, `norm@qk.eps` of `norm@qk`."""
+    before, _, _ = key.rpartition(".")
+    return before == section
+
+
+def group_of(section: str) -> str:
+    """Return the group of a section or a rule: `norm` of `norm@qk`."""
+    return section.partition("@")[0]
+
+
+def read_rule(key: str) -> Rule:
+    """Return the rule of a key.
+
+    Raises:
+        UsageError: it is not GROUP@PLACE.
+    """
+    found = KEY.fullmatch(key)
+    if found is None:
+        cure = (
+            f"write {' or '.join(f'{group}@PLACE' for group in PLACED)}, as in norm@qk=rmsnorm or placement@first3=post"
+        )
+        raise UsageError(f"{key} is not a rule for places: {cure}")
+    return Rule(found["group"], found["place"])
+
+
+def rules_of(tree: Tree, group: str) -> list[Rule]:
+    """Return the rules of a group in the order in which they were given."""
+    rules = [read_rule(key) for key in rule_sections(tree)]
+    return [rule for rule in rules if rule.group == group]
+
+
+def sections_of(tree: Tree, group: str) -> list[str]:
+    """Return the names of all sections that choose of a group: its own, and those of its rules."""
+    return [group, *(rule.key for rule in rules_of(tree, group))]
+
+
+def rule_sections(tree: Tree) -> dict[str, Tree]:
+    """Return the section of each rule of a configuration, by its key.
+
+    Raises:
+        UsageError: the configuration holds something else there.
+    """
+    sections = tree.get(RULES, {})
+    if not isinstance(sections, Mapping) or not all(isinstance(each, Mapping) for each in sections.values()):
+        raise UsageError(f"{RULES} holds something other than rules: give rules as norm@qk=rmsnorm")
+    return dict(sections)
+
+
+def section_at(tree: Tree, section: str) -> dict[str, Any]:
+    """Return a section of a configuration: of a rule where it is named like one."""
+    values: dict[str, Any] = tree[RULES][section] if is_rule(section) else tree[section]
+    return values
+
+
+def trusted_in(section: str) -> tuple[str, ...]:
+    """Return where the classes of a section or a rule are whose code may run though somebody else made the run."""
+    return BY_NAME[group_of(section)].trusted

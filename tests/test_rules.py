@@ -1,0 +1,220 @@
+"""Rules by place: another norm or placement for some places of a model, from the word to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, REPOSITORY, TEXT, TRANSLATIONS
+from test_runs import TINY, losses, summary_of, train
+from torch import nn
+
+from normbench import load_runs
+from normbench.build import lay_out, make_model
+from normbench.cli import main
+from normbench.config.compose import read
+from normbench.config.rules import WORDS, Rule, best_rule
+from normbench.config.trust import foreign_class, needs_trust
+from normbench.errors import CombinationRefused, UsageError
+from normbench.record.files import read_json
+from normbench.runs.plan import prepare
+from normbench.types import Site, Task
+
+NANO = ["model=nano", "model.depth=8", "model.width=16", "model.heads=2", "model.context=16", "threads=1", "device=cpu"]
+LENGTH = ["trainer.steps=3"]
+
+
+def layers(word: str, depth: int = 8, **site: Any) -> list[int]:
+    """Return the blocks that a word of a place fits."""
+    rule = Rule("norm", word)
+    return [layer for layer in range(depth) if rule.fits(Site("mlp", layer, depth, **site))]
+
+
+def sections(task: Task, *words: str) -> dict[str, str | None]:
+    """Return which section holds at each site with a norm, by its name."""
+    tree = read([*NANO, *LENGTH, *words]).tree
+    made = lay_out(tree, task)
+    return {site.name: section for site, section in made.norm_sections.items() if section}
+
+
+# ---- which places a rule is for
+
+
+def test_words_of_depth_choose_blocks() -> None:
+    assert layers("first3") == [0, 1, 2]
+    assert layers("last3") == [5, 6, 7]
+    assert layers("blocks2-5") == [2, 3, 4, 5]
+    assert layers("block3") == [3]
+    assert layers("first25pct") == [0, 1]
+    assert layers("first25pct", depth=6) == [0, 1]  # of 1.5
+    assert layers("last25pct", depth=12) == [9, 10, 11]
+    assert not Rule("norm", "first3").fits(Site("final", depth=8))
+
+
+def test_depth_is_counted_on_each_side_of_an_encoder_decoder() -> None:
+    encoder = [Site("mlp", layer, 5, side="encoder", sides=(2, 3)) for layer in range(2)]
+    decoder = [Site("mlp", layer, 5, side="decoder", sides=(2, 3)) for layer in range(2, 5)]
+    fits = Rule("norm", "first1").fits
+    assert [fits(site) for site in (*encoder, *decoder)] == [True, False, True, False, False]
+    fits = Rule("norm", "decoder.last1").fits
+    assert [fits(site) for site in (*encoder, *decoder)] == [False, False, False, False, True]
+
+
+def test_the_rule_with_the_most_words_holds_then_the_last() -> None:
+    rules = [Rule("norm", place) for place in ("mlp", "first2.mlp", "first3", "last8")]
+    best = [best_rule(rules, Site("mlp", layer, 8)) for layer in range(4)]
+    assert [rule.place for rule in best if rule] == ["first2.mlp", "first2.mlp", "last8", "last8"]
+    assert best_rule(rules[:2], Site("attention", 0, 8)) is None
+
+
+def test_norms_stand_where_the_rules_say() -> None:
+    found = sections(TEXT, "norm@qk=rmsnorm", "norm@first3=layernorm", "norm@mlp.hidden=rmsnorm", "norm@final=none")
+    for layer in range(8):
+        usual = "norm@first3" if layer < 3 else "norm"
+        block = f"block{layer:02d}"
+        assert found[f"{block}.attention"] == found[f"{block}.mlp"] == usual
+        assert found[f"{block}.attention.q"] == found[f"{block}.attention.k"] == "norm@qk"
+        assert found[f"{block}.mlp.hidden"] == "norm@mlp.hidden"
+    assert found["final"] == "norm@final"
+    assert len(found) == 8 * 5 + 1, "no norm at a place with none of its own, unless a rule names it"
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "rule", "site"),
+    [
+        ("resnet18", IMAGES, "norm@stem=batchnorm", "stem"),
+        ("resnet18", IMAGES, "norm@shortcut=batchnorm", "block02.conv.shortcut"),
+        ("cnn_plain", IMAGES, "norm@first1=batchnorm", "block00.conv"),
+        ("mlp", IMAGES, "norm@linear.inner=batchnorm", "block00.linear.inner"),
+        ("seq2seq", TRANSLATIONS, "norm@decoder.cross=rmsnorm", "block06.cross"),
+        ("rnnsearch", TRANSLATIONS, "norm@cell=rmsnorm", "block00.cell.forward_input_r"),
+    ],
+)
+def test_every_kind_of_model_has_places(model: str, task: Task, rule: str, site: str) -> None:
+    tree = read([f"model={model}", rule, *LENGTH]).tree
+    made = lay_out(tree, task)
+    found = {each.name: section for each, section in made.norm_sections.items()}
+    key = rule.partition("=")[0]
+    assert key in found.values()
+    assert found.get(site, key) == key
+
+
+def test_a_rule_of_placements_makes_mix_ln() -> None:
+    """Post in the first quarter, pre after it, with the final norm that pre needs (Li et al. 2025)."""
+    tree = read([*NANO, *LENGTH, "placement=pre", "placement@first25pct=post"]).tree
+    model, norms = make_model(tree, TEXT, 0)
+    kinds = [type(block).__name__ for block in model.blocks]  # type: ignore[union-attr]  # a ModuleList
+    assert kinds == ["Post"] * 2 + ["Pre"] * 6
+    assert "final" in norms
+
+
+def test_a_norm_by_a_rule_moves_no_other_start() -> None:
+    plain, _ = make_model(read([*NANO, *LENGTH]).tree, TEXT, 0)
+    ruled, norms = make_model(read([*NANO, *LENGTH, "norm@qk=rmsnorm", "norm@qk.eps=1e-3"]).tree, TEXT, 0)
+    start = ruled.state_dict()
+    assert all(torch.equal(start[key], value) for key, value in plain.state_dict().items())
+    assert norms["block00.attention.q"].eps == 1e-3 and norms["block00.mlp"].eps == 1e-5
+
+
+def test_own_classes_and_settings_of_a_rule() -> None:
+    tree = read([*NANO, *LENGTH, "norm@final._target_=torch.nn.RMSNorm", "norm@final.eps=1e-2"]).tree
+    _, norms = make_model(tree, TEXT, 0)
+    assert isinstance(norms["final"], nn.RMSNorm) and norms["final"].eps == 1e-2
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["norm@qkk=rmsnorm"], r"norm@qkk fits no place of this model: did you mean \w+\? "),
+        (["norm@cross=rmsnorm"], r"norm@cross fits no place of this model: .*attention, .*mlp"),
+        (["norm@qk=rmsnrm"], r"norm@qk=rmsnrm is unknown: did you mean rmsnorm\?"),
+        (["norm@qk.eps=1e-6"], r"norm@qk.eps is a setting of norm@qk, which is not given: add norm@qk=NORM"),
+        (["norm@qk=rmsnorm", "norm@qk.epsilon=1"], r"norm@qk.epsilon is not a setting of .*did you mean eps\?"),
+        (["norm@qk=rmsnorm", "norm@qk.eps=-1"], r"norm@qk.eps=-1 is not allowed"),
+        (["norm@=rmsnorm"], r"norm@ is not a rule for places"),
+        (["model@qk=nano"], r"model@qk is not a rule for places"),
+        (["norm@qk=rmsnorm,none"], r"norm@qk=rmsnorm,none gives several values"),
+        (["~norm@qk"], r"~norm@qk takes a rule back"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepare(read([*NANO, *LENGTH, *words]))
+
+
+def test_what_is_refused_everywhere_is_refused_at_a_place() -> None:
+    with pytest.raises(CombinationRefused, match="norm=layernorm norm@qk=instancenorm with data=pydocs is refused"):
+        prepare(read([*NANO, *LENGTH, "norm@qk=instancenorm"]))
+    with pytest.raises(CombinationRefused, match="placement@first1=parallel with model=cnn is refused"):
+        prepare(read(["model=cnn", *LENGTH, "placement@first1=parallel"]))
+
+
+def test_a_class_of_somebody_else_needs_trust_at_a_place_too() -> None:
+    tree = read([*NANO, *LENGTH, "norm@qk=rmsnorm"]).tree
+    assert foreign_class(tree) == ""
+    tree["at"]["norm@qk"]["_target_"] = "os.system"
+    assert foreign_class(tree) == "norm@qk._target_=os.system"
+    assert not needs_trust("norm@qk=rmsnorm") and not needs_trust("norm@mlp.hidden.eps=1e-3")
+    assert needs_trust("norm@qk._target_=mine.Norm") and needs_trust("norm@qk=../mine")
+
+
+# ---- runs
+
+
+def test_a_run_is_named_by_its_rules_and_goes_on_with_them(tmp_path: Path) -> None:
+    rules = ["norm@qk=rmsnorm", "placement@first1=post"]
+    run = train(tmp_path, *TINY, "trainer.steps=4", *rules)
+    assert run.name.startswith("layernorm-pre-rmsnorm@qk-post@first1-s0-")
+    plain = train(tmp_path, *TINY, "trainer.steps=4")
+    assert plain.name.startswith("layernorm-pre-s0-") and "\nat:" not in (plain / "config.yaml").read_text()
+    longer = train(tmp_path, f"extend={run}", "trainer.steps=6")
+    assert longer.name.startswith("layernorm-pre-rmsnorm@qk-post@first1-s0-")
+    assert losses(longer)[: len(losses(run))] == losses(run)
+    assert summary_of(run)["choices"]["norm@qk"] == "rmsnorm"
+    table = load_runs(tmp_path).set_index("run")
+    assert [*table["norm@qk"].dropna()] == ["rmsnorm"] * 2
+
+
+def test_the_order_of_rules_is_part_of_a_run() -> None:
+    words = ["norm@first2=none", "norm@mlp=rmsnorm"]
+    one, other = (prepare(read([*NANO, *LENGTH, *order])) for order in (words, words[::-1]))
+    assert one.directory.path != other.directory.path
+
+
+def test_rules_are_factors_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["norm@qk=none,rmsnorm", "norm@v=none,rmsnorm", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]
+    assert main(["sweep", *words]) == 0
+    answer = read_json(tmp_path / "outputs/sweep/report/answer.json")
+    assert answer is not None
+    varied = {factor["key"]: factor["values"] for factor in answer["question"]["varied"]}
+    assert varied == {"norm@qk": ["none", "rmsnorm"], "norm@v": ["none", "rmsnorm"]}
+    assert len(answer["arms"]) == 4
+
+
+# ---- pages
+
+
+def test_sites_are_shown_with_what_stands_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "--sites", *NANO, "norm@qk=rmsnorm", "placement@first25pct=post"]) == 0
+    page = capsys.readouterr().out
+    lines = [line.split() for line in page.splitlines()]
+    assert ["block00", "to", "block01:"] in lines and ["block02", "to", "block07:"] in lines
+    assert ["attention.q", "rmsnorm,", "by", "norm@qk"] in lines
+    assert ["placement", "post,", "by", "placement@first25pct"] in lines
+    assert main(["show", *NANO, "norm@qk=rmsnorm"]) == 0
+    assert "norm@qk.eps=1e-05" in capsys.readouterr().out
+
+
+def test_every_word_of_a_place_is_listed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "places"]) == 0
+    listed = capsys.readouterr().out
+    page = (REPOSITORY / "docs/places.md").read_text("utf-8")
+    for word in WORDS:
+        assert f"\n  {word} " in listed
+        assert f"`{word}`" in page
