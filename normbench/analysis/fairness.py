@@ -15,6 +15,7 @@ from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, 
 from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
+from normbench.config.groups import options, section_of
 from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
 
@@ -211,10 +212,14 @@ def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
 def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
     """Find settings that vary along with what is compared."""
     compared = [key for key in study.varied if key in GROUPS or is_rule(key)]
+    if "scheme" in study.varied:
+        compared += keys_of_schemes(study)
     asked = asked_for(study)
     aside = {*GROUPS, *study.varied, *SAID_ELSEWHERE}
     for key in candidate_settings(study.runs):
-        is_of_option = any(belongs_to(key, option) for option in compared)  # which has its own values
+        is_of_option = key in compared or any(
+            belongs_to(key, option) for option in compared
+        )  # whose own values these are
         is_asked_for = key in asked and not key.endswith("._target_")
         if key in aside or (is_of_option and not is_asked_for):
             continue
@@ -223,6 +228,15 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
             found = evidence_of(values)
             text = sentences.say_unequal(f"the arms differ in {key} too", found)
             yield Caveat(kind=CaveatKind.SETTINGS, found=found, text=text)
+
+
+def keys_of_schemes(study: RecordedStudy) -> list[str]:
+    """Return the keys that the schemes of a study's runs set."""
+    found: dict[str, None] = {}
+    for scheme in {run.config.get("scheme") for run in study.runs}:
+        if scheme in options("scheme"):
+            found |= dict.fromkeys(section_of("scheme", scheme))
+    return [*found]
 
 
 def asked_for(study: RecordedStudy) -> set[str]:

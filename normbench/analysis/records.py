@@ -28,7 +28,7 @@ from normbench.settings import Setting, key_of, show
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
 FIRST_KEYS = (
-    "norm", "placement", "model", "data", "optim", "schedule", "init",
+    "scheme", "norm", "placement", "model", "data", "optim", "schedule", "init",
     "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
 )  # fmt: skip
 
@@ -574,7 +574,7 @@ def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
         keys.update(run.config)
     keys = {key for key in keys if not key.startswith(("probes.", "logger."))}
     rules = {key for run in runs for key in run.rules}
-    first = [key for key in (*FIRST_KEYS[:2], *sorted(rules), *FIRST_KEYS[2:]) if key in keys]
+    first = [key for key in (*FIRST_KEYS[:3], *sorted(rules), *FIRST_KEYS[3:]) if key in keys]
     last = [LEARNING_RATE] if LEARNING_RATE in keys else []
     others = sorted(keys.difference(first, last, ASIDE))
     return [*first, *others, *last]

@@ -16,7 +16,7 @@ from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
-LISTED = (*PARTS, "experiment", "places", "refusals")
+LISTED = (*PARTS, "scheme", "experiment", "places", "refusals")
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
 
 # What people set most, beside the settings of the parts.
@@ -165,7 +165,7 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         config = extend(config, RunDirectory(Path(config.closed.extend)), trust=False)
     rows = []
     for group, meaning in GROUPS.items():
-        option = config.choices.groups[group].replace("None", "null")
+        option = config.choices.groups.get(group, "null").replace("None", "null")
         rows.append((f"{group}={option}", f"{meaning} [normbench list {group}]"))
     rules = rule_sections(config.tree)
     for key in rules:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ NAMING_GROUPS = ("model", "data")
 SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
 
 SEARCH_PATH = "hydra.searchpath"
+SCHEME = "scheme"  # the group whose options stand for words
 
 # Words that others have for it, or that are a sweep's.
 GOES_ON = "the command of a run that was stopped goes on with it, and normbench sweep --resume FOLDER with a sweep"
@@ -100,8 +101,9 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     with start_hydra():
         for words in points:
             with translate_errors():
-                rules = read_rules(words)
-                chosen, settings = divide(word for word in words if not is_rule(key_of(word)))
+                every_word = (*words_of_scheme(words), *words)
+                rules = read_rules(every_word)
+                chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
                 # points that set the same keys are written over each other, since copying takes longer than all else
                 keys = tuple(setting.key_or_group for setting in settings)
                 alike = tuple(chosen), keys
@@ -109,7 +111,7 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
                     composed[alike] = compose(chosen)
                 config, groups = composed[alike]
                 apply(config, groups, settings)
-                found.append(finish(config, groups, tuple(words), rules))
+                found.append(replace(finish(config, groups, every_word, rules), words=tuple(words)))
     return found
 
 
@@ -141,6 +143,7 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
     config = hydra.compose("train", words, return_hydra_config=True)
     with open_dict(config):
         runtime = config.pop("hydra").runtime
+        config.pop(SCHEME, None)  # whose words are among those of the line
     options = {group: str(option) for group, option in runtime.choices.items() if group in GROUPS}
     return config, options
 
@@ -181,6 +184,10 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
         own_class = str(section["_target_"]).rpartition(".")[2].lower()
         named[key] = own_class if f"{key}._target_" in given else given[key]
     name_words = [named["norm"], named["placement"]]
+    if named[SCHEME] == "None":
+        del named[SCHEME]
+    else:
+        name_words.insert(0, named[SCHEME])
     defaults = chosen_options([])
     for group in NAMING_GROUPS:
         if named[group] != defaults[group]:
@@ -188,6 +195,28 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
     for key in tree.get(RULES, {}):
         name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
     return Choices(named, tuple(name_words))
+
+
+def words_of_scheme(words: Sequence[str]) -> list[str]:
+    """Return the words that a scheme stands for, less those that the given words say otherwise.
+
+    Raises:
+        UsageError: there is no such scheme.
+    """
+    given = {key_of(word): word.partition("=")[2] for word in words}
+    scheme = given.get(SCHEME, "null")
+    if scheme == "null":
+        return []
+    folders = own_folders(words)
+    check_option(SCHEME, scheme, *folders)
+    recipe = section_of(SCHEME, scheme, *folders)
+    replaced = [key for key in recipe if key in given]
+    found: list[str] = []
+    for key, value in recipe.items():
+        option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
+        if key not in given and not option_is_replaced:
+            found.append(f"{key}={show(value)}")
+    return found
 
 
 def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -408,12 +437,13 @@ def translate_errors() -> Iterator[None]:
 def ask_hydra(words: Sequence[str], *flags: str) -> None:
     """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
     read(words)  # says in a sentence what is wrong
-    chosen, settings = divide(word for word in words if not is_rule(key_of(word)))
+    every_word = (*words_of_scheme(words), *words)
+    chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
     changes: list[str] = []
     for override in settings:
         word = text(override)
         changes.append(word if override.is_delete() else f"++{word}")
-    rules = read_rules(words)
+    rules = read_rules(every_word)
     if rules:
         changes.append(f"+{RULES}={in_hydra_grammar(rules)}")
     main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")

@@ -205,6 +205,9 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
         key, equals, value = word.lstrip("+").partition("=")
         if equals:
             given[key] = value
+    scheme = given.get("scheme", "")
+    if scheme in options("scheme", *more):
+        given = section_of("scheme", scheme, *more) | given
     found: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
         by_default = found.get(group, defaults[group])
@@ -225,7 +228,7 @@ def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict
     chosen = chosen_options(words, *more)
     tree = content("", "train")
     for group, option in chosen.items():
-        if option in options(group, *more):
+        if group != "scheme" and option in options(group, *more):
             whole = content(group, option, more)
             own = whole if group in whole else {group: whole}
             tree = merge(tree, own)

@@ -89,6 +89,7 @@ SECTIONS = (
         given="(directory, step)",
         several=True,
     ),
+    Section("scheme", "a published recipe: norm, placement, norms at places and what goes with them; your words win"),
     Section("experiment", "a study, for normbench sweep, or a whole setting with a published result"),
 )
 BY_NAME = {section.name: section for section in SECTIONS}

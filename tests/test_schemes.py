@@ -1,0 +1,195 @@
+"""Schemes: published recipes as words; the same functions as their authors' models, with the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import TEXT, documented
+from test_runs import TINY, train
+from torch import Tensor, nn
+
+from normbench.build import make_model
+from normbench.cli import main
+from normbench.config.compose import read
+from normbench.config.groups import options, section_of
+from normbench.errors import UsageError
+from normbench.record.files import read_json
+from normbench.runs.plan import prepare
+from normbench.types import Model
+
+SIZES = ["model.depth=3", "model.width=32", "model.heads=4", "model.context=16", "device=cpu", "threads=1"]
+WORDS = [*SIZES, "trainer.steps=3"]
+
+
+def made(scheme: str, *words: str) -> Model:
+    """Return a small model of a scheme, whose norms' parameters are drawn too."""
+    model, norms = make_model(read([f"scheme={scheme}", *WORDS, *words]).tree, TEXT, 0)
+    with torch.no_grad():
+        for norm in norms.values():
+            for parameter in norm.parameters():
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def authors_model(scheme: str) -> Any:
+    """Return transformers' model of the sizes of ours, with random weights, without what a scheme leaves out."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": TEXT.vocabulary_size,
+        "hidden_size": 32,
+        "intermediate_size": 8 * -(-32 // 3),
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 16,
+    }
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    if scheme == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=TEXT.vocabulary_size, n_embd=32, n_layer=3, n_head=4, n_positions=16, activation_function="gelu"
+        )
+        return transformers.GPT2LMHeadModel(config).eval()
+    kinds = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"rms_norm_eps": 1e-6}),
+        "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {"rms_norm_eps": 1e-5}),
+        "qwen3": (
+            transformers.Qwen3Config,
+            transformers.Qwen3ForCausalLM,
+            {"rms_norm_eps": 1e-6, "head_dim": 8, "tie_word_embeddings": True},
+        ),
+    }
+    config_class, model_class, own = kinds[scheme]
+    return model_class(config_class(**sizes, **rotary, **own)).eval()
+
+
+def copy_rotary(ours: Any, theirs: Any) -> None:
+    """Give their model, of the family of LLaMA, the weights of ours."""
+    theirs.model.embed_tokens.weight.copy_(ours.stem.embedding.weight)
+    theirs.model.norm.weight.copy_(ours.norms_by_site["final"].weight)
+    if ours.head.linear is not None:
+        theirs.lm_head.weight.copy_(ours.head.linear.weight)
+    for number, layer in enumerate(theirs.model.layers):
+        branches = ours.blocks[number].branches
+        q, k, v = branches["attention"].qkv.weight.chunk(3)
+        gate, up = branches["mlp"].fc1.weight.chunk(2)
+        pairs: list[tuple[Any, Tensor]] = [
+            (layer.self_attn.q_proj, q),
+            (layer.self_attn.k_proj, k),
+            (layer.self_attn.v_proj, v),
+            (layer.self_attn.o_proj, branches["attention"].out.weight),
+            (layer.mlp.gate_proj, gate),
+            (layer.mlp.up_proj, up),
+            (layer.mlp.down_proj, branches["mlp"].fc2.weight),
+        ]
+        for module, weight in pairs:
+            module.weight.copy_(weight)
+        norms = {name: norm for name, norm in ours.norms_by_site.items() if name.startswith(f"block{number:02d}")}
+        names = {
+            "attention": ("input_layernorm", "post_attention_layernorm"),
+            "mlp": ("post_attention_layernorm", "post_feedforward_layernorm"),
+        }
+        after = hasattr(layer, "post_feedforward_layernorm")
+        for role, (before_name, after_name) in names.items():
+            getattr(layer, after_name if after else before_name).weight.copy_(norms[f"block{number:02d}.{role}"].weight)
+        for name, norm in norms.items():
+            slot = name.rpartition(".")[2]
+            if slot[0] in "qk":
+                getattr(layer.self_attn, f"{slot[0]}_norm").weight.copy_(norm.weight)
+
+
+def copy_gpt2(ours: Any, theirs: Any) -> None:
+    """Give their GPT-2 the weights of ours; its linear maps are stored the other way round."""
+    inside = theirs.transformer
+    inside.wte.weight.copy_(ours.stem.embedding.weight)
+    inside.wpe.weight.copy_(ours.positions.weight)
+    copy_affine(inside.ln_f, ours.norms_by_site["final"])
+    for number, layer in enumerate(inside.h):
+        branches = ours.blocks[number].branches
+        maps = {
+            layer.attn.c_attn: branches["attention"].qkv,
+            layer.attn.c_proj: branches["attention"].out,
+            layer.mlp.c_fc: branches["mlp"].fc1,
+            layer.mlp.c_proj: branches["mlp"].fc2,
+        }
+        for their_map, our_map in maps.items():
+            our_map.bias.normal_(std=0.1)
+            their_map.weight.copy_(our_map.weight.T)
+            their_map.bias.copy_(our_map.bias)
+        copy_affine(layer.ln_1, ours.norms_by_site[f"block{number:02d}.attention"])
+        copy_affine(layer.ln_2, ours.norms_by_site[f"block{number:02d}.mlp"])
+
+
+def copy_affine(theirs: nn.Module, ours: Any) -> None:
+    """Give a norm of theirs the parameters of one of ours."""
+    theirs.load_state_dict(ours.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3"])
+def test_a_scheme_is_its_authors_function(scheme: str) -> None:
+    """The same logits from the same weights, to 1e-5 in float32.
+
+    In float64 too, to 1e-12 where nothing is rotated: both keep the angles' cosines and sines in float32.
+    """
+    ours: Any = made(scheme)
+    ours.norms_by_site = ours.anatomy().norms
+    theirs = authors_model(scheme)
+    with torch.no_grad():
+        (copy_gpt2 if scheme == "gpt2" else copy_rotary)(ours, theirs)
+        tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
+        single = ours(tokens), theirs(tokens).logits
+        double = ours.double()(tokens), theirs.double()(tokens).logits
+    torch.testing.assert_close(*single, rtol=1e-5, atol=1e-5)
+    assert double[0].std() > 0.1, "of weights that do something"
+    tolerance = 1e-12 if scheme == "gpt2" else 1e-6
+    torch.testing.assert_close(*double, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("scheme", options("scheme"))
+def test_a_scheme_is_words_that_a_person_may_write(scheme: str) -> None:
+    recipe = [f"{key}={value}" for key, value in section_of("scheme", scheme).items()]
+    by_hand = read([*recipe, *WORDS])
+    config = read([f"scheme={scheme}", *WORDS])
+    assert config.tree == by_hand.tree
+    assert config.choices.words[0] == scheme and config.choices.groups["scheme"] == scheme
+    assert "scheme" not in by_hand.choices.groups
+    assert config.words == (f"scheme={scheme}", *WORDS)
+
+
+def test_a_persons_own_words_win() -> None:
+    tree = read(["scheme=olmo2", "norm=dyt", "norm@qk_all.eps=1e-3", "model=small", *WORDS]).tree
+    assert tree["norm"]["_target_"].endswith("DyT") and "eps" not in tree["norm"]
+    assert tree["at"]["norm@qk_all"]["eps"] == 1e-3
+    assert tree["placement"]["_target_"].endswith("PostInside") and tree["model"]["position"] == "rotary"
+    assert read([*WORDS, "scheme=olmo2", "norm@qk_all=none"]).choices.groups["norm@qk_all"] == "none"
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UsageError, match=r"scheme=lama is unknown: did you mean llama\?"):
+        read(["scheme=lama", *WORDS])
+    with pytest.raises(UsageError, match="is not a setting of model=cnn"):
+        prepare(read(["scheme=llama", "model=cnn", "data=digits", "trainer.steps=3"]))
+
+
+def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "scheme").mkdir()
+    (tmp_path / "scheme/mine.yaml").write_text("# Mine\nnorm: dyt\nnorm@qk: rmsnorm\nplacement: sandwich\n")
+    run = train(tmp_path, *TINY, "trainer.steps=2", f"--config-dir={tmp_path}", "scheme=mine")
+    assert run.name.startswith("mine-dyt-sandwich-rmsnorm@qk-s0-")
+
+
+def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "scheme=gpt2,olmo2", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]) == 0
+    answer = read_json(tmp_path / "outputs/sweep/report/answer.json")
+    assert answer is not None
+    assert [arm["name"] for arm in answer["arms"]] == ["gpt2", "olmo2"]
+    assert "settings" not in [caveat["kind"] for caveat in answer["caveats"]]
+
+
+def test_the_schemes_are_documented() -> None:
+    assert documented("scheme") == [*options("scheme")]
