@@ -44,11 +44,13 @@ class ScaleNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine=False, bias=False, **place)
         self.gain0 = math.sqrt(num_features) if gain0 == "auto" else gain0
-        self.fixed_gain = 1.0 if affine else self.gain0
+        self.fixed_gain = 1.0 if affine else self.gain0  # 1 also where γ has been folded into what follows
         if affine:
             self.weight = nn.Parameter(torch.full((1,), self.gain0))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True)
-        y = self.fixed_gain * x / length.clamp_min(self.eps)
+        y = x / length.clamp_min(self.eps)
+        if weight is None:
+            return y * self.fixed_gain
         return scale_and_shift(y, weight, bias, self.channel_dim)
