@@ -60,7 +60,17 @@ def authors_model(scheme: str) -> Any:
             transformers.Qwen3ForCausalLM,
             {"rms_norm_eps": 1e-6, "head_dim": 8, "tie_word_embeddings": True},
         ),
+        "gemma3": (
+            transformers.Gemma3TextConfig,
+            transformers.Gemma3ForCausalLM,
+            {"rms_norm_eps": 1e-6, "head_dim": 8, "query_pre_attn_scalar": 8, "hidden_activation": "gelu"},
+        ),
     }
+    if scheme == "gemma3":  # whose layers of local attention have angles of their own
+        both = {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
+        }
+        rotary = {"rope_parameters": both, "layer_types": ["full_attention"] * 3}
     config_class, model_class, own = kinds[scheme]
     return model_class(config_class(**sizes, **rotary, **own)).eval()
 
@@ -87,17 +97,27 @@ def copy_rotary(ours: Any, theirs: Any) -> None:
         for module, weight in pairs:
             module.weight.copy_(weight)
         norms = {name: norm for name, norm in ours.norms_by_site.items() if name.startswith(f"block{number:02d}")}
-        names = {
-            "attention": ("input_layernorm", "post_attention_layernorm"),
-            "mlp": ("post_attention_layernorm", "post_feedforward_layernorm"),
-        }
-        after = hasattr(layer, "post_feedforward_layernorm")
-        for role, (before_name, after_name) in names.items():
-            getattr(layer, after_name if after else before_name).weight.copy_(norms[f"block{number:02d}.{role}"].weight)
         for name, norm in norms.items():
-            slot = name.rpartition(".")[2]
-            if slot[0] in "qk":
-                getattr(layer.self_attn, f"{slot[0]}_norm").weight.copy_(norm.weight)
+            _, _, place = name.partition(".")
+            their_norm = layer.get_submodule(norm_names(layer)[place])
+            their_norm.weight.copy_(norm.weight)
+    if type(theirs).__name__.startswith("Gemma3"):  # which stores γ − 1
+        for module in theirs.modules():
+            if type(module).__name__ == "Gemma3RMSNorm":
+                module.weight.sub_(1)
+
+
+def norm_names(layer: Any) -> dict[str, str]:
+    """Return what their layer calls the norm at each place of a block of ours."""
+    names = {f"attention.{slot}": f"self_attn.{slot[0]}_norm" for slot in ("q", "k", "q_all", "k_all")}
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        names |= {"attention.in": "input_layernorm", "attention.out": "post_attention_layernorm"}
+        names |= {"mlp.in": "pre_feedforward_layernorm", "mlp.out": "post_feedforward_layernorm"}
+    elif hasattr(layer, "post_feedforward_layernorm"):
+        names |= {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+    else:
+        names |= {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
+    return names
 
 
 def copy_gpt2(ours: Any, theirs: Any) -> None:
@@ -129,7 +149,7 @@ def copy_affine(theirs: nn.Module, ours: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3"])
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma3"])
 def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     """The same logits from the same weights, to 1e-5 in float32.
 

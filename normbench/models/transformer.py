@@ -42,13 +42,16 @@ HeadCount = Annotated[int, Setting("attention heads; they divide the width", low
 Context = Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7, tasks=OF_TEXTS)]
 Dropout = Annotated[float, Setting("share of values dropped in training", low=0, below=1)]
 Position = Annotated[Literal["learned", "rotary"], Setting("position embedding")]
-Activation = Annotated[Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu"], Setting("activation of the MLP")]
+Activation = Annotated[
+    Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu", "geglu"], Setting("activation of the MLP")
+]
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # of an MLP with a gate: the activation of that
 Tied = Annotated[bool, Setting("the output layer uses the token embedding", tasks=OF_TOKENS)]
 Bias = Annotated[bool, Setting("biases in the linear maps of the blocks")]
 EmbeddingScale = Annotated[
-    float | Literal["unit", "learned"],
+    float | Literal["unit", "learned", "root_width"],
     Setting(
-        "factor on the embedding; unit: text starts at RMS 1; learned: from √width",
+        "factor on the embedding; unit: text starts at RMS 1; root_width: √width; learned: from √width",
         above=0,
         high=1e6,
         word_tasks=(("unit", OF_TEXTS),),
@@ -234,12 +237,12 @@ class MLP(Branch):
         return self.dropout(self.fc2(hidden))
 
 
-class SwiGLU(MLP):
-    """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), `hidden` or 8/3 as wide inside, in multiples of 8."""
+class GatedMLP(MLP):
+    """fc2(activation(gate(x)) · up(x)) (Shazeer 2020, equation 6), `hidden` or 8/3 as wide, in multiples of 8."""
 
-    def __init__(self, width: int, *, hidden: int = 0, **settings: Any) -> None:
+    def __init__(self, width: int, activation: str, *, hidden: int = 0, **settings: Any) -> None:
         hidden = hidden or 8 * math.ceil(width / 3)
-        super().__init__(width, "silu", hidden=hidden, parts=2, **settings)
+        super().__init__(width, activation, hidden=hidden, parts=2, **settings)
 
     def inside(self, x: Stream) -> Float[Tensor, "batch time hidden"]:
         gate, up = self.fc1(x).chunk(2, dim=-1)
@@ -248,8 +251,8 @@ class SwiGLU(MLP):
 
 def feed_forward(width: int, activation: str, **settings: Any) -> MLP:
     """Return the MLP with this activation, and the other settings of `MLP`."""
-    if activation == "swiglu":
-        return SwiGLU(width, **settings)
+    if activation in GATES:
+        return GatedMLP(width, GATES[activation], **settings)
     return MLP(width, activation, **settings)
 
 
@@ -328,7 +331,7 @@ class Embedded(Model):
             width: features of the stream.
             size: features of a head.
             position: `learned`, `rotary` or `none`.
-            scale: a factor on the sum of embedding and positions, or `unit` or `learned`; see `Transformer`.
+            scale: a factor on the sum of embedding and positions, or a word for one; see `Transformer`.
             unit: whether text starts at a root mean square of 1.
             dropout: of the stream as it starts.
             norm: makes the norm of the stem.
@@ -343,6 +346,8 @@ class Embedded(Model):
             self.scale = nn.Parameter(torch.tensor(width**0.5))
         elif scale == "unit":
             self.register_buffer("scale", torch.tensor(1.0))
+        elif scale == "root_width":
+            self.register_buffer("scale", torch.tensor(width**0.5))
         else:
             self.register_buffer("scale", torch.tensor(scale))
         self.positions = nn.Embedding(length, width) if position == "learned" else None
@@ -383,7 +388,7 @@ class Transformer(Embedded):
         width: features of the stream.
         heads: attention heads, which divide the width.
         position: `learned` or, for text, `rotary`.
-        mlp: `swiglu`, or an activation such as `gelu`.
+        mlp: `swiglu` or `geglu`, or an activation such as `gelu`.
         tied: the output layer uses the token embedding.
         bias: in linear maps of the blocks.
         embedding_scale: a factor on the sum of embedding and positions. `unit` lets a text's stream start at a root
