@@ -16,7 +16,7 @@ from normbench.types import Branch, Placement, Site
 LAYER = 1  # of a stack of this depth
 DEPTH = 3
 GROWN = trials.WIDTH + 8  # features behind a branch that grows
-TOLERANCE = 1e-5  # a learned gain is a number in float32
+TOLERANCE = 1e-6  # a learned gain is a number in float32
 
 
 class Stub(Branch):
