@@ -258,7 +258,7 @@ def runs(folder: Path) -> int:
 
 @cli.command()
 @SETTINGS
-@flag("sites", "Show what stands where in the model instead: placements and norms, block by block.")
+@flag("sites", "Show what stands where in the model instead: its blocks drawn, with their placements and norms.")
 @CONFIG_DIR
 def show(words: tuple[str, ...], sites: bool) -> None:
     """Show the configuration that train would take, key by key.
@@ -268,9 +268,8 @@ def show(words: tuple[str, ...], sites: bool) -> None:
       normbench show model=nano norm=rmsnorm
       normbench show --sites model=nano norm@qk=rmsnorm placement@first25pct=post
     """
-    from normbench.commands.pages import show_page, sites_page
-
-    print_page(sites_page if sites else show_page, words)
+    page = later("sites", "sites_page") if sites else later("pages", "show_page")
+    print_page(page, words)
 
 
 @cli.command("list")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 from rich.markdown import Markdown
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,7 +27,7 @@ from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.record.machine import cpu_name
 from normbench.studies.timing import forward_and_backward, time_in_turn
-from normbench.types import Branch, Norm, NormFacts, Placement, Site, Task
+from normbench.types import Branch, Norm, NormFacts, Placement, PlacementFactory, Site, Task
 
 Cells = Bool[Tensor, "samples features positions"]
 
@@ -521,6 +521,27 @@ class Step(Branch):
 
     def forward(self, x: Flow, **context: Any) -> Flow:
         return x.through(self.name)
+
+
+def draw_block(
+    make_placement: PlacementFactory, site: Site, roles: Iterable[str], name_norm: Callable[[Site], str]
+) -> str:
+    """Draw how the stream passes through a block of a model.
+
+    Args:
+        make_placement: makes the block.
+        site: of the block.
+        roles: of its branches.
+        name_norm: names the norm at a site.
+    """
+    branches = {role: Step(role) for role in roles}
+
+    def make_norm(num_features: int, *, channel_dim: int = -1, site: Site) -> Any:
+        name = name_norm(site)
+        return nn.Identity() if name == "none" else Step(name)
+
+    block: Any = make_placement(branches, make_norm, site)
+    return str(block(Flow()))
 
 
 def placement_page(tree: Any) -> PlacementPage:

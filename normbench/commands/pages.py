@@ -10,7 +10,7 @@ from click import HelpFormatter
 from normbench.config import groups
 from normbench.config.groups import NOTES, chosen_tree, find_own_classes, options
 from normbench.config.refusals import REFUSALS
-from normbench.config.rules import RULES, WORDS, group_of, is_rule, rule_sections
+from normbench.config.rules import RULES, WORDS, group_of, rule_sections
 from normbench.config.schema import KEYS, class_sections, section_settings
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting, Tree, flat, lookup, show
@@ -181,55 +181,3 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
             if not name.endswith(HYDRA_KEYS):
                 values[f"{key}.{name}"] = show(value)
     write_keys(formatter, values, list_settings(config.tree), values)
-
-
-def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
-    """Write what stands where in the model that `train` would make: placements and norms, block by block."""
-    from normbench.build import lay_out
-    from normbench.config.compose import read
-    from normbench.runs.plan import prepare
-
-    run = prepare(read(words))
-    options = run.config.choices.groups
-    made = lay_out(run.config.tree, run.data.task)
-    rows: dict[str, list[tuple[str, str]]] = {}  # by block, and of what is outside of blocks
-    unused: dict[str, None] = {}
-    for site, section in made.placement_sections.items():
-        rows[site.name] = [("placement", tell_choice(section, options))]
-    for site, section in made.norm_sections.items():
-        block = "" if site.layer is None else site.at("block").name
-        place = site.name.removeprefix(f"{block}.") if block else site.name
-        if section is None:
-            unused[place] = None
-        else:
-            where = f"{place} ({site.slot})" if site.sole else place
-            rows.setdefault(block, []).append((where, tell_choice(section, options)))
-    for title, table in merge_alike(rows):
-        with formatter.section(title or "outside the blocks"):
-            formatter.write_dl(table)
-    if unused:
-        formatter.write_paragraph()
-        example = next(iter(unused))
-        formatter.write_text(f"No norm, unless a rule such as norm@{example}=rmsnorm names them: {', '.join(unused)}.")
-
-
-def tell_choice(section: str | None, options: Mapping[str, str]) -> str:
-    """Say what was chosen for a place, and by which rule."""
-    if section is None:
-        return "none"
-    return f"{options[section]}, by {section}" if is_rule(section) else options[section]
-
-
-def merge_alike(rows: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return tables with their titles; blocks in a row that are alike share one, under the first and the last name."""
-    found: list[tuple[list[str], list[tuple[str, str]]]] = []
-    for name, table in rows.items():
-        if name and found and found[-1][1] == table:
-            found[-1][0].append(name)
-        else:
-            found.append(([name], table))
-    titled: list[tuple[str, list[tuple[str, str]]]] = []
-    for names, table in found:
-        title = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        titled.append((title, table))
-    return titled
