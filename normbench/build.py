@@ -30,6 +30,7 @@ from normbench.training.devices import keep_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import keep_buffers
 from normbench.training.memory import Kept, count_kept
+from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group
 from normbench.training.precision import Precision
@@ -280,6 +281,9 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
             refused = f"model={names['model']}, which cannot"
         if refused:
             raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
+    if tree["trainer"].get("shard") and orthogonalizes(tree):
+        given = f"optim={names['optim']} needs whole matrices, and trainer.shard=true cuts them"
+        raise CombinationRefused(f"{given}: leave out one of the two")
     return facts
 
 
@@ -475,6 +479,12 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     return model, norms
 
 
+def orthogonalizes(tree: Tree) -> bool:
+    """Tell whether the optimizer treats a matrix as one, and so needs it whole and by itself."""
+    _, made = target(tree, "optim")
+    return issubclass(made, MuonAdamW)
+
+
 def make_stepper(
     tree: Tree,
     model: Model,
@@ -496,6 +506,8 @@ def make_stepper(
     trainer = tree["trainer"]
     weight_decay = tree["optim"].get("weight_decay", 0.0)
     groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"])
+    if orthogonalizes(tree):
+        groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
     return Stepper(
         model=model,
         data=data,

@@ -65,7 +65,13 @@ SECTIONS = (
         trusted=("normbench.data.",),
         compared=True,
     ),
-    Section("optim", "the optimizer", makes="torch.optim.Optimizer", given="(params)", trusted=("torch.optim.",)),
+    Section(
+        "optim",
+        "the optimizer",
+        makes="torch.optim.Optimizer",
+        given="(params)",
+        trusted=("torch.optim.", "normbench.training."),
+    ),
     Section(
         "schedule",
         "the learning rate over time",

@@ -186,6 +186,8 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
         refused = "trainer.precision=fp16"
     elif config.closed.extend:
         refused = "extend"
+    elif build.orthogonalizes(config.tree):
+        refused = f"optim={config.choices.groups['optim']}, which needs the matrices of each seed by themselves,"
     elif data.pads:
         refused = f"data={config.choices.groups['data']}, whose batches have lengths of their own,"
     if refused:

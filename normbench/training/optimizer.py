@@ -60,7 +60,7 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
     """
     name = factory.func.__name__
     settings = dict(factory.keywords)
-    if is_of_torch(factory.func) and not settings.get("differentiable"):
+    if is_known(factory.func) and not settings.get("differentiable"):
         factory = partial(without_compiler(factory.func), **settings)
     parameters = chain.from_iterable(group["params"] for group in groups)
     sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # torch fuses not all then
@@ -82,9 +82,9 @@ def may_fuse(factory: Any) -> bool:
     return "fused" in inspect.signature(factory).parameters and not chosen
 
 
-def is_of_torch(kind: type) -> bool:
-    """Tell whether an optimizer is one of torch.optim's own."""
-    return kind.__module__.startswith("torch.optim")
+def is_known(kind: type) -> bool:
+    """Tell whether an optimizer is one of torch.optim's own, or ours."""
+    return kind.__module__.startswith(("torch.optim", "normbench."))
 
 
 @cache
@@ -104,7 +104,7 @@ def check_shapes(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, An
         LookupError: it is of another parameter.
     """
     factored = isinstance(optimizer, torch.optim.Adafactor)
-    if factored or not is_of_torch(type(optimizer)):
+    if factored or not is_known(type(optimizer)):
         return
     parameters = parameters_of(optimizer)
     for index, kept in state.items():

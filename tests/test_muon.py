@@ -1,0 +1,192 @@
+"""Muon for matrices and AdamW for the rest, against torch's own optimizers, and in runs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, TEXT, build, refused, section
+from torch import Tensor, nn
+
+from normbench import build as builder
+from normbench.cli import main
+from normbench.config.compose import read
+from normbench.contract.trials import tiny_data, train
+from normbench.errors import UsageError
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
+from normbench.sweep.conduct import plan_sweep
+from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
+from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.types import Model, Task
+
+if not hasattr(torch.optim, "Muon"):
+    pytest.skip("torch.optim has no Muon", allow_module_level=True)
+
+CPU = torch.device("cpu")
+DECAY = 0.1
+TRANSFORMER = ["model=nano", "model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs"]
+CNN = ["model=cnn", "model.width=4", "data=digits", "data.batch_size=16", "norm=batchnorm"]
+SMALL = ["optim=muon", "threads=1", "device=cpu", "trainer.steps=12"]
+
+
+def optimizer_of(model: Model, norms: dict[str, nn.Module]) -> MuonAdamW:
+    """What a run would train the model with."""
+    groups = parameter_groups(model, norms.values(), DECAY, decay_norms=False)
+    groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
+    optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+    assert isinstance(optimizer, MuonAdamW)
+    return optimizer
+
+
+def draw_gradients(parameters: list[nn.Parameter], seed: int) -> None:
+    """Give each parameter a gradient that lies in memory as the parameter does, as autograd's do."""
+    random = torch.Generator().manual_seed(seed)
+    for parameter in parameters:
+        drawn = torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+        parameter.grad = torch.empty_like(parameter).copy_(drawn)
+
+
+@pytest.mark.parametrize(("name", "task"), [("nano", TEXT), ("cnn", IMAGES)])
+def test_steps_are_those_of_torch_s_muon_on_matrices_and_of_its_adamw_on_the_rest(name: str, task: Task) -> None:
+    model, norms = build("layernorm", model=name, task=task)
+    model.double()
+    parameters = list(model.parameters())
+    inside = matrices_in_blocks(model, norms.values())
+    optimizer = optimizer_of(model, norms)
+    of_matrices = list[tuple[nn.Parameter, list[nn.Parameter]]]()
+    others = list[tuple[nn.Parameter, nn.Parameter]]()
+    for parameter in parameters:
+        copy = parameter.detach().clone()
+        if parameter in inside:
+            parts = copy.flatten(1).chunk(inside[parameter])
+            of_matrices.append((parameter, [nn.Parameter(part.clone()) for part in parts]))
+        else:
+            others.append((parameter, nn.Parameter(copy)))
+    matrices = [part for _, parts in of_matrices for part in parts]
+    assert len(matrices) == (2 * (3 + 1 + 2) if name == "nano" else 6)
+    decayed = [copy for parameter, copy in others if parameter.ndim >= 2]
+    plain = [copy for parameter, copy in others if parameter.ndim < 2]
+    muon = torch.optim.Muon(
+        matrices, lr=1e-3, weight_decay=DECAY, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    for seed in range(3):
+        draw_gradients(parameters, seed)
+        for parameter, parts in of_matrices:
+            assert parameter.grad is not None
+            for part, gradient in zip(parts, parameter.grad.flatten(1).chunk(len(parts)), strict=True):
+                part.grad = gradient.clone()
+        for parameter, copy in others:
+            copy.grad = parameter.grad
+        for one in (optimizer, muon, adamw):
+            one.step()
+    for parameter, parts in of_matrices:
+        torch.testing.assert_close(parameter.detach().flatten(1), torch.cat(parts).detach(), rtol=1e-12, atol=1e-14)
+    for parameter, copy in others:
+        torch.testing.assert_close(parameter.detach(), copy.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_embeddings_stem_head_norms_and_vectors_are_adamw_s() -> None:
+    for name, task in (("nano", TEXT), ("cnn", IMAGES), ("mlp", IMAGES)):
+        model, norms = build("layernorm", model=name, task=task)
+        inside = matrices_in_blocks(model, norms.values())
+        for path, parameter in model.named_parameters():
+            assert (parameter in inside) is (path.startswith("blocks.") and parameter.ndim >= 2), path
+
+
+def test_a_kernel_whose_channels_lie_last_moves_as_any_other() -> None:
+    ends = list[Tensor]()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        kernel = nn.Parameter(torch.linspace(-1, 1, 6 * 4 * 9).view(6, 4, 3, 3).to(memory_format=layout))
+        groups = [{"params": [kernel], "parts": 1}]
+        optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+        for seed in range(3):
+            draw_gradients([kernel], seed)
+            optimizer.step()
+        ends.append(kernel.detach())
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(("words", "task"), [("model=nano model.width=16 model.heads=2", TEXT), ("model=cnn", IMAGES)])
+def test_a_transformer_and_a_cnn_learn(words: str, task: Task) -> None:
+    tree = read([*words.split(), "optim=muon", "optim.lr=1e-2"]).tree
+    losses = train(tree, tiny_data(task), steps=16)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("words", [TRANSFORMER, CNN])
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(tmp_path: Path, words: list[str]) -> None:
+    def session() -> Session:
+        return Session(prepare(read([*words, *SMALL, "probes=off", "trainer.accumulate=2", f"outputs={tmp_path}"])))
+
+    first, second = session().loop, session().loop
+    file = io.BytesIO()
+    for step in range(8):
+        if step == 4:
+            torch.save(first.state(), file)
+        take_step(first, step)
+    file.seek(0)
+    second.restore(torch.load(file, weights_only=True))
+    for step in range(4, 8):
+        take_step(second, step)
+    there = second.model.state_dict()
+    assert all(torch.equal(value, there[name]) for name, value in first.model.state_dict().items())
+
+
+def take_step(loop: Any, number: int) -> None:
+    stepper = loop.stepper
+    stepper.set_learning_rates(number)
+    stepper.gradients(stepper.local_batches(number))
+    stepper.update()
+
+
+def test_a_damaged_state_is_refused() -> None:
+    words = [*TRANSFORMER, *SMALL, "probes=off"]
+    loop = Session(prepare(read(words))).loop
+    take_step(loop, 0)
+    state: Any = loop.state()
+    state["optimizer"]["state"][0]["momentum_buffer"] = torch.zeros(3, 5)
+    with pytest.raises(ValueError, match="has the shape"):
+        loop.restore(state)
+
+
+@pytest.mark.parametrize("words", [["probes=full", "trainer.ema=0.9", "trainer.precision=bf16"], ["schedule=onecycle"]])
+def test_a_whole_run_finishes(tmp_path: Path, words: list[str]) -> None:
+    assert main(["train", *TRANSFORMER, *SMALL, *words, f"outputs={tmp_path}", "quiet=true"]) == 0
+
+
+REFUSED = {
+    "optim.momentum=1": "optim.momentum=1 is not allowed",
+    "optim.betas=[0.9]": "optim.betas=[0.9] is not allowed",
+    "optim.betas=[0.9,1]": "optim.betas=[0.9,1] is not allowed",
+    "optim.nesterov=2": "optim.nesterov=2 is not allowed",
+    "optim.eps=-1": "optim.eps=-1 is not allowed",
+    "optim.lr=0": "optim.lr=0 is not allowed",
+    "optim.ns_steps=3": "optim.ns_steps is unknown",
+    "trainer.shard=true": "optim=muon needs whole matrices, and trainer.shard=true cuts them",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_does_not_go_with_it_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(["train", *TRANSFORMER, *SMALL, word], capsys).startswith(REFUSED[word])
+
+
+def test_a_stack_and_one_graph_of_a_step_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^optim=muon, which needs .* does not go with sweep.stack=2"):
+        plan_sweep(["seed=0,1", *TRANSFORMER, *SMALL, "sweep.stack=2"])
+    with pytest.raises(UsageError, match="MuonAdamW, which is not fused: use true or false"):
+        prepare(read([*TRANSFORMER, *SMALL, "trainer.compile=graph"]), device=torch.device("cuda"))
+
+
+def test_a_model_without_matrices_is_refused() -> None:
+    with pytest.raises(UsageError, match="finds no matrix in the blocks of this model: use optim=adamw"):
+        separate_matrices([{"params": [nn.Parameter(torch.ones(3))]}], {})
