@@ -70,7 +70,7 @@ SECTIONS = (
         "the optimizer",
         makes="torch.optim.Optimizer",
         given="(params)",
-        trusted=("torch.optim.", "normbench.training."),
+        trusted=("torch.optim.", "normbench.training.muon."),
     ),
     Section(
         "schedule",
