@@ -51,7 +51,7 @@ Bias = Annotated[bool, Setting("biases in the linear maps of the blocks")]
 EmbeddingScale = Annotated[
     float | Literal["unit", "learned", "root_width"],
     Setting(
-        "factor on the embedding; unit: text starts at RMS 1; root_width: √width; learned: from √width",
+        "factor on the embedding; unit: texts start at RMS 1; root_width: √width; learned: from it",
         above=0,
         high=1e6,
         word_tasks=(("unit", OF_TEXTS),),
