@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
@@ -49,6 +50,7 @@ from normbench.types import (
     stable_seed,
     worst_of,
 )
+from normbench.weights import Weights
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
 
@@ -273,6 +275,11 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         if found:
             given = " with ".join(in_words(tree, names, group) for group in found.between)
             raise CombinationRefused(f"{given} is refused: {found.reason}; {found.instead}")
+    if tree["trainer"].get("shard") and treats_weights(tree):
+        given = in_words(tree, names, "weights")
+        raise CombinationRefused(
+            f"trainer.shard=true does not go with {given}, which needs whole weights: leave it out"
+        )
     if tree["trainer"].get("recompute"):
         refused = ""
         if tree["trainer"]["compile"]:
@@ -287,9 +294,14 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     return facts
 
 
+def treats_weights(tree: Tree) -> bool:
+    """Tell whether a run has a treatment of weights anywhere."""
+    return "weights" in tree or bool(rules_of(tree, "weights"))
+
+
 def in_words(tree: Tree, names: Mapping[str, str], group: str) -> str:
     """Return what was chosen of a group, its rules too: `norm=layernorm norm@qk=rmsnorm`."""
-    return " ".join(f"{section}={names[section]}" for section in sections_of(tree, group))
+    return " ".join(f"{section}={names[section]}" for section in sections_of(tree, group) if section in names)
 
 
 # ---- the parts
@@ -404,6 +416,57 @@ class NormsByPlace(ByPlace):
 
 
 @dataclass(frozen=True)
+class TreatedModule:
+    """A linear map or a convolution inside a branch, and how its weight will be treated.
+
+    Attributes:
+        name: in the model.
+        site: its place: the role of its branch, and its block.
+        treatment: is applied once the weights have their start.
+    """
+
+    name: str
+    module: nn.Module
+    site: Site
+    treatment: Weights
+
+
+def modules_in_branches(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Module, Site]:
+    """Return the linear maps and convolutions inside the branches of blocks, less those of norms, with their places."""
+    inside_norms = {module for norm in norms for module in norm.modules()}
+    blocks = model.anatomy().blocks
+    sides = Counter(block.side for block in blocks)
+    found: dict[nn.Module, Site] = {}
+    for block in blocks:
+        side: Any = block.side
+        for role, branch in block.branches.items():
+            site = Site(role, block.layer, len(blocks), side=side, sides=(sides["encoder"], sides["decoder"]))
+            for module in branch.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d) and module not in inside_norms:
+                    found[module] = site
+    return found
+
+
+def choose_treatments(tree: Tree, model: Model, norms: Iterable[nn.Module]) -> list[TreatedModule]:
+    """Return how the weights of branches will be treated, by the rules.
+
+    Raises:
+        UsageError: a setting or a rule that does not fit.
+    """
+    if not treats_weights(tree):
+        return []
+    by_place = ByPlace(tree, "weights")
+    sites = modules_in_branches(model, norms)
+    found: list[TreatedModule] = []
+    for name, module in model.named_modules():
+        if module in sites:
+            site = sites[module]
+            found.append(TreatedModule(name, module, site, by_place.make_at(site)()))
+    by_place.check_used()
+    return found
+
+
+@dataclass(frozen=True)
 class Assembled:
     """A model as its classes make it.
 
@@ -412,12 +475,14 @@ class Assembled:
         norms: by the name of their site.
         norm_sections: the section of the norm at each site, None where there is no norm.
         placement_sections: the section of the placement of each block.
+        treated: what has a weight that will be treated.
     """
 
     model: Model
     norms: dict[str, nn.Module]
     norm_sections: Mapping[Site, str | None]
     placement_sections: Mapping[Site, str | None]
+    treated: list[TreatedModule]
 
 
 def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
@@ -445,7 +510,8 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
         raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
     norms_by_place.check_used()
     placements_by_place.check_used()
-    return Assembled(model, norms.made, norms_by_place.sections, placements_by_place.sections)
+    treated = choose_treatments(tree, model, norms.made.values())
+    return Assembled(model, norms.made, norms_by_place.sections, placements_by_place.sections, treated)
 
 
 def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
@@ -474,9 +540,12 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     Raises:
         UsageError: a setting that does not fit.
     """
-    model, norms = build_model(tree, task, seed)
-    initialize(model, factory(tree, "init")(), seed, norms.values())
-    return model, norms
+    made = assemble(tree, task, seed)
+    initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
+    for each in made.treated:
+        with seed_draws(seed, "weights", each.name):
+            each.treatment.apply(each.module, each.site)
+    return made.model, made.norms
 
 
 def orthogonalizes(tree: Tree) -> bool:

@@ -293,7 +293,9 @@ def test_a_model_has_data_of_its_kind_unless_others_are_chosen(line: str, data: 
     """In a run, and on help pages and for the Tab key, which do not ask Hydra."""
     words = line.split()
     noted = read(words).choices.groups
-    assert noted | {"scheme": "None"} == chosen_options(words)  # where none is chosen, none is noted
+    assert noted | {"scheme": "None", "weights": "plain"} == chosen_options(
+        words
+    )  # where none is chosen, none is noted
     assert chosen_options(words)["data"] == data
 
 

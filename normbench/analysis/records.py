@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normbench.config.groups import chosen_options
 from normbench.config.rules import RULES, is_rule, short_name
 from normbench.config.schema import CLOSED, ROOT, section_settings
-from normbench.config.sections import CLASS_SECTIONS, GROUPS
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.processes import run_beside
 from normbench.record.directory import ENDED, RunDirectory
@@ -28,7 +29,7 @@ from normbench.settings import Setting, key_of, show
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
 FIRST_KEYS = (
-    "scheme", "norm", "placement", "model", "data", "optim", "schedule", "init",
+    "scheme", "norm", "placement", "weights", "model", "data", "optim", "schedule", "init",
     "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
 )  # fmt: skip
 
@@ -527,6 +528,7 @@ def study_of(
 ) -> RecordedStudy:
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
     disambiguate_classes(runs)
+    name_left_out(runs)
     varied = varied_settings(runs)
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
@@ -552,6 +554,15 @@ def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
             is_ambiguous = len(paths[run.config.get(section)]) > 1
             if is_ambiguous and not path.startswith("normbench."):
                 run.config[section] = path
+
+
+def name_left_out(runs: Sequence[RecordedRun]) -> None:
+    """Name the option of runs that are without a section, where others have it: `weights=plain`."""
+    for section in CLASS_SECTIONS:
+        if BY_NAME[section].absent and any(section in run.config for run in runs):
+            usual = chosen_options([])[section]
+            for run in runs:
+                run.config.setdefault(section, usual)
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from click import HelpFormatter
 
 from normbench.config import groups
-from normbench.config.groups import NOTES, chosen_tree, find_own_classes, options
+from normbench.config.groups import NOTES, chosen_options, chosen_tree, find_own_classes, options
 from normbench.config.refusals import REFUSALS
 from normbench.config.rules import RULES, WORDS, group_of, rule_sections
 from normbench.config.schema import KEYS, class_sections, section_settings
@@ -16,7 +16,7 @@ from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
-LISTED = (*PARTS, "scheme", "experiment", "places", "refusals")
+LISTED = (*PARTS, "weights", "scheme", "experiment", "places", "refusals")
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
 
 # What people set most, beside the settings of the parts.
@@ -77,7 +77,8 @@ def write_refusals(formatter: HelpFormatter) -> None:
 
 def write_places(formatter: HelpFormatter) -> None:
     """Write the words of places, of which a rule chooses another norm or placement for some."""
-    formatter.write_text("norm@PLACE=  placement@PLACE=  another option for some places; words are joined by dots")
+    keys = "norm@PLACE=  placement@PLACE=  weights@PLACE="
+    formatter.write_text(f"{keys}  another option for some places; words are joined by dots")
     with formatter.indentation():
         formatter.write_dl(WORDS.items())
         example = "norm@first3.attention=rmsnorm norm@qk=layernorm norm@qk.eps=1e-6 placement@first25pct=post"
@@ -164,8 +165,9 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
 
         config = extend(config, RunDirectory(Path(config.closed.extend)), trust=False)
     rows = []
+    defaults = chosen_options([])
     for group, meaning in GROUPS.items():
-        option = config.choices.groups.get(group, "null").replace("None", "null")
+        option = config.choices.groups.get(group, defaults[group]).replace("None", "null")
         rows.append((f"{group}={option}", f"{meaning} [normbench list {group}]"))
     rules = rule_sections(config.tree)
     for key in rules:

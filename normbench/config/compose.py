@@ -34,14 +34,18 @@ from normbench.config.groups import (
     options_with,
     section_of,
 )
-from normbench.config.rules import RULES, is_rule, read_rule
+from normbench.config.rules import RULES, is_rule, read_rule, section_at
 from normbench.config.schema import TrainConfig, check_config, section_settings
-from normbench.config.sections import CLASS_SECTIONS, COMPARED, GROUPS, LOGGER
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Tree, either, flat, key_of, nearest, show
 
 # The groups whose option becomes a word of the run's name where it is not the default, besides norm and placement.
-NAMING_GROUPS = ("model", "data")
+NAMING_GROUPS = ("weights", "model", "data")
+
+# The groups in which a class of a person's own names the run, and those whose section may be left out.
+NAMED_BY_CLASS = (*COMPARED, "weights")
+WITHOUT_SECTION = tuple(section.name for section in SECTIONS if section.absent)
 
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
 SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
@@ -159,6 +163,7 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
     """
     tree = resolve(config)
     adopt(tree, words)
+    leave_out_absent(tree)
     if rules:
         tree[RULES] = dict(rules)
     for key in ("outputs", "extend"):
@@ -175,9 +180,9 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
 def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
     named = dict(groups)
-    for group in COMPARED:
+    for group in NAMED_BY_CLASS:
         if is_overridden(f"{group}._target_", words):
-            named[group] = str(tree[group]["_target_"]).rpartition(".")[2].lower()
+            named[group] = str(section_at(tree, group)["_target_"]).rpartition(".")[2].lower()
     named[LOGGER] = ",".join(tree[LOGGER]) or "none"
     given = {key_of(word): word.partition("=")[2] for word in words}
     for key, section in tree.get(RULES, {}).items():
@@ -194,7 +199,17 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
             name_words.append(named[group])
     for key in tree.get(RULES, {}):
         name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
+    for group in WITHOUT_SECTION:
+        if group not in tree:
+            del named[group]
     return Choices(named, tuple(name_words))
+
+
+def leave_out_absent(tree: dict[str, Any]) -> None:
+    """Remove the sections of classes with which a configuration is without them, so that older runs stay the same."""
+    for section in WITHOUT_SECTION:
+        if tree[section]["_target_"] == BY_NAME[section].absent:
+            del tree[section]
 
 
 def words_of_scheme(words: Sequence[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """Rules by place: `norm@qk=rmsnorm`, `placement@first3=post` choose an option for some places of a model.
 
+So does `weights@mlp=spectral`, for the linear maps and convolutions of branches, whose sites have no slot.
+
 A place is words joined by dots, each of which must fit a site:
 
     role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, final, block
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normbench.config.sections import BY_NAME, PLACED
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, PLACED
 from normbench.errors import UsageError
 from normbench.settings import Tree
 
@@ -66,7 +68,7 @@ class Rule:
     """One rule.
 
     Attributes:
-        group: what it chooses, `norm` or `placement`.
+        group: what it chooses: `norm`, `placement` or `weights`.
         place: for which places, such as `first3.attention`.
     """
 
@@ -213,9 +215,20 @@ def rule_sections(tree: Tree) -> dict[str, Tree]:
 
 
 def section_at(tree: Tree, section: str) -> dict[str, Any]:
-    """Return a section of a configuration: of a rule where it is named like one."""
-    values: dict[str, Any] = tree[RULES][section] if is_rule(section) else tree[section]
+    """Return a section of a configuration: of a rule where it is named like one; of one that is absent its class."""
+    if is_rule(section):
+        values: dict[str, Any] = tree[RULES][section]
+    elif section in tree or not BY_NAME[section].absent:
+        values = tree[section]
+    else:
+        values = {"_target_": BY_NAME[section].absent}
     return values
+
+
+def class_sections_in(tree: Tree) -> dict[str, Tree]:
+    """Return the sections of a configuration that hold `_target_` and its arguments, those of rules too."""
+    found = {section: section_at(tree, section) for section in CLASS_SECTIONS}
+    return {**found, **rule_sections(tree)}
 
 
 def trusted_in(section: str) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from normbench.config.rules import RULES, read_rule, rule_sections
-from normbench.config.sections import CLASS_SECTIONS, LOGGER
+from normbench.config.rules import RULES, class_sections_in, read_rule, rule_sections
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
 from normbench.settings import Setting, Tree, nearest, setting_from, show
@@ -107,7 +107,8 @@ def list_keys() -> dict[str, Setting]:
         if name not in CLOSED:
             found[name] = setting
     for section in CLASS_SECTIONS:
-        found[f"{section}._target_"] = TARGET
+        if not BY_NAME[section].absent:
+            found[f"{section}._target_"] = TARGET
     return found
 
 
@@ -167,11 +168,13 @@ def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     Raises:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
-    required = Setting(required=True)
-    keys = {**ROOT, **dict.fromkeys((*CLASS_SECTIONS, LOGGER), required), RULES: Setting()}
+    keys = {**ROOT, LOGGER: Setting(required=True), RULES: Setting()}
+    for section in CLASS_SECTIONS:
+        keys[section] = Setting(required=not BY_NAME[section].absent)
     result = check_values("", tree, keys, "normbench train")
     for section in (*CLOSED, *CLASS_SECTIONS):
-        result[section] = check_section(section, tree[section])
+        if section in tree:
+            result[section] = check_section(section, tree[section])
     result[LOGGER] = {}
     for name, section_values in tree[LOGGER].items():
         result[LOGGER][name] = check_section(f"{LOGGER}.{name}", section_values)
@@ -222,7 +225,7 @@ def blame_file(path: Path) -> Iterator[None]:
 
 def class_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths, those of rules too."""
-    found = {section: tree[section] for section in CLASS_SECTIONS} | rule_sections(tree)
+    found = class_sections_in(tree)
     for name, values in tree[LOGGER].items():
         found[f"{LOGGER}.{name}"] = values
     return found

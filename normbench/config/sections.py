@@ -18,6 +18,8 @@ class Section:
         compared: whether a comparison is mostly about it: a class of a user's own names the run, and is checked alone.
         several: whether it holds any number of such sections, under names of their own.
         placed: whether another option of it may be chosen for some places of a model.
+        absent: the class with which a configuration is without the section, as those of older runs are; empty: it is
+            always there.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Section:
     compared: bool = False
     several: bool = False
     placed: bool = False
+    absent: str = ""
 
 
 SECTIONS = (
@@ -85,6 +88,15 @@ SECTIONS = (
         makes="normbench.models.Initialization",
         given="()",
         trusted=("normbench.models.",),
+    ),
+    Section(
+        "weights",
+        "what the weights of branches are made of",
+        makes="normbench.weights.Weights",
+        given="()",
+        trusted=("normbench.weights.",),
+        placed=True,
+        absent="normbench.weights.Plain",
     ),
     Section("trainer"),
     Section("probes", "what is measured inside"),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from normbench.config.groups import content, options
-from normbench.config.rules import group_of, is_rule, rule_sections, trusted_in
+from normbench.config.rules import class_sections_in, group_of, is_rule, trusted_in
 from normbench.config.schema import CLOSED, ROOT
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
@@ -26,8 +26,7 @@ CHOOSING = ("executor", "partition", "account", "qos", "constraint")
 
 def foreign_class(tree: Tree) -> str:
     """Return the first class of a run that is neither normbench's nor torch's, such as `norm._target_=mine.Norm`."""
-    sections = {section: tree[section] for section in CLASS_SECTIONS} | rule_sections(tree)
-    for section, values in sections.items():
+    for section, values in class_sections_in(tree).items():
         target = str(values.get("_target_"))
         if not target.startswith(trusted_in(section)):
             return f"{section}._target_={target}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.config.rules import RULES, is_rule
 from normbench.config.schema import blame_file, check_rules, check_section
-from normbench.config.sections import GROUPS
+from normbench.config.sections import BY_NAME, GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
 from normbench.record.directory import RECORD, RunDirectory
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Which = Literal["last", "best"]
 
-LOADED = ("norm", "placement", "model", "data")  # sections of the configuration that decide what is loaded
+LOADED = ("norm", "placement", "weights", "model", "data")  # sections of the configuration that decide what is loaded
 
 LOGGED = "metrics.jsonl"  # which `load_metrics` alone reads
 MOST = 3  # files that a warning names
@@ -66,7 +66,8 @@ class TrainedRun(RunDirectory):
             check_trusted(self.tree, self.path)
         with blame_file(self.config):
             for section in LOADED:
-                self.tree[section] = check_section(section, self.tree[section])
+                if section in self.tree or not BY_NAME[section].absent:
+                    self.tree[section] = check_section(section, self.tree[section])
             if RULES in self.tree:
                 self.tree[RULES] = check_rules(self.tree)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from normbench.analysis.figures.figure import Figure
 from normbench.build import resolve_device
@@ -154,6 +155,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     """
     model, norms = copy.deepcopy((model, dict(norms)))
     folded = Folded(model.double().eval())
+    compute_weights(model)
     inputs, before = run_seeing_inputs(model, norms.values(), batch)
     try:
         graph = ModelGraph(model, inputs, batch.mask is not None)
@@ -165,6 +167,13 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     if not change <= EXACT * before.abs().max():  # "not <=" is true of NaN as well
         raise UsageError(f"{type(model).__name__} computes in a way that folding does not see through: fold another")
     return folded
+
+
+def compute_weights(model: Model) -> None:
+    """Let each weight that is computed from others (`weights=`) be what it is computed to be, for good."""
+    for module in model.modules():
+        if is_parametrized(module, "weight"):
+            remove_parametrizations(module, "weight")
 
 
 def run_seeing_inputs(
