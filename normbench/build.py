@@ -484,6 +484,12 @@ class Assembled:
     placement_sections: Mapping[Site, str | None]
     treated: list[TreatedModule]
 
+    def treat_weights(self, seed: int) -> None:
+        """Treat the weights of branches, which have their start."""
+        for each in self.treated:
+            with seed_draws(seed, "weights", each.name):
+                each.treatment.apply(each.module, each.site)
+
 
 def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
     """Make a model, its norms and its placements.
@@ -515,12 +521,13 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
 
 
 def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
-    """Return the model as its classes make it, and its norms by site.
+    """Return the model as its classes make it, to be given other weights, and its norms by site.
 
     Raises:
         UsageError: a setting that does not fit.
     """
     made = assemble(tree, task, seed)
+    made.treat_weights(seed)
     return made.model, made.norms
 
 
@@ -542,9 +549,7 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     """
     made = assemble(tree, task, seed)
     initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
-    for each in made.treated:
-        with seed_draws(seed, "weights", each.name):
-            each.treatment.apply(each.module, each.site)
+    made.treat_weights(seed)
     return made.model, made.norms
 
 

@@ -93,7 +93,7 @@ def serves(words: list[str]) -> None:
         server.terminate()
 
 
-@pytest.mark.parametrize("group", ["norm", "placement", "scheme", "model", "data", "experiment", "logger"])
+@pytest.mark.parametrize("group", ["norm", "placement", "weights", "scheme", "model", "data", "experiment", "logger"])
 def test_the_tables_name_options_that_there_are(group: str) -> None:
     assert documented(group)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
-from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from normbench.analysis.figures.figure import Figure
 from normbench.build import resolve_device
@@ -170,10 +170,16 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
 
 
 def compute_weights(model: Model) -> None:
-    """Let each weight that is computed from others (`weights=`) be what it is computed to be, for good."""
-    for module in model.modules():
+    """Let each weight that is computed from others (`weights=`) be what it is computed to be, for good.
+
+    torch's own `remove_parametrizations` changes the module's class, which copies of the module share.
+    """
+    for module in list(model.modules()):
         if is_parametrized(module, "weight"):
-            remove_parametrizations(module, "weight")
+            weight: Any = module.weight
+            module.__class__ = type_before_parametrizations(module)
+            del module.parametrizations
+            module.weight = nn.Parameter(weight)
 
 
 def run_seeing_inputs(

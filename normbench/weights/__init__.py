@@ -73,7 +73,7 @@ class Standardized(Weights):
 
 @dataclass(frozen=True)
 class ScaledStandardized(Weights):
-    """g·(v − μ)/√max(n·σ², ε) for each output with n weights, g learned (Brock et al. 2021, equation 1; NFNets)."""
+    """g·(v − μ)/√max(n·σ², ε) for each output with n weights, g learned (Brock et al. 2021; NFNets)."""
 
     eps: Annotated[float, Setting("least value of n·σ²", above=0, high=1)] = 1e-4
 
