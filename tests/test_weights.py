@@ -222,6 +222,8 @@ def test_plain_is_as_if_there_were_no_such_section() -> None:
     plain = prepare(read([*NANO, *LENGTH, "weights=plain"]))
     assert usual.directory.path == plain.directory.path
     assert "weights" not in plain.config.tree and "weights" not in plain.config.choices.groups
+    without = prepare(read([*NANO, *LENGTH, "~weights"]))
+    assert usual.directory.path == without.directory.path
     other = prepare(read([*NANO, *LENGTH, "weights=standardized"]))
     assert other.directory.path.name.startswith("layernorm-pre-standardized-s0-")
 

@@ -195,20 +195,21 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
         name_words.insert(0, named[SCHEME])
     defaults = chosen_options([])
     for group in NAMING_GROUPS:
-        if named[group] != defaults[group]:
+        if named.get(group, defaults[group]) != defaults[group]:
             name_words.append(named[group])
     for key in tree.get(RULES, {}):
         name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
     for group in WITHOUT_SECTION:
         if group not in tree:
-            del named[group]
+            named.pop(group, None)
     return Choices(named, tuple(name_words))
 
 
 def leave_out_absent(tree: dict[str, Any]) -> None:
     """Remove the sections of classes with which a configuration is without them, so that older runs stay the same."""
     for section in WITHOUT_SECTION:
-        if tree[section]["_target_"] == BY_NAME[section].absent:
+        values = tree.get(section, {})
+        if values.get("_target_") == BY_NAME[section].absent:
             del tree[section]
 
 
