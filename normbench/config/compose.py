@@ -452,13 +452,17 @@ def translate_errors() -> Iterator[None]:
 
 def ask_hydra(words: Sequence[str], *flags: str) -> None:
     """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
-    read(words)  # says in a sentence what is wrong
+    config = read(words)  # says in a sentence what is wrong
     every_word = (*words_of_scheme(words), *words)
     chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
     changes: list[str] = []
     for override in settings:
         word = text(override)
         changes.append(word if override.is_delete() else f"++{word}")
+    for section in WITHOUT_SECTION:
+        if section not in config.tree:
+            chosen = [word for word in chosen if key_of(word) != section]
+            changes.append(f"~{section}")
     rules = read_rules(every_word)
     if rules:
         changes.append(f"+{RULES}={in_hydra_grammar(rules)}")
