@@ -150,6 +150,15 @@ class Norm(nn.Module):
         """Return the facts under these options (of most norms the same whatever the options)."""
         return cls.facts
 
+    def is_another(self, batches: int, samples: int) -> str:
+        """Say why it is another norm throughout a run; empty where it is not.
+
+        Args:
+            batches: of the run.
+            samples: in each of them.
+        """
+        return ""
+
     def settings(self) -> dict[str, Any]:
         """Return what was decided at construction and silently differs between publications (for the ledger)."""
         return {name: getattr(self, name) for name in self.recorded}

@@ -249,7 +249,7 @@ def test_what_comes_of_a_check() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_find_section_a_class_is_found() -> None:
+def test_the_section_of_a_class_is_found() -> None:
     found = [find_section(f"mypkg.{name}") for name in ("MyNorm", "parts.Halved", "parts.TwoLayers", "parts.Stripes")]
     assert found == ["norm", "placement", "model", "data"]
     assert [find_section("torch.nn.Identity"), find_section("normbench.data.digits")] == ["norm", "data"]

@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "batchnorm without running statistics": ("batchnorm", {"track_running_stats": False}),
     "batchnorm at each position": ("batchnorm", {"per_position": True}),
     "batchrenorm": ("batchrenorm", {}),
+    "batchrenorm that corrects": ("batchrenorm", {"renorm_after": 0, "r_max_at": 1, "d_max_at": 1}),
     "instancenorm": ("instancenorm", {}),
     "instancenorm with running statistics": ("instancenorm", {"track_running_stats": True}),
     "groupnorm": ("groupnorm", {"across_time": True, "groups": 2}),
@@ -204,7 +205,7 @@ def test_the_unmasked_norm_depends_on_padding(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CROSSING)
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", ["pre", "post", "lns", "keel", "b2t", "gpas", "admin", "layerscale"])
 def test_a_model_s_answer_in_training_does_not_depend_on_what_stands_in_the_padding(kind: str, placement: str) -> None:
     name, options = KINDS[kind]
     batch = random_batch(TEXTS)

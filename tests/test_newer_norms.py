@@ -355,3 +355,13 @@ def test_compiled_under_a_mask_as_the_formula(name: str) -> None:
     x = random_input("sequence")
     mask = torch.arange(5) < torch.tensor([5, 3, 4, 2])[:, None]
     torch.testing.assert_close(compiled(x, mask), formula(x, mask), rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_says_where_it_is_another_one_throughout_a_run() -> None:
+    renorm, ghost = make("batchrenorm"), make("ghostbatchnorm")
+    assert "in which batchrenorm is batchnorm" in renorm.is_another(batches=5000, samples=64)
+    assert renorm.is_another(batches=5001, samples=64) == ""
+    assert "so that ghostbatchnorm is batchnorm" in ghost.is_another(batches=10, samples=63)
+    assert ghost.is_another(batches=10, samples=64) == make("derf").is_another(batches=1, samples=1) == ""
+    with pytest.raises(UsageError, match="batchrenorm computes with"):
+        make("batchrenorm", recalibrate=5)

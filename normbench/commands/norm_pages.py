@@ -201,7 +201,8 @@ class NormPage:
         """Say what it is not for, from what was measured."""
         uses = []
         if self.crosses_samples != "never":
-            uses.append("small batches, whose statistics are noisy, nor for samples that must not influence each other")
+            noisy = "small batches, whose statistics are noisy, unless it corrects for that"
+            uses.append(f"samples that must not influence each other, nor for {noisy}")
         if self.differs_in_evaluation:
             uses.append("evaluation on data unlike the training data, whose statistics it keeps")
         if self.sees_future == "in training":

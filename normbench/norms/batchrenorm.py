@@ -56,6 +56,10 @@ class BatchRenorm(RunningNorm):
         if not self.track_running_stats or self.freeze_after:
             what = "norm.freeze_after" if self.freeze_after else "norm.track_running_stats=false"
             raise UsageError(f"{what}: batchrenorm needs running statistics that move, leave it out")
+        if self.recalibrate:
+            raise UsageError(
+                "norm.recalibrate averages running statistics, which batchrenorm computes with: leave it out"
+            )
         if min(r_max_at, d_max_at) <= renorm_after:
             raise UsageError(f"norm.renorm_after={renorm_after}: set norm.r_max_at and norm.d_max_at to later batches")
         self.r_max = r_max
@@ -63,6 +67,13 @@ class BatchRenorm(RunningNorm):
         self.renorm_after = renorm_after
         self.r_max_at = r_max_at
         self.d_max_at = d_max_at
+
+    def is_another(self, batches: int, samples: int) -> str:
+        if batches > self.renorm_after:
+            return ""
+        cure = "set it, norm.r_max_at and norm.d_max_at to smaller numbers"
+        when = f"all of this run is within the first norm.renorm_after={self.renorm_after:,} batches"
+        return f"{when}, in which batchrenorm is batchnorm: {cure}"
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.track_running_stats and not self.training:

@@ -18,8 +18,9 @@ class GhostBatchNorm(BatchNorm):
     """Standardizes each feature over blocks of the batch, as if each were a batch, and over time or space.
 
     y = γ(x−μ)/√(σ²+ε)+β as in BatchNorm, in training with μ and σ² of a block of `ghost` samples, one after another.
-    Where these do not divide the batch, blocks are a little larger; a batch that is not larger is one block. Each block
-    moves the running statistics in turn, so that a batch counts as several there. All else is BatchNorm's.
+    Where these do not divide the batch, blocks are larger, but of fewer than 2·`ghost` samples; a smaller batch is one
+    block. Each block moves the running statistics in turn, so that a batch counts as several there. All else is
+    BatchNorm's.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where a block has a single value for each feature; under a mask such a block is normalized to β.
@@ -48,6 +49,13 @@ class GhostBatchNorm(BatchNorm):
         if not per_position:
             return facts
         return replace(facts, statistics_over="blocks of the batch, for each feature and position")
+
+    def is_another(self, batches: int, samples: int) -> str:
+        if samples >= 2 * self.ghost:
+            return ""
+        cure = "set a larger data.batch_size or a smaller norm.ghost"
+        why = f"batches of {samples} are fewer than two blocks of norm.ghost={self.ghost}"
+        return f"{why}, so that ghostbatchnorm is batchnorm: {cure}"
 
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse nothing: the texts of a block may have ended while those of another go on."""

@@ -23,10 +23,10 @@ class LayerScale(Pre):
     to 18 blocks, 1e-5 up to 24 and 1e-6 in deeper ones.
 
     - `layerscale`: an α for each feature, auto (Touvron et al. 2021b; compared with the authors' CaiT).
-    - `rezero`: one for each block, 0, where all blocks are the identity; with `norm=none` as published (Bachlechner et
-      al. 2021; compared with the authors' Transformer).
+    - `rezero`: one for each block, 0, where blocks that keep the shape are the identity; with `norm=none` as published
+      (Bachlechner et al. 2021; compared with the authors' Transformer).
     - `skipinit`: one for each branch, 0; with `norm=none` as published (De & Smith 2020; compared with DeepMind's
-      ResNet, whose convolutions have biases, while ours have none).
+      ResNet, whose convolutions have biases and whose learned shortcuts read what the branch's first activation gives).
     """
 
     def __init__(

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from torch import nn
 
 from normbench.config.groups import content, options
+from normbench.config.rules import group_of
 from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
 from normbench.training.loop import Loop
+from normbench.types import Norm
 
 
 def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: str, start_step: int) -> list[str]:
@@ -47,7 +49,21 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     if memory:
         lines.append(memory)
     lines += length_notes(run, loop)
+    lines += norm_notes(run, norms)
     return lines
+
+
+def norm_notes(run: Run, norms: Mapping[str, nn.Module]) -> list[str]:
+    """Return a note for each norm that is another one throughout this run, such as batchrenorm before it corrects."""
+    batches = run.steps * run.config.closed.trainer.accumulate
+    samples = run.config.tree["data"].get("batch_size", 0)
+    found: dict[str, None] = {}
+    for norm in norms.values():
+        if isinstance(norm, Norm):
+            reason = norm.is_another(batches, samples)
+            if reason:
+                found[f"note: {reason}"] = None
+    return [*found]
 
 
 def length_notes(run: Run, loop: Loop) -> list[str]:
@@ -67,7 +83,8 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
 
 def caveats(run: Run) -> dict[str, str | None]:
     """Return a sentence on what a norm leaks of the future, and one on what it counts of padding; None: nothing."""
-    norm = run.config.choices.groups["norm"]
+    norms = [option for key, option in run.config.choices.groups.items() if group_of(key) == "norm"]
+    norm = norms[0] if len(norms) == 1 else f"one of the norms ({', '.join(norms)})"
     leak = None
     if run.data.task.leaks(run.facts) == "training":
         over_time = f"{norm} takes statistics over time, so in training each position is shown its future"
