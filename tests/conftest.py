@@ -34,8 +34,8 @@ def one_thread() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two workers more than there are cores: many tests wait for processes that they have started."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Return three workers more than there are cores: many tests wait for processes that they have started."""
+    return len(os.sched_getaffinity(0)) + 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "groupnorm": ("groupnorm", {"across_time": True, "groups": 2}),
 }
 FEW = "batchnorm in few operators"  # as on CUDA, where each operator costs a launch
-CROSSING = {key: value for key, value in KINDS.items() if "running" not in key}
+CROSSING = {key: value for key, value in KINDS.items() if "running" not in key and "corrects" not in key}
 OTHERS = ("layernorm", "rmsnorm", "prmsnorm", "dyt", "groupnorm", "none", "derf", "dyisru", "scalenorm", "crmsnorm",
           "unitnorm", "adanorm", "bhyt", "seednorm")  # fmt: skip
 

@@ -190,3 +190,12 @@ def test_a_stack_and_one_graph_of_a_step_are_refused() -> None:
 def test_a_model_without_matrices_is_refused() -> None:
     with pytest.raises(UsageError, match="finds no matrix in the blocks of this model: use optim=adamw"):
         separate_matrices([{"params": [nn.Parameter(torch.ones(3))]}], {})
+
+
+def test_fused_maps_whose_weights_are_treated_are_taken_by_their_parts() -> None:
+    tree = read([*TRANSFORMER, *SMALL, "weights=standardized"]).tree
+    model, norms = builder.make_model(tree, TEXT, 0)
+    parts = matrices_in_blocks(model, norms.values())
+    names = {name: parts[parameter] for name, parameter in model.named_parameters() if parameter in parts}
+    assert sorted(names.values()) == [1, 1, 1, 3]  # qkv is three maps in one
+    assert all("original" in name for name in names)

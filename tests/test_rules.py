@@ -20,6 +20,7 @@ from normbench.config.trust import foreign_class, needs_trust
 from normbench.errors import CombinationRefused, UsageError
 from normbench.record.files import read_json
 from normbench.runs.plan import prepare
+from normbench.sweep.plan import read_grid
 from normbench.types import Site, Task
 
 NANO = ["model=nano", "model.depth=8", "model.width=16", "model.heads=2", "model.context=16", "threads=1", "device=cpu"]
@@ -118,6 +119,25 @@ def test_a_norm_by_a_rule_moves_no_other_start() -> None:
     assert norms["block00.attention.q"].eps == 1e-3 and norms["block00.mlp"].eps == 1e-5
 
 
+def test_a_rule_may_refine_another_that_is_given_before_it() -> None:
+    found = sections(TEXT, "norm@first3=rmsnorm", "norm@first3.qk=dyt", "norm@first3.qk.alpha0=0.3")
+    assert found["block00.attention.q"] == "norm@first3.qk" and found["block00.mlp"] == "norm@first3"
+    assert "block03.attention.q" not in found
+
+
+def test_a_norm_of_another_library_goes_with_rules() -> None:
+    """Which is fitted to the features, and cannot be made without memory."""
+    for words in (["norm._target_=torch.nn.RMSNorm", "norm@v=rmsnorm"], ["norm@v._target_=torch.nn.RMSNorm"]):
+        assert prepare(read([*NANO, *LENGTH, *words])).directory.path
+
+
+def test_a_sweep_keeps_the_order_of_rules() -> None:
+    fixed_first, _ = read_grid(["norm@qk=rmsnorm", "norm@q=dyt,layernorm", "seed=0"])
+    assert [word for word in fixed_first[0].words if "@" in word] == ["norm@qk=rmsnorm", "norm@q=dyt"]
+    varied_first, _ = read_grid(["norm@q=dyt,layernorm", "norm@qk=rmsnorm", "seed=0"])
+    assert [word for word in varied_first[0].words if "@" in word] == ["norm@q=dyt", "norm@qk=rmsnorm"]
+
+
 def test_own_classes_and_settings_of_a_rule() -> None:
     tree = read([*NANO, *LENGTH, "norm@final._target_=torch.nn.RMSNorm", "norm@final.eps=1e-2"]).tree
     _, norms = make_model(tree, TEXT, 0)
@@ -138,6 +158,8 @@ def test_own_classes_and_settings_of_a_rule() -> None:
         (["norm@qk=rmsnorm", "norm@qk.eps=-1"], r"norm@qk.eps=-1 is not allowed"),
         (["norm@=rmsnorm"], r"norm@ is not a rule for places"),
         (["model@qk=nano"], r"model@qk is not a rule for places"),
+        (["norm@mlp=dyt", "placement=parallel"], r"norm@mlp fits no place of this model"),
+        (["norm@atention.q=rmsnorm"], r"norm@atention.q fits no place of this model: did you mean attention\?"),
         (["norm@qk=rmsnorm,none"], r"norm@qk=rmsnorm,none gives several values"),
         (["~norm@qk"], r"~norm@qk takes a rule back"),
     ],
@@ -160,6 +182,10 @@ def test_a_class_of_somebody_else_needs_trust_at_a_place_too() -> None:
     tree["at"]["norm@qk"]["_target_"] = "os.system"
     assert foreign_class(tree) == "norm@qk._target_=os.system"
     assert not needs_trust("norm@qk=rmsnorm") and not needs_trust("norm@mlp.hidden.eps=1e-3")
+    for name in ("norm", "model", "foo", "foo@qk"):  # which would hide the class of a section
+        hidden = {**tree, "norm": {"_target_": "mine.Norm"}, "at": {name: {"_target_": "normbench.norms.RMSNorm"}}}
+        with pytest.raises(UsageError, match="is not a rule for places"):
+            foreign_class(hidden)
     assert needs_trust("norm@qk._target_=mine.Norm") and needs_trust("norm@qk=../mine")
 
 

@@ -188,6 +188,14 @@ def test_a_persons_own_words_win() -> None:
     assert read([*WORDS, "scheme=olmo2", "norm@qk_all=none"]).choices.groups["norm@qk_all"] == "none"
 
 
+def test_own_classes_replace_a_schemes() -> None:
+    tree = read(
+        [*WORDS, "scheme=olmo2", "norm._target_=torch.nn.Identity", "norm@qk_all._target_=torch.nn.Identity"]
+    ).tree
+    assert tree["norm"] == {"_target_": "torch.nn.Identity", "_partial_": True}
+    assert tree["at"]["norm@qk_all"] == {"_target_": "torch.nn.Identity"}
+
+
 def test_mistakes() -> None:
     with pytest.raises(UsageError, match=r"scheme=lama is unknown: did you mean llama\?"):
         read(["scheme=lama", *WORDS])

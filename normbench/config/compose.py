@@ -184,10 +184,10 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
         if is_overridden(f"{group}._target_", words):
             named[group] = str(section_at(tree, group)["_target_"]).rpartition(".")[2].lower()
     named[LOGGER] = ",".join(tree[LOGGER]) or "none"
-    given = {key_of(word): word.partition("=")[2] for word in words}
+    given = {key_of(word): word for word in words}
     for key, section in tree.get(RULES, {}).items():
         own_class = str(section["_target_"]).rpartition(".")[2].lower()
-        named[key] = own_class if f"{key}._target_" in given else given[key]
+        named[key] = own_class if f"{key}._target_" in given else str(parse(given[key]).value())
     name_words = [named["norm"], named["placement"]]
     if named[SCHEME] == "None":
         del named[SCHEME]
@@ -226,11 +226,11 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
     folders = own_folders(words)
     check_option(SCHEME, scheme, *folders)
     recipe = section_of(SCHEME, scheme, *folders)
-    replaced = [key for key in recipe if key in given]
+    replaced = [key for key in recipe if key in given or f"{key}._target_" in given]
     found: list[str] = []
     for key, value in recipe.items():
         option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
-        if key not in given and not option_is_replaced:
+        if key not in replaced and not option_is_replaced:
             found.append(f"{key}={show(value)}")
     return found
 
@@ -249,16 +249,17 @@ def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         if word.startswith("~"):
             raise UsageError(f"{word} takes a rule back: leave out {key} instead")
         value = parse_one(word).value()
+        option = str(value)
+        group = read_rule(key).group
         place, _, name = key.rpartition(".")
-        if place in rules:  # a setting
+        if place in rules and (name.startswith("_") or option not in options(group, *folders)):  # a setting
             found.setdefault(place, {})[name] = value
             continue
-        group = read_rule(key).group
-        option = str(value)
         if option not in options(group, *folders) and options_with(group, name):
             raise UsageError(f"{key} is a setting of {place}, which is not given: add {place}={group.upper()}")
         check_option(key, option, *folders)
-        found[key] = section_of(group, option, *folders) | found.get(key, {})
+        preset = {} if f"{key}._target_" in given else section_of(group, option, *folders)
+        found[key] = preset | found.get(key, {})
     return found
 
 

@@ -211,6 +211,8 @@ def rule_sections(tree: Tree) -> dict[str, Tree]:
     sections = tree.get(RULES, {})
     if not isinstance(sections, Mapping) or not all(isinstance(each, Mapping) for each in sections.values()):
         raise UsageError(f"{RULES} holds something other than rules: give rules as norm@qk=rmsnorm")
+    for key in sections:
+        read_rule(key)  # so that none has the name of a section, whose class it would hide
     return dict(sections)
 
 

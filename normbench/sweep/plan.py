@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data, resolve_device
 from normbench.config import compose
+from normbench.config.rules import is_rule
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.record.directory import fingerprint
@@ -137,8 +138,17 @@ def combine(words: Sequence[str], ties: Sequence[str]) -> list[Point]:
                 if value != AS_IT_IS:
                     varied[key] = value
         chosen = [f"{key}={value}" for key, value in varied.items()]
-        points.append(Point((*chosen, *fixed), varied))
+        points.append(Point(keep_order_of_rules((*chosen, *fixed), words), varied))
     return points
+
+
+def keep_order_of_rules(words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return words with rules such as `norm@qk=rmsnorm` last, in the order in which they were given."""
+    order = [key_of(word) for word in given]
+    rules = [word for word in words if is_rule(key_of(word))]
+    others = [word for word in words if not is_rule(key_of(word))]
+    rules.sort(key=lambda word: order.index(key_of(word)) if key_of(word) in order else len(order))
+    return (*others, *rules)
 
 
 def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:

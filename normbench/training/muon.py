@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -115,10 +116,13 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
     found = dict[nn.Parameter, int]()
     for block in model.anatomy().blocks:
         for module in block.module.modules():
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding | parametrize.ParametrizationList):
                 continue
             parts = getattr(module, "parts", 1) if isinstance(module, nn.Linear) else 1  # of a FusedLinear
-            for parameter in module.parameters(recurse=False):
+            own = list(module.parameters(recurse=False))
+            if parametrize.is_parametrized(module):  # a treatment of weights: what it makes the weight of
+                own += [each.original for each in module.parametrizations.values()]  # type: ignore[operator]
+            for parameter in own:
                 if parameter.ndim >= 2 and parameter not in in_norms:
                     found[parameter] = parts
     return found
