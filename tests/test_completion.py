@@ -115,7 +115,7 @@ def test_a_rule_for_places() -> None:
     assert {*answers("train", "norm@")} == words
     assert list(answers("train", "norm@first3.q")) == ["norm@first3.qk=", "norm@first3.qk_all="]
     assert list(answers("train", "norm@qk=rms")) == ["norm@qk=rmsnorm"]
-    assert list(answers("train", "norm@qk=rmsnorm", "norm@qk.e")) == ["norm@qk.eps="]
+    assert list(answers("train", "norm@qk=rmsnorm", "norm@qk.e")) == ["norm@qk.eps=", "norm@qk.encoder="]
     assert list(answers("sweep", "norm@qk=none,rms")) == ["norm@qk=none,rmsnorm"]
     assert answers("train", "model@") == {}
 

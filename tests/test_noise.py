@@ -156,7 +156,7 @@ def test_noise_leaves_weights_buffers_gradients_and_random_state(tmp_path: Path,
 def test_micro_batches_have_two_examples_at_least(tmp_path: Path, examples: int, parts: int) -> None:
     loop = loop_of(tmp_path, "probes=full", f"data.batch_size={examples}")
     found = []
-    loop.probes.read_noise = lambda reading, gradients, size: found.append(len([*gradients]))  # type: ignore
+    loop.probes.read_noise = lambda reading, gradients, size: found.append(len([*gradients]))  # type: ignore  # a method
     loop.read_noise(Reading())
     assert found == ([parts] if parts else [])
 

@@ -81,18 +81,19 @@ def complete_rule(
         given[key] = option
     place, _, setting = name.rpartition(".")
     known = options(group, *folders)
-    if place in given and given[place] in known:
+    settings: dict[str, Setting] = {}
+    if given.get(place) in known:
         settings = option_settings(group, given[place], *folders)
-        if value is None:
-            return {f"{place}.{key}=": each.doc for key, each in settings.items()}
-        allowed = list_words(settings.get(setting, Setting()))
+    if value is None:
+        before = f"{place}." if place else f"{group}@"
+        found = {f"{before}{key}=": each.doc for key, each in settings.items()}
+        for word, line in WORDS.items():
+            found[f"{before}{word}="] = line
+        return found
+    if setting in settings:
+        allowed = list_words(settings[setting])
         return complete_value(name, value, dict.fromkeys(allowed, ""), several)
-    if value is not None:
-        return complete_value(name, value, known, several)
-    before = place or f"{group}@"
-    if place:
-        before += "."
-    return {f"{before}{word}=": line for word, line in WORDS.items()}
+    return complete_value(name, value, known, several)
 
 
 def complete_value(name: str, value: str, known: Mapping[str, str], several: bool) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, PLACED
 from normbench.errors import UsageError
-from normbench.settings import Tree
+from normbench.settings import Tree, either
 
 if TYPE_CHECKING:
     from normbench.types import Site
@@ -184,10 +184,9 @@ def read_rule(key: str) -> Rule:
     """
     found = KEY.fullmatch(key)
     if found is None:
-        cure = (
-            f"write {' or '.join(f'{group}@PLACE' for group in PLACED)}, as in norm@qk=rmsnorm or placement@first3=post"
-        )
-        raise UsageError(f"{key} is not a rule for places: {cure}")
+        forms = either(f"{group}@PLACE" for group in PLACED)
+        example = "norm@qk=rmsnorm or placement@first3=post"
+        raise UsageError(f"{key} is not a rule for places: write {forms}, as in {example}")
     return Rule(found["group"], found["place"])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.norms.common import Affine, AffineNorm, Eps, RunningNorm, moments, scale_and_shift
+from normbench.norms.groupnorm import count_groups
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -102,12 +103,7 @@ class EvoNormS0(AffineNorm):
         **place: Any,
     ) -> None:
         super().__init__(num_features, eps, affine, bias=True, **place)
-        if groups == "auto":
-            self.groups = 32 if num_features >= 128 else max(num_features // 4, 1)
-        else:
-            self.groups = groups
-        if num_features % self.groups:
-            raise UsageError(f"norm.groups={groups} does not divide {num_features} features: choose a divisor")
+        self.groups = count_groups(groups, num_features)
         self.v = nn.Parameter(torch.ones(num_features))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:

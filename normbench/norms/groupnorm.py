@@ -60,13 +60,7 @@ class GroupNorm(AffineNorm):
         super().__init__(num_features, eps, affine, bias=True, channel_dim=channel_dim, **place)
         self.across_time = across_time
         self.masked = masked and not self.each_position
-        if groups == "auto":
-            self.groups = 32 if num_features >= 128 else max(num_features // 4, 1)
-        else:
-            self.groups = groups
-        if num_features % self.groups:
-            cure = "choose a divisor"
-            raise UsageError(f"norm.groups={groups} makes {self.groups} groups of {num_features} features: {cure}")
+        self.groups = count_groups(groups, num_features)
         if self.each_position:
             self.check_count(num_features // self.groups, "lower norm.groups")
 
@@ -111,3 +105,18 @@ class GroupNorm(AffineNorm):
         scale = scale_and_shift(scale.flatten(-2), weight, None, -1)
         y = centered * scale + scale_and_shift(shift.flatten(-2) * scale, None, bias, -1)
         return y.movedim(-1, self.channel_dim)
+
+
+def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
+    """Return how many groups a setting makes of so many features.
+
+    Raises:
+        UsageError: they do not divide the features.
+    """
+    count = groups
+    if groups == "auto":
+        count = 32 if num_features >= 128 else max(num_features // 4, 1)
+    assert isinstance(count, int)
+    if num_features % count:
+        raise UsageError(f"norm.groups={groups} makes {count} groups of {num_features} features: choose a divisor")
+    return count

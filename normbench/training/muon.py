@@ -121,7 +121,8 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
             parts = getattr(module, "parts", 1) if isinstance(module, nn.Linear) else 1  # of a FusedLinear
             own = list(module.parameters(recurse=False))
             if parametrize.is_parametrized(module):  # a treatment of weights: what it makes the weight of
-                own += [each.original for each in module.parametrizations.values()]  # type: ignore[operator]
+                treated: Any = module.parametrizations  # a ModuleDict
+                own += [each.original for each in treated.values()]
             for parameter in own:
                 if parameter.ndim >= 2 and parameter not in in_norms:
                     found[parameter] = parts

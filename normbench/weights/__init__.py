@@ -97,16 +97,16 @@ class Spectral(Weights):
 # ---- from what is trained to the weight
 
 
-class Formula(nn.Module):
+class Formula(nn.Module, ABC):
     """A weight as a function of what is trained in its place, in float32 or wider; the result has its dtype."""
 
     def forward(self, trained: Weight) -> Weight:
         dtype = torch.promote_types(trained.dtype, torch.float32)
         return self.weight(trained.to(dtype)).to(trained.dtype)
 
+    @abstractmethod
     def weight(self, trained: Weight) -> Weight:
         """Return the weight."""
-        raise NotImplementedError
 
 
 class LengthAndDirection(Formula):
