@@ -14,10 +14,11 @@ from test_completion import answers
 from normbench import build
 from normbench.cli import main
 from normbench.commands import norm_pages
-from normbench.commands.norm_pages import Flow, Step, Timing, norm_page, pages, placement_page, trace
+from normbench.commands.norm_pages import Timing, norm_page, pages, placement_page, trace
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
+from normbench.runs.flow import Flow, Step
 from normbench.studies.invariance import PUBLISHED, SIX_CHANGES, measure_responses
 from normbench.types import NormFacts
 

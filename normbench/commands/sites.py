@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from click import HelpFormatter
 
 from normbench.build import Assembled, factory, lay_out
-from normbench.commands.norm_pages import draw_block
 from normbench.config.compose import read
 from normbench.config.rules import is_rule
+from normbench.runs.flow import draw_block
 from normbench.runs.plan import prepare
 from normbench.settings import Tree
 from normbench.types import Site
