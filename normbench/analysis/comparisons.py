@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -233,10 +233,7 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
 
     baseline: the settings in which a partner differs from its arm.
     """
-
-    def end(run: RecordedRun) -> float:
-        return final(run, metric)
-
+    end = partial(final, metric=metric)
     found = []
     for arm, other in pairs_of(arms, baseline):
         one = paired_difference(by_seed(arm.runs, end), by_seed(other.runs, end))

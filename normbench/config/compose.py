@@ -161,6 +161,16 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
         words: of the command line.
         rules: the section of each rule by its key.
     """
+    tree, closed = check_config(complete(config, words, rules))
+    found = Config(tree, closed, name_choices(groups, tree, words), words)
+    steps = closed.trainer.steps
+    if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
+        raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
+    return found
+
+
+def complete(config: DictConfig, words: tuple[str, ...], rules: Mapping[str, Tree]) -> dict[str, Any]:
+    """Return what was composed as plain containers, with the rules, and without what is not of the chosen classes."""
     tree = resolve(config)
     adopt(tree, words)
     leave_out_absent(tree)
@@ -169,12 +179,7 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
     for key in ("outputs", "extend"):
         if isinstance(tree.get(key), str):
             tree[key] = os.path.expanduser(tree[key])  # the shell leaves `~` alone after a `=`
-    tree, closed = check_config(tree)
-    found = Config(tree, closed, name_choices(groups, tree, words), words)
-    steps = closed.trainer.steps
-    if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
-        raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
-    return found
+    return tree
 
 
 def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:

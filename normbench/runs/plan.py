@@ -87,14 +87,34 @@ def prepare(
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
         config = extend(config, parent, trust)
+    if device is None:
+        device = from_environment().place(build.resolve_device(config.closed.device))
+    facts = check_without_data(config, device)
+    if data is None:
+        data = build.make_data(config.tree, config.closed.seed)
+    config = fit_to_data(config, data, parent, stack)
+    return decide(config, facts, device, data, parent, stack)
+
+
+def check_without_data(config: Config, device: torch.device) -> NormFacts:
+    """Refuse what shows before the data are read; return the facts of the norms.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
     facts = build.check_parts(config.tree, config.choices.groups)
     for sentence in describe_unchecked(config.tree):
         warn_once(sentence)
-    if device is None:
-        device = from_environment().place(build.resolve_device(config.closed.device))
     check_compile(config, device)
-    if data is None:
-        data = build.make_data(config.tree, config.closed.seed)
+    return facts
+
+
+def fit_to_data(config: Config, data: Data, parent: RunDirectory | None, stack: int) -> Config:
+    """Return a configuration with its length in steps.
+
+    Raises:
+        UsageError: a setting that does not fit the data, the run that it extends, or seeds as one model.
+    """
     if RULES in config.tree:
         build.lay_out(config.tree, data.task)  # refuses a rule that fits no place
     steps = length_in_steps(config, data)
@@ -103,9 +123,16 @@ def prepare(
     if stack > 1:
         check_stackable(config, data, stack)
     trainer = {**config.tree["trainer"], "steps": steps, "epochs": None}
-    config = replace(config, tree={**config.tree, "trainer": trainer})
+    return replace(config, tree={**config.tree, "trainer": trainer})
+
+
+def decide(
+    config: Config, facts: NormFacts, device: torch.device, data: Data, parent: RunDirectory | None, stack: int
+) -> Run:
+    """Return the run of a checked configuration, with its threads and its directory."""
     threads = config.closed.threads or torch.get_num_threads()
     directory = directory_of(config, data, device, threads, parent, stack)
+    steps = config.tree["trainer"]["steps"]
     return Run(config, facts, device, threads, steps, directory, parent, stack, loaded=data)
 
 

@@ -167,11 +167,7 @@ class Session:
             return self.loop.recorder
         self.beat()
         page = self.write_record()
-        self.cut_logs()
-        self.loop.recorder = self.open_loggers()
-        self.announce(self.loop.step)
-        self.begin_logs(page)
-        return self.loop.recorder
+        return self.start_logging(page)
 
     def restore(self) -> None:
         """Bring the loop to the last checkpoint, if there is one; a run that extends another begins with its record.
@@ -239,6 +235,18 @@ class Session:
             loggers.append(Display(run.steps, run.data.task.unit, start_step=step))
         loggers += build.make_loggers(run.config.tree, path, step)
         return Recorder(path, loggers)
+
+    def start_logging(self, page: str) -> Recorder:
+        """Open the loggers where the run goes on, say what runs, and tell them which choices made it.
+
+        Args:
+            page: the configuration, as YAML.
+        """
+        self.cut_logs()
+        self.loop.recorder = self.open_loggers()
+        self.announce(self.loop.step)
+        self.begin_logs(page)
+        return self.loop.recorder
 
     def begin_logs(self, page: str) -> None:
         """Tell the loggers what the run will log, and which choices made it.
