@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -62,11 +63,14 @@ def test_what_was_found_is_printed_and_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = iter([Outcome(HOLDS, "all", {"n": 3}, [{"run": "a|b", "ms": "2"}], 1.0), Outcome(verdict, "two", {"n": 4})])
+    given = {
+        "waits": Outcome(HOLDS, "all", {"n": 3}, [{"run": "a|b", "ms": "2"}], 1.0),
+        "repeats": Outcome(verdict, "two", {"n": 4}),
+    }
 
-    def try_check(_: Any, seconds: float) -> Outcome:
-        assert 0 < seconds <= 120
-        return next(given)
+    def try_check(words: Any, seconds: float) -> Outcome:
+        assert 0 < seconds <= 180
+        return given[words[-1]]
 
     monkeypatch.setattr(command, "why_not", lambda: "")
     monkeypatch.setattr(command, "about", lambda: {"GPU": "a large one"})
@@ -80,6 +84,22 @@ def test_what_was_found_is_printed_and_written(
     assert page[0] == "## On a GPU" and "- GPU: a large one" in page
     assert any(line.startswith("| repeats | ") and line.endswith(f" | {verdict} | two |") for line in page)
     assert page[-3:] == ["| run | ms |", "|---|---|", "| a\\|b | 2 |"]
+
+
+def test_checks_of_times_have_nothing_beside_them(command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    both = threading.Barrier(2)
+
+    def try_one(name: str) -> tuple[str, Outcome]:
+        if name not in ("times", "bench"):
+            both.wait(20)  # for the other one
+        begun.append(name)
+        return name, Outcome(HOLDS, "")
+
+    monkeypatch.setattr(command, "CORES", 1 / 2)
+    names = ["times", "waits", "bench", "repeats"]
+    found = command.try_side_by_side(try_one, names, {"times", "bench"})
+    assert [name for name, _ in found][2:] == begun[2:] == ["times", "bench"]
 
 
 def test_no_check_takes_most_of_the_ten_minutes(command: ModuleType) -> None:

@@ -56,7 +56,8 @@ def test_recorded_steps_are_the_ordinary_ones_with_every_model(model: str) -> No
 @pytest.mark.parametrize(
     "words",
     [["trainer.precision=bf16"], ["trainer.tf32=true"], ["trainer.ema=0.9"], ["trainer.grad_clip=0"], ["optim=adam"],
-     ["norm.freeze_after=4"], ["norm.momentum=null"], ["norm.impl=eager"], ["probes=full", "probes.every=3"]],
+     ["norm.freeze_after=4"], ["norm.momentum=null"], ["norm.impl=eager"], ["probes=full", "probes.every=3"],
+     ["weights=weight_norm"], ["weights=standardized"], ["weights=spectral"], ["norm@qk=rmsnorm"], ["placement=gpas"]],
     ids=" ".join,
 )  # fmt: skip
 def test_recorded_steps_are_the_ordinary_ones_with_every_setting(words: list[str]) -> None:

@@ -112,6 +112,32 @@ def test_a_kernel_whose_channels_lie_last_moves_as_any_other() -> None:
     assert torch.equal(*ends)
 
 
+@pytest.mark.parametrize(("name", "task"), [("nano", TEXT), ("cnn", IMAGES)])
+def test_a_step_that_is_to_be_skipped_changes_nothing(name: str, task: Task) -> None:
+    """As on a GPU, where nobody waits to learn whether gradients are finite."""
+    ends = list[list[Tensor]]()
+    for skips in (False, True):
+        model, norms = build("layernorm", model=name, task=task)
+        optimizer = optimizer_of(model, norms)
+        parameters = list(model.parameters())
+        found_inf = torch.zeros(())
+        if skips:
+            vars(optimizer).update(grad_scale=None, found_inf=found_inf)
+        draw_gradients(parameters, seed=0)
+        optimizer.step()
+        if skips:
+            found_inf.fill_(1.0)
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, torch.nan)
+            optimizer.step()
+            found_inf.fill_(0.0)
+        draw_gradients(parameters, seed=1)
+        optimizer.step()
+        ends.append([parameter.detach() for parameter in parameters])
+    for without, with_a_skipped_one in zip(*ends, strict=True):
+        assert torch.equal(without, with_a_skipped_one)
+
+
 @pytest.mark.parametrize(("words", "task"), [("model=nano model.width=16 model.heads=2", TEXT), ("model=cnn", IMAGES)])
 def test_a_transformer_and_a_cnn_learn(words: str, task: Task) -> None:
     tree = read([*words.split(), "optim=muon", "optim.lr=1e-2"]).tree

@@ -89,7 +89,7 @@ def test_a_probed_step_keeps_its_budget_of_operators(found: dict[str, Any], name
 
 
 @pytest.mark.parametrize(
-    "name", ["waits", "agrees", "repeats", "stack", "second", "launches", "probes", "times", "layouts"]
+    "name", ["waits", "agrees", "repeats", "stack", "second", "norms", "launches", "probes", "times", "layouts"]
 )
 def test_what_gpu_check_asks_can_be_asked(found: dict[str, Any], name: str) -> None:
     """Of all that `scripts/gpu_check` does with a GPU, what a pretended one can answer; its times say nothing."""

@@ -30,7 +30,14 @@ class MuonAdamW(torch.optim.Optimizer):
     A group is of matrices where it has `parts`: so many matrices lie in each of its parameters one below the other,
     as queries, keys and values do, and each is orthogonalized by itself. A kernel of a convolution is a matrix with a
     row for each output channel.
+
+    Attributes:
+        found_inf: where it is set, as a GradScaler and the guard of a GPU do for torch's fused optimizers, a step while
+            it is 1 changes nothing, and nobody waits to read it.
     """
+
+    can_skip = True
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -76,6 +83,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 others.append(group)
         self.adamw.param_groups = others
         self.adamw.state = self.state
+        vars(self.adamw)["found_inf"] = self.found_inf
         self.adamw.step()
 
     def step_matrices(self, group: dict[str, Any]) -> None:
@@ -97,8 +105,15 @@ class MuonAdamW(torch.optim.Optimizer):
                 matrix.grad = gradient
                 self.muon.state[matrix] = {"momentum_buffer": own}
                 matrices.append(matrix)
+        before = list[tuple[Tensor, Tensor]]()
+        if self.found_inf is not None:
+            skips = self.found_inf != 0
+            changed = [*matrices, *(own["momentum_buffer"] for own in self.muon.state.values())]
+            before = [(tensor, tensor.clone()) for tensor in changed]
         self.muon.param_groups = [{**group, "params": matrices}]
         self.muon.step()
+        for tensor, old in before:
+            tensor.copy_(torch.where(skips, old, tensor))
         self.muon.state.clear()
         self.muon.param_groups = []
         for tensor, matrix in flattened:

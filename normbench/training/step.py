@@ -85,7 +85,8 @@ class Stepper:
         if self.precision.scales:  # it leaves out steps that overflow by itself, until the scale is lost
             return None
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
-        latches = fused and self.device.type == "cuda" and not self.group.shards
+        can_skip = fused or getattr(self.optimizer, "can_skip", False)
+        latches = can_skip and self.device.type == "cuda" and not self.group.shards
         return Guard(self.optimizer, self.device, latches)
 
     # ---- the step

@@ -321,12 +321,14 @@ def check_gpu() -> dict[str, Any]:
     checks.NORMS, checks.PRECISIONS = ["layernorm", "batchnorm"], ["bf16"]
     checks.WARM, checks.ROUNDS, checks.LONG = 1, 1, 2
     checks.MATRIX = {name: MATRIX[name] for name in ("transformer LM",)}
+    checks.VARIED = {"transformer LM": ("optim",)}
+    checks.SEQUENCES, checks.PICTURES = (8, 4, 64), (4, 64, 3, 3)
     checks.PRESETS = {"nano": [*small("nano"), "data=pydocs", "data.batch_size=4"]}
     checks.CONVOLUTIONS, checks.PHOTOGRAPHS, checks.BATCH = [[*small("cnn"), "norm=batchnorm"]], IMAGES, 4
     known = checks.budgets()
     checks.budgets = lambda: {name: known[name] for name in ("nano layernorm",)}
     checks.kernels_of = partial(checks.count_operators, device=checks.GPU)
-    made = ("waits", "agrees", "repeats", "stack", "second", "launches", "probes", "times", "layouts")
+    made = ("waits", "agrees", "repeats", "stack", "second", "norms", "launches", "probes", "times", "layouts")
     return {name: vars(checks.CHECKS[name].outcome()) for name in made}
 
 

@@ -326,6 +326,9 @@ def attention(
         return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError("fused attention under vmap keeps nothing for its backward pass")
+    if torch.is_autocast_enabled("cuda"):
+        lower = torch.get_autocast_dtype("cuda")
+        q, k, v = q.to(lower), k.to(lower), v.to(lower)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         nothing = torch.zeros(attn_mask.shape, dtype=q.dtype, device=q.device)
         attn_mask = nothing.masked_fill(~attn_mask, -torch.inf)

@@ -4,9 +4,9 @@
     scripts/gpu_check waits repeats            # some
     scripts/gpu_check --out FOLDER             # where gpu_check.json and gpu_check.md are written
 
-Each check is a process of its own, which ends when its time is over: an error of CUDA's spoils no other one. The exit
-status is 1 if something does not hold, and 2 on a machine without a GPU. gpu_check.md is a section for
-docs/benchmarks.md.
+Each check is a process of its own, which ends when its time is over: an error of CUDA's spoils no other one. Those that
+measure no times run side by side, as many as the cores allow. The exit status is 1 if something does not hold, and 2 on
+a machine without a GPU. gpu_check.md is a section for docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ PATHS = (str(FOLDER), str(TESTS), str(TESTS / "pretended_gpu"), str(ROOT))  # wh
 
 WHOLE = 570.0  # seconds for all checks
 LINES = 3  # of what a failed check has said
+CORES = 2  # for each of the checks that run side by side
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -56,16 +58,39 @@ def main(words: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Outcome] = {}
     end = time.monotonic() + WHOLE
-    for name in options.checks:
+
+    def try_one(name: str) -> tuple[str, Outcome]:
         seconds_left = end - time.monotonic()
-        outcome = try_check([sys.executable, str(FOLDER), name], min(limits[name], seconds_left))
+        return name, try_check([sys.executable, str(FOLDER), name], min(limits[name], seconds_left))
+
+    for name, outcome in try_side_by_side(try_one, options.checks, {name for name in claims if CHECKS[name].alone}):
         found[name] = outcome
         print(f"{name:12s} {outcome.verdict:16s} {outcome.seconds:5.0f} s  {outcome.figure}", flush=True)
-        known = outcomes.record(found, claims, facts)  # as far as it is
+        in_order = {name: found[name] for name in options.checks if name in found}  # as far as it is
+        known = outcomes.record(in_order, claims, facts)
         (options.out / "gpu_check.json").write_text(json.dumps(known, indent=2) + "\n")
-        (options.out / "gpu_check.md").write_text(outcomes.section(found, claims, facts))
+        (options.out / "gpu_check.md").write_text(outcomes.section(in_order, claims, facts))
     print(f"{options.out / 'gpu_check.md'} is a section for docs/benchmarks.md")
     return outcomes.status(found)
+
+
+def try_side_by_side(
+    try_one: Callable[[str], tuple[str, Outcome]], names: Sequence[str], alone: Collection[str]
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield the outcome of each check as it ends: several at once have the cores, and then each by itself that must.
+
+    Args:
+        try_one: makes a check by name.
+        names: of the checks.
+        alone: of those with nothing beside them.
+    """
+    beside_others = [name for name in names if name not in alone]
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // CORES)) as pool:
+        for done in as_completed([pool.submit(try_one, name) for name in beside_others]):
+            yield done.result()
+    for name in names:
+        if name in alone:
+            yield try_one(name)
 
 
 def parse_options(words: Sequence[str] | None, names: list[str]) -> argparse.Namespace:

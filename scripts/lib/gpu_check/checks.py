@@ -20,13 +20,15 @@ import numpy as np
 import torch
 from outcomes import LEFT as NOT_TRIED
 from outcomes import Cells, NotTried, Outcome, judge
-from support import IMAGES, MATRIX, TEXT
+from support import IMAGES, MATRIX, OVER_POSITIONS, TEXT
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from training import RandomData, make_loop, small
 
 from normbench import build
+from normbench.compiling import compiled
 from normbench.config.compose import read
-from normbench.config.groups import section_of
+from normbench.config.groups import options, section_of
 from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
@@ -47,6 +49,8 @@ WORKER = Path(__file__).with_name("worker.py")
 DEVICE = "cuda"
 GPU = torch.device(DEVICE)
 NORMS = ["layernorm", "rmsnorm", "batchnorm", "groupnorm", "dyt"]
+VARIED = {"transformer LM": ("norm", "placement", "weights", "optim", "scheme"),
+          "cnn": ("norm", "placement", "weights", "optim")}  # fmt: skip
 PRECISIONS = ["fp32", "bf16"]
 SETTLED = 3  # steps until an optimizer has its state, and kernels are chosen
 
@@ -60,20 +64,34 @@ CONVOLUTIONS = [
 ]
 BENCH = ["study.rows=4096,65536", "study.features=1024", "study.steps=10"]
 WAYS = ("false", "graph", "true", "cudagraphs")  # of `trainer.compile`; what takes long comes last
+PARTS = ["weights=weight_norm", "weights=standardized", "weights=scaled_standardized", "weights=spectral",
+         "norm@qk=rmsnorm", "optim=muon", "placement=gpas"]  # fmt: skip
+PART_STEPS = 6  # of a run with one of them: more than there are before a graph is recorded
+SEQUENCES = (16, 128, 256)  # batch, time and features of what norms are tried on
+PICTURES = (16, 64, 16, 16)
 LONG = 20  # steps of runs that are compared to the bit; a stop is half way
 PHOTOGRAPHS = ImageClassification(10, (3, 32, 32))
 BATCH = 128  # of them
 
 ROUNDING = 1e-3  # by which losses of a few steps may differ where operators add in another order, as a share
+MOST = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # that a norm may be off, as a share of the largest value
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check by name: what it claims, the most seconds that it may take, and what measures it."""
+    """A check.
+
+    Attributes:
+        claim: what it claims.
+        seconds: the most that it may take.
+        measure: what measures it.
+        alone: nothing may run beside it, as it measures times or fills up the memory.
+    """
 
     claim: str
     seconds: float
     measure: Callable[[], Outcome]
+    alone: bool = False
 
     def outcome(self) -> Outcome:
         """Measure, and return what was found, or why it was not tried."""
@@ -112,10 +130,19 @@ def settle(loop: Loop, steps: int = SETTLED) -> Loop:
 
 
 def trainings() -> Iterator[tuple[str, list[str], Task]]:
-    """Yield each family of models with each norm that goes with it: a name, words and a task."""
+    """Yield each family of models with usual norms, and two with each option of several groups: a name, words, a task.
+
+    Some do not go together.
+    """
     for name, (model, task) in MATRIX.items():
         for norm in NORMS:
             yield f"{name} {norm}", [*small(model), f"norm={norm}"], task
+    for name, groups in VARIED.items():
+        model, task = MATRIX[name]
+        for group in groups:
+            for option in options(group):
+                if group != "norm" or option not in NORMS:
+                    yield f"{name} {group}={option}", [*small(model), f"{group}={option}"], task
 
 
 @contextmanager
@@ -395,7 +422,7 @@ def check_kernels() -> Outcome:
     generator = torch.Generator().manual_seed(0)
     x, dy = torch.randn(2, 4, 512, 768, generator=generator)
     for name in ("layernorm", "rmsnorm", "dyt"):
-        for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+        for dtype, most in MOST.items():
             given = (x.to(dtype), dy.to(dtype))
             exact = [tensor.double() for tensor in given]
             expected = passes({**section_of("norm", name), "impl": "eager"}, *exact)
@@ -421,13 +448,126 @@ def check_kernels() -> Outcome:
     return judge(not failed, figure, numbers, rows)
 
 
-def passes(section: Any, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
-    """Return a norm's output and the gradients of its input and parameters."""
-    norm = build.factory({"norm": section}, "norm")(x.shape[-1], channel_dim=-1, site=None)
+def passes(
+    section: Any, x: torch.Tensor, dy: torch.Tensor, channel_dim: int = -1, as_module: bool = False
+) -> list[torch.Tensor]:
+    """Return a norm's output and the gradients of its input and parameters, which are moved away from where they start.
+
+    Args:
+        section: the norm's settings.
+        x, dy: its input, and the gradient of its output.
+        channel_dim: the axis of x's features.
+        as_module: compile the norm as a model that is compiled does, whatever its implementation is.
+    """
+    norm = build.factory({"norm": section}, "norm")(x.shape[channel_dim], channel_dim=channel_dim, site=None)
+    move_parameters(norm)
     norm = norm.to(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
     x = x.clone().requires_grad_()
-    y = norm(x)
+    y = compiled(norm)(x) if as_module else norm(x)
     return [y.detach(), *torch.autograd.grad(y, [x, *norm.parameters()], dy.to(y.dtype))]
+
+
+def move_parameters(norm: torch.nn.Module) -> None:
+    """Add a little to each parameter, as some gradients are 0 where norms start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter += 0.1 * torch.rand(parameter.shape, generator=generator)
+
+
+def check_norms(dtypes: Sequence[torch.dtype], is_compiled: bool) -> Outcome:
+    """Compare each norm's formula on the GPU, forward and backward, with the same in float64 on the CPU.
+
+    Args:
+        dtypes: of the input.
+        is_compiled: compile it, in one layout; otherwise it runs as it is, in both.
+    """
+    found = dict[str, float]()
+    failed = dict[str, str]()
+    for name in options("norm"):
+        settings = section_of("norm", name)
+        if "impl" not in settings:
+            continue  # which computes nothing
+        for layout, shape in layouts_of(name, is_compiled).items():
+            channel_dim = -1 if layout == "sequence" else 1
+            generator = torch.Generator().manual_seed(0)
+            x, dy = torch.randn(2, *shape, generator=generator)
+            for dtype in dtypes:
+                which = f"{name} {layout} {str(dtype).removeprefix('torch.')}"
+                given = (x.to(dtype), dy.to(dtype))
+                formula = {**settings, "impl": "eager"}
+                try:
+                    expected = passes(formula, *(tensor.double() for tensor in given), channel_dim)
+                    here = (tensor.to(DEVICE) for tensor in given)
+                    got = passes(formula, *here, channel_dim, as_module=is_compiled)
+                except Exception as error:  # a kernel may raise anything: it has failed
+                    failed[which] = explain(error)
+                    continue
+                found[which] = max(error_of(one, right) for one, right in zip(got, expected, strict=True))
+                if not found[which] <= MOST[dtype]:
+                    failed[which] = f"off by {found[which]:.1e} of the largest value"
+    worst = max(found, key=lambda which: found[which], default="")
+    figure = tell_failures(failed, len(found.keys() | failed.keys()), "cases of norms")
+    if worst:
+        figure += f"; off by {found[worst]:.1e} at the most ({worst})"
+    return judge(not failed, figure, {"errors": found, "failed": failed})
+
+
+def layouts_of(norm: str, one: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes on which a norm is tried, by layout: one or both."""
+    shapes = {"sequence": SEQUENCES, "image": PICTURES}
+    if not one:
+        return shapes
+    layout = "image" if norm in OVER_POSITIONS else "sequence"
+    return {layout: shapes[layout]}
+
+
+def check_parts() -> Outcome:
+    """Train with treated weights, QK-norm, Muon and a placement with a stop of its gradient in three ways."""
+    losses = dict[str, dict[str, float]]()
+    failed = dict[str, str]()
+    refused = list[str]()
+    for how in ("false", "graph", "true"):
+        for part in PARTS:
+            words = [*small("nano"), part, f"trainer.compile={how}"]
+            try:
+                loop = settle(make_loop(words, TEXT, DEVICE), PART_STEPS)
+                losses.setdefault(part, {})[how] = loop.loss_sum.item()
+            except UsageError:
+                refused.append(f"{part} {how}")
+            except Exception as error:  # whatever a compiler raises is what the check tells
+                failed[f"{part} {how}"] = explain(error)
+    for part, own in losses.items():
+        for how, loss in own.items():
+            difference = share(loss - own["false"], own["false"])
+            if not difference <= ROUNDING:
+                failed[f"{part} {how}"] = f"its loss is off by {difference:.1e}"
+    figure = tell_failures(failed, 3 * len(PARTS), "runs")
+    if refused:
+        figure += f"; refused: {', '.join(refused)}"
+    return judge(not failed, figure, {"losses": losses, "failed": failed, "refused": refused})
+
+
+def check_attention() -> Outcome:
+    """Train in bfloat16 with norms of queries and keys, where only flash attention may run, and in float32."""
+    found = dict[str, float]()
+    failed = dict[str, str]()
+    sizes = ["model=nano", "model.depth=2", "model.width=128", "model.heads=2", "model.context=16"]
+    for words in ([], ["norm@qk=rmsnorm"], ["norm@qk=layernorm"], ["norm@qk_all=rmsnorm"], ["scheme=gemma3"]):
+        name = " ".join(words) or "without a norm"
+        try:
+            right = settle(make_loop([*sizes, *words], TEXT, DEVICE)).loss_sum.item()
+            loop = make_loop([*sizes, *words, "trainer.precision=bf16"], TEXT, DEVICE)
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+                settle(loop)
+        except Exception as error:  # whatever attention raises is what the check tells
+            failed[name] = explain(error)
+            continue
+        found[name] = share(loop.loss_sum.item() - right, right)
+        if not found[name] <= 10 * ROUNDING:
+            failed[name] = f"its loss is off by {found[name]:.1e}"
+    figure = tell_failures(failed, len(found.keys() | failed.keys()), "trainings")
+    return judge(not failed, figure, {"differences": found, "failed": failed})
 
 
 def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
@@ -663,21 +803,44 @@ def check_seeding() -> Outcome:
 
 
 CHECKS = {
-    "tests": Check("the tests that need a GPU pass", 180, check_tests),
-    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 120, check_waits),
-    "agrees": Check("losses are those of the CPU, to rounding", 90, check_agreement),
+    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 180, check_waits),
+    "agrees": Check("losses are those of the CPU, to rounding", 180, check_agreement),
     "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, check_repeats),
     "stack": Check("seeds of a model with attention train as one model", 30, check_stack),
     "second": Check("a second GPU has its own time and random numbers", 30, check_second_gpu),
-    "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, check_both_gpus),
-    "memory": Check("where a GPU's memory is full, the message says so", 40, check_memory),
     "kernels": Check("each implementation of a norm agrees with its formula in float64", 90, check_kernels),
-    "launches": Check("a step keeps its budget of operators, and starts about as many kernels", 60, check_launches),
-    "probes": Check("light probes take at most 5 % of the training time", 40, check_probes),
-    "times": Check("steps of each norm are timed in turn", 40, check_step_times),
-    "layouts": Check("images have the faster of two layouts in memory", 60, check_layouts),
-    "products": Check("float32 products are not rounded to TF32 unless that is allowed", 20, check_products),
-    "seeding": Check("the seed of a batch takes less than 20 µs", 20, check_seeding),
-    "bench": Check("`normbench bench` measures norms", 130, check_bench),
-    "compile": Check("a run that is compiled, or replayed as a CUDA graph, learns the same", 240, check_compilation),
+    "norms": Check(
+        "each norm agrees with its formula in float64, on sequences and images, in fp32 and bf16",
+        60,
+        partial(check_norms, [*MOST], is_compiled=False),
+    ),
+    "compiled": Check(
+        "each norm agrees with its formula in float64 when it is compiled, in fp32",
+        200,
+        partial(check_norms, [torch.float32], is_compiled=True),
+    ),
+    "compiled16": Check(
+        "and in bf16",
+        200,
+        partial(check_norms, [torch.bfloat16], is_compiled=True),
+    ),
+    "attention": Check("in bf16 queries and keys that are normalized go to flash attention", 60, check_attention),
+    "parts": Check("treated weights, QK-norm, Muon and GPAS learn the same compiled and as a graph", 240, check_parts),
+    "tests": Check("the tests that need a GPU pass", 180, check_tests, alone=True),
+    "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, check_both_gpus, True),
+    "memory": Check("where a GPU's memory is full, the message says so", 40, check_memory, alone=True),
+    "launches": Check(
+        "a step keeps its budget of operators, and starts about as many kernels", 60, check_launches, alone=True
+    ),
+    "probes": Check("light probes take at most 5 % of the training time", 40, check_probes, alone=True),
+    "times": Check("steps of each norm are timed in turn", 40, check_step_times, alone=True),
+    "layouts": Check("images have the faster of two layouts in memory", 60, check_layouts, alone=True),
+    "products": Check(
+        "float32 products are not rounded to TF32 unless that is allowed", 20, check_products, alone=True
+    ),
+    "seeding": Check("the seed of a batch takes less than 20 µs", 20, check_seeding, alone=True),
+    "bench": Check("`normbench bench` measures norms", 130, check_bench, alone=True),
+    "compile": Check(
+        "a run that is compiled, or replayed as a CUDA graph, learns the same", 240, check_compilation, alone=True
+    ),
 }
