@@ -566,10 +566,20 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     Raises:
         UsageError: a setting that does not fit.
     """
+    made = start_model(tree, task, seed)
+    return made.model, made.norms
+
+
+def start_model(tree: Tree, task: Task, seed: int) -> Assembled:
+    """Make a model with its starting weights.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
     made = assemble(tree, task, seed)
     initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
     made.treat_weights(seed)
-    return made.model, made.norms
+    return made
 
 
 def orthogonalizes(tree: Tree) -> bool:

@@ -307,6 +307,17 @@ def placements(name: str | None, markdown: bool) -> None:
     show_option("placement", name, markdown)
 
 
+@cli.command()
+@NAME
+@flag("markdown", "Print Markdown, as in docs/schemes.md.")
+def schemes(name: str | None, markdown: bool) -> None:
+    """Describe a scheme: its words, and its blocks drawn with their norms.
+
+    Without NAME it lists them all.
+    """
+    show_option("scheme", name, markdown)
+
+
 def show_option(group: str, name: str | None, markdown: bool) -> None:
     """Print the page of an option, or list those of its group; in Markdown, the page of one or of all."""
     from normbench.config.groups import check_option
@@ -314,7 +325,8 @@ def show_option(group: str, name: str | None, markdown: bool) -> None:
     if name:
         check_option(group, name)
     if name or markdown:
-        later("norm_pages", "tell")(group, name, markdown)
+        module = "scheme_pages" if group == "scheme" else "norm_pages"
+        later(module, "tell")(group, name, markdown)
     else:
         print_page(later("pages", "list_page"), [group])
 

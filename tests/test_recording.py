@@ -36,7 +36,7 @@ from normbench.record import tensorboard
 from normbench.record.console import Display, show_table
 from normbench.record.metrics import truncate_metrics
 from normbench.record.recorder import Recorder
-from normbench.record.tensorboard import truncate_events
+from normbench.record.tensorboard import BLOCKS, truncate_events
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
@@ -74,6 +74,7 @@ def record_steps(directory: Path, steps: range) -> Recorder:
     """Record as a run does: the header at every start, then numbers."""
     recorder = Recorder(directory)
     recorder.begin(CONFIG, (), f"from {steps.start}")
+    recorder.texts(0, {BLOCKS: f"drawn at {steps.start}"})
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "optim/lr": 1e-3})
         if step % 10 == 0:
@@ -201,8 +202,11 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert [event.step for event in read(tmp_path).Tensors("act/final/in")] == [10, 20, 30, 40]
     assert logged_steps(tmp_path) == list(range(1, 41))
     assert texts(tmp_path, "config") == [(0, f"from {last_step + 1}".encode())]
+    assert texts(tmp_path, BLOCKS) == [(0, f"drawn at {last_step + 1}".encode())]
     tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
-    assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
+    assert all(
+        tags.count(tag) == 1 for tag in ("config", BLOCKS, "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG)
+    )
 
 
 def test_texts_of_steps_stay_where_a_run_goes_on(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ def test_sites_are_shown_with_what_stands_there(capsys: pytest.CaptureFixture[st
     assert ["block00", "to", "block01:"] in lines and ["block02", "to", "block07:"] in lines
     assert ["attention.q", "rmsnorm,", "by", "norm@qk"] in lines
     assert ["placement", "post,", "by", "placement@first25pct"] in lines
-    assert "x ─┬─ attention ─⊕─ layernorm ─┬─ mlp ─⊕─ layernorm ─→ x" in page
-    assert "x ─┬─ layernorm ─ attention ─⊕─┬─ layernorm ─ mlp ─⊕─→ x" in page
+    assert "x ─┬─ attention (q, k: rmsnorm) ─⊕─ layernorm ─┬─ mlp ─⊕─ layernorm ─→ x" in page
+    assert "x ─┬─ layernorm ─ attention (q, k: rmsnorm) ─⊕─┬─ layernorm ─ mlp ─⊕─→ x" in page
     assert main(["show", *NANO, "norm@qk=rmsnorm"]) == 0
     assert "norm@qk.eps=1e-05" in capsys.readouterr().out
 

@@ -7,21 +7,31 @@ from typing import Any
 
 import pytest
 import torch
-from support import TEXT, documented
+from support import REPOSITORY, TEXT, documented
+from test_recording import texts
 from test_runs import TINY, train
 from torch import Tensor, nn
 
-from normbench.build import make_model
+from normbench.build import make_model, start_model
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
 from normbench.errors import UsageError
+from normbench.placements import Pre
 from normbench.record.files import read_json
+from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
 from normbench.types import Model
 
 SIZES = ["model.depth=3", "model.width=32", "model.heads=4", "model.context=16", "device=cpu", "threads=1"]
 WORDS = [*SIZES, "trainer.steps=3"]
+
+
+class Undrawn(Pre):
+    """A placement that looks at numbers, which a drawing has not."""
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        return super().forward(x / x.abs().max(), **context)
 
 
 def made(scheme: str, *words: str) -> Model:
@@ -208,6 +218,8 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "scheme/mine.yaml").write_text("# Mine\nnorm: dyt\nnorm@qk: rmsnorm\nplacement: sandwich\n")
     run = train(tmp_path, *TINY, "trainer.steps=2", f"--config-dir={tmp_path}", "scheme=mine")
     assert run.name.startswith("mine-dyt-sandwich-rmsnorm@qk-s0-")
+    ((step, drawn),) = texts(run, "blocks")
+    assert step == 0 and "x ─┬─ dyt ─ attention (q, k: rmsnorm) ─ dyt ─⊕─" in drawn.decode()
 
 
 def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,5 +231,63 @@ def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "settings" not in [caveat["kind"] for caveat in answer["caveats"]]
 
 
-def test_the_schemes_are_documented() -> None:
+def test_the_schemes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert documented("scheme") == [*options("scheme")]
+    assert main(["schemes", "--markdown"]) == 0
+    page = (REPOSITORY / "docs/schemes.md").read_text("utf-8")
+    _, *written = page[page.index("# Each scheme, drawn") :].split("\n## ")
+    _, *now = f"\n{capsys.readouterr().out}".split("\n## ")
+    for section in written:
+        assert section.strip() in map(str.strip, now), "write them again: normbench schemes --markdown"
+
+
+@pytest.mark.parametrize(
+    ("words", "drawing"),
+    [
+        (
+            ["scheme=mixln"],
+            """
+block00: post, by placement@first25pct
+x ─┬─ attention ─⊕─ rmsnorm ─┬─ mlp ─⊕─ rmsnorm ─→ x
+   └─────────────┘           └───────┘
+
+block01 to block03: pre
+x ─┬─ rmsnorm ─ attention ─⊕─┬─ rmsnorm ─ mlp ─⊕─→ x
+   └───────────────────────┘ └─────────────────┘
+
+outside the blocks: rmsnorm at final""",
+        ),
+        (
+            ["norm=none", "norm@qk=rmsnorm", "norm@first1.v=dyt", "norm@last1.v=dyt", "weights@mlp=spectral"],
+            """
+block00, block03: pre
+x ─┬─ attention (q, k: rmsnorm; v: dyt) ─⊕─┬─ mlp (weights: spectral) ─⊕─→ x
+   └─────────────────────────────────────┘ └───────────────────────────┘
+
+block01 to block02: pre
+x ─┬─ attention (q, k: rmsnorm) ─⊕─┬─ mlp (weights: spectral) ─⊕─→ x
+   └─────────────────────────────┘ └───────────────────────────┘""",
+        ),
+        (
+            ["model=mlp", "data=digits", "norm=batchnorm", "placement._target_=test_schemes.Undrawn"],
+            """
+block00 to block02: undrawn
+batchnorm at linear.inner
+batchnorm at linear (in)
+
+outside the blocks: batchnorm at final""",
+        ),
+        (
+            ["model=mlp_plain", "data=digits", "norm=batchnorm"],
+            """
+block00 to block02: plain
+x ─ linear (batchnorm) ─→ x""",
+        ),
+    ],
+)
+def test_each_kind_of_block_is_drawn_once(words: list[str], drawing: str) -> None:
+    run = prepare(read([*words, "device=cpu"]))
+    made = start_model(run.config.tree, run.data.task, 0)
+    before = torch.get_rng_state()
+    assert draw_model(run.config.tree, made, run.config.choices.groups) == drawing.strip()
+    assert torch.equal(before, torch.get_rng_state())

@@ -39,7 +39,8 @@ with suppress(ImportError):
 
 
 EVENTS = "events.out.tfevents."  # how the names of event files begin
-PAGE = "config"  # the tag of the page that tells of the run as a whole; other texts belong to steps
+PAGE = "config"  # the tag of the page that tells of the run as a whole
+BLOCKS = "blocks"  # the tag of its blocks as they are drawn; other texts belong to steps
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
 RESULTS = ("loss", "accuracy", "perplexity", "bleu")  # what tasks may be judged by, each with its own
@@ -178,7 +179,7 @@ def new_event_file(directory: Path) -> Path:
 def truncate_events(directory: Path, last_step: int) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
-    Layout, the page on the run and hyperparameters are dropped: whoever goes on writes them again. The new file has a
+    Layout, the pages on the run and hyperparameters are dropped: whoever goes on writes them again. The new file has a
     new name, from which an open TensorBoard sees that it has to read again. A kill in here may leave both: the newer
     one is whole. One that ends before the numbers of metrics.jsonl is damaged: it is kept too, and the sentence
     returned says so.
@@ -210,9 +211,9 @@ def truncate_events(directory: Path, last_step: int) -> str:
 
 
 def is_about_run(event: Event) -> bool:
-    """Tell whether an event is of those that `begin` writes: layout, hyperparameters, the page on the run."""
+    """Tell whether an event is of those that a run writes when it begins: layout, hyperparameters, pages on the run."""
     for value in event.summary.value:
-        if value.tag == PAGE or value.metadata.plugin_data.plugin_name in ("hparams", "custom_scalars"):
+        if value.tag in (PAGE, BLOCKS) or value.metadata.plugin_data.plugin_name in ("hparams", "custom_scalars"):
             return True
     return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -129,17 +129,17 @@ class Step(Branch):
 
 
 def draw_block(
-    make_placement: PlacementFactory, site: Site, roles: Iterable[str], name_norm: Callable[[Site], str]
+    make_placement: PlacementFactory, site: Site, labels: Mapping[str, str], name_norm: Callable[[Site], str]
 ) -> str:
     """Draw how the stream passes through a block of a model.
 
     Args:
         make_placement: makes the block.
         site: of the block.
-        roles: of its branches.
+        labels: what is written for each of its branches, by role.
         name_norm: names the norm at a site.
     """
-    branches = {role: Step(role) for role in roles}
+    branches = {role: Step(label) for role, label in labels.items()}
 
     def make_norm(num_features: int, *, channel_dim: int = -1, site: Site) -> Any:
         name = name_norm(site)

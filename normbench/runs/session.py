@@ -27,8 +27,9 @@ from normbench.record.machine import describe_machine
 from normbench.record.metrics import truncate_metrics
 from normbench.record.recorder import Recorder, Silent
 from normbench.record.shapes import EXTENDED
-from normbench.record.tensorboard import RESULTS, truncate_events
+from normbench.record.tensorboard import BLOCKS, RESULTS, truncate_events
 from normbench.runs.extension import copy_record, runs_before
+from normbench.runs.layout import draw_model
 from normbench.runs.notes import announcement
 from normbench.runs.plan import Run
 from normbench.runs.summary import make_summary, settle, show_summary
@@ -54,6 +55,7 @@ class Session:
         loop: the model with all that trains it.
         norms: of the model, by site.
         memory: a line on that of a step, where it is large.
+        drawing: each kind of block of the model, with its norms.
         seeds: of all runs that are trained as one model.
     """
 
@@ -73,6 +75,7 @@ class Session:
         self.seeds = list(seeds) or [self.settings.seed]
         self.last_beat = 0.0
         self.memory = ""
+        self.drawing = ""
         self.precision = make_precision(self.settings.trainer.precision, run.device)
         model, self.norms = self.build_model()
         tree = run.config.tree
@@ -91,7 +94,9 @@ class Session:
         run = self.run
         recompute = self.settings.trainer.recompute
         with limit_weights(run.device):
-            model, norms = build.make_model(run.config.tree, run.data.task, self.settings.seed)
+            made = build.start_model(run.config.tree, run.data.task, self.settings.seed)
+        model, norms = made.model, made.norms
+        self.drawing = draw_model(run.config.tree, made, run.config.choices.groups)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)
@@ -249,7 +254,7 @@ class Session:
         return self.loop.recorder
 
     def begin_logs(self, page: str) -> None:
-        """Tell the loggers what the run will log, and which choices made it.
+        """Tell the loggers what the run will log, which choices made it, and how its blocks are drawn.
 
         Args:
             page: its configuration, as YAML.
@@ -266,6 +271,7 @@ class Session:
         varied = config.varied or (*groups, "seed")
         self.loop.recorder.expect(metrics)
         self.loop.recorder.begin(choices, varied, f"```yaml\n{page}```")
+        self.loop.recorder.texts(0, {BLOCKS: f"```text\n{self.drawing}\n```"})
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""

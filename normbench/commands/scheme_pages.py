@@ -1,0 +1,32 @@
+"""The pages of schemes: the words that each stands for, and its blocks as they are drawn."""
+
+from __future__ import annotations
+
+from rich.markdown import Markdown
+
+from normbench.build import lay_out
+from normbench.commands.report import console
+from normbench.config.compose import read
+from normbench.config.groups import options, section_of
+from normbench.runs.layout import draw_model
+from normbench.runs.plan import prepare
+from normbench.settings import show
+
+
+def tell(group: str, name: str | None, markdown: bool) -> None:
+    """Print the page of a scheme, or of all, in Markdown; for a terminal formatted."""
+    names = [name] if name else list(options(group))
+    told = "\n".join(page_of(one) for one in names)
+    if markdown:
+        print(told, end="")
+    else:
+        console().print(Markdown(told))
+
+
+def page_of(name: str) -> str:
+    """Return the page of a scheme in Markdown: what it is, its words, and the blocks of the default model with it."""
+    words = " ".join(f"{key}={show(value)}" for key, value in section_of("scheme", name).items())
+    run = prepare(read([f"scheme={name}"]))
+    made = lay_out(run.config.tree, run.data.task)
+    drawing = draw_model(run.config.tree, made, run.config.choices.groups)
+    return f"## {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n```text\n{drawing}\n```\n"

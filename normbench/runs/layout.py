@@ -1,0 +1,201 @@
+"""What stands where in a model: each kind of block, drawn once, with its placement and the norms at its places."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from normbench.build import Assembled, factory, seed_draws
+from normbench.config.rules import best_rule, is_rule, rules_of
+from normbench.runs.flow import draw_block
+from normbench.settings import Tree
+from normbench.types import Block, PlacementFactory, Site, norms_in
+
+Told = TypeVar("Told", bound=Hashable)
+Choice = tuple[str, str]  # a place, and what was chosen for it
+
+MOST_PLACES = 4  # inside a branch are named in a drawing
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What stands in a block.
+
+    Attributes:
+        drawing: how the stream passes through it; empty where that cannot be drawn.
+        placement: what was chosen for it.
+        norms: by place.
+        weights: how those of its branches are treated, by branch; empty where they are plain.
+    """
+
+    drawing: str
+    placement: str
+    norms: tuple[Choice, ...]
+    weights: tuple[Choice, ...]
+
+
+def lay_out_blocks(tree: Tree, made: Assembled, options: Mapping[str, str]) -> dict[int, Layout]:
+    """Return what stands in each block of a model.
+
+    Args:
+        tree: the configuration.
+        made: the model.
+        options: what was chosen, by section.
+    """
+    norms: dict[int | None, dict[Site, str]] = defaultdict(dict)  # the section of each norm, by block
+    for site, section in made.norm_sections.items():
+        if section is not None:
+            norms[site.layer][site] = section
+    weights = weights_by_block(tree, made, options)
+    sites = {site.layer or 0: site for site in made.placement_sections}
+    found: dict[int, Layout] = {}
+    for block in made.model.anatomy().blocks:
+        layer = block.layer
+        if layer in sites:
+            section = made.placement_sections[sites[layer]]
+            assert section is not None
+            drawing = draw_with_norms(
+                factory(tree, section), block, sites[layer], norms[layer], weights[layer], options
+            )
+            norm_choices = tuple((place_of(one), tell_choice(chosen, options)) for one, chosen in norms[layer].items())
+            weight_choices = tuple((role, tell_choice(chosen, options)) for role, chosen in weights[layer].items())
+            found[layer] = Layout(drawing, tell_choice(section, options), norm_choices, weight_choices)
+    return found
+
+
+def weights_by_block(tree: Tree, made: Assembled, options: Mapping[str, str]) -> dict[int | None, dict[str, str]]:
+    """Return the section of each branch whose weights are treated, by its role, for each block."""
+    found: dict[int | None, dict[str, str]] = defaultdict(dict)
+    rules = rules_of(tree, "weights")
+    for module in made.treated:
+        rule = best_rule(rules, module.site)
+        section = rule.key if rule else "weights"
+        if options.get(section, "plain") != "plain":
+            found[module.site.layer][module.site.role] = section
+    return found
+
+
+def draw_with_norms(
+    make_placement: PlacementFactory,
+    block: Block,
+    site: Site,
+    norms: Mapping[Site, str],
+    weights: Mapping[str, str],
+    options: Mapping[str, str],
+) -> str:
+    """Draw a block of a model with what stands inside of its branches; nothing where that cannot be drawn.
+
+    Args:
+        make_placement: makes the block.
+        block: of the model.
+        site: of its placement.
+        norms: the section of each of its norms.
+        weights: the section of each branch whose weights are treated.
+        options: what was chosen, by section.
+    """
+    labels: dict[str, str] = {}
+    for role, branch in block.branches.items():
+        names_inside = norms_in(branch)
+        inside = {one.slot: options[chosen] for one, chosen in norms.items() if one.name in names_inside}
+        if role in weights:
+            inside["weights"] = options[weights[role]]
+        labels[role] = label_branch(role, inside)
+
+    def name_norm(norm_site: Site) -> str:
+        return options[norms[norm_site]]
+
+    with suppress(Exception), seed_draws("drawing"):  # a placement of a person's own may do what cannot be drawn
+        return draw_block(make_placement, site, labels, name_norm)
+    return ""
+
+
+def label_branch(role: str, inside: Mapping[str, str]) -> str:
+    """Return the name of a branch, with what stands inside of it in brackets: `attention (q, k: rmsnorm)`.
+
+    Args:
+        role: of the branch.
+        inside: what was chosen for each place inside, which has no name where it is the only one; `none` counts as
+            nothing.
+    """
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, chosen in inside.items():
+        if chosen != "none":
+            places[chosen].append(place)
+    told: list[str] = []
+    for chosen, own in places.items():
+        named = ", ".join(own) if len(own) <= MOST_PLACES else f"{len(own)} places"
+        told.append(f"{named}: {chosen}" if named else chosen)
+    return f"{role} ({'; '.join(told)})" if told else role
+
+
+def norms_outside(made: Assembled, options: Mapping[str, str]) -> list[Choice]:
+    """Return which norms stand outside of all blocks."""
+    found: list[Choice] = []
+    for site, section in made.norm_sections.items():
+        if site.layer is None and section is not None:
+            found.append((place_of(site), tell_choice(section, options)))
+    return found
+
+
+def place_of(site: Site) -> str:
+    """Return the place of a norm within its block, with its slot in brackets where its name does without it."""
+    place = site.name
+    if site.layer is not None:
+        block = site.at("block").name
+        place = "block" if place == block else place.removeprefix(f"{block}.")
+    return f"{place} ({site.slot})" if site.sole else place
+
+
+def tell_choice(section: str, options: Mapping[str, str]) -> str:
+    """Say what was chosen for a place, and by which rule."""
+    return f"{options[section]}, by {section}" if is_rule(section) else options[section]
+
+
+def merge_alike(blocks: Mapping[int, Told]) -> dict[str, Told]:
+    """Return what is told of blocks, each thing once, by the names of the blocks of which it is told."""
+    kinds: dict[Told, list[int]] = {}
+    for layer, told in blocks.items():
+        kinds.setdefault(told, []).append(layer)
+    return {name_blocks(layers): told for told, layers in kinds.items()}
+
+
+def name_blocks(layers: Sequence[int]) -> str:
+    """Return the names of blocks as ranges: `block00 to block02, block05`."""
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and ranges[-1][-1] == layer - 1:
+            ranges[-1].append(layer)
+        else:
+            ranges.append([layer])
+    told: list[str] = []
+    for own in ranges:
+        first, last = (Site("block", layer).name for layer in (own[0], own[-1]))
+        told.append(first if first == last else f"{first} to {last}")
+    return ", ".join(told)
+
+
+def draw_model(tree: Tree, made: Assembled, options: Mapping[str, str]) -> str:
+    """Draw a model for a font of fixed width: each kind of block once, then which norms stand outside.
+
+    Args:
+        tree: the configuration.
+        made: the model.
+        options: what was chosen, by section.
+    """
+    drawn: dict[int, str] = {}
+    for layer, layout in lay_out_blocks(tree, made, options).items():
+        drawing = layout.drawing or "\n".join(write_choices(layout.norms))
+        drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
+    parts = [f"{names}: {told}" for names, told in merge_alike(drawn).items()]
+    outside = [choice for choice in norms_outside(made, options) if choice[1] != "none"]
+    if outside:
+        parts.append(f"outside the blocks: {', '.join(write_choices(outside))}")
+    return "\n\n".join(parts)
+
+
+def write_choices(choices: Iterable[Choice]) -> list[str]:
+    """Write what was chosen for places, each with its place."""
+    return [f"{chosen} at {place}" for place, chosen in choices]
