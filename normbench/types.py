@@ -125,8 +125,8 @@ class Norm(nn.Module):
         recorded: attributes that `settings` returns.
         used_in: networks that are known for it.
         acts: whether it contains an activation, so that CNNs and MLPs leave out their own beside it.
-        exact_gradient: whether the backward pass is the formula's gradient; not where its authors take a part of the
-            formula for a constant there.
+        exact_gradient: whether the backward pass is the formula's gradient; not where its authors, or a setting, take a
+            part of the formula for a constant there.
         treated: the parameters that the optimizer treats otherwise than a norm's, by name.
         stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
@@ -136,7 +136,7 @@ class Norm(nn.Module):
     recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
     acts: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = True
+    exact_gradient: bool = True
     treated: ClassVar[Mapping[str, Treatment]] = MappingProxyType({})
 
     channel_dim: int

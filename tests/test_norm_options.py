@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_norms import FEATURES, NAMES, OPERATORS, implementations, make, options, random_input
+from test_norms import EPS, FEATURES, NAMES, OPERATORS, implementations, make, options, random_input, random_norm
 from torch import nn
 
 from normbench.errors import UsageError
@@ -32,6 +32,8 @@ OWN = {
     "evonorm_s0": ["v"],
 }
 
+UNSAID = {"detach"}  # settings of all norms that are newer than the files, and change nothing where they are left out
+
 # --- the YAML files are the registry
 
 
@@ -44,7 +46,7 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_the_fastest_that_t
     assert pkgutil.resolve_name(settings["_target_"]) is type(norm)
     makers = [inspect.getfullargspec(kind.__init__) for kind in reversed(type(norm).__mro__)]
     own = {key: value for maker in makers for key, value in (maker.kwonlydefaults or {}).items()}
-    assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"}} | fixed
+    assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"} - UNSAID} | fixed
     assert make(name, impl="eager").implementation == "eager"
     assert make(name).implementation.startswith(
         AUTO.get(name, "torch.nn.functional." if name in OPERATORS else "eager")
@@ -135,3 +137,79 @@ def test_refused_options_and_inputs(name: str, changes: dict[str, Any], shape: t
     for impl in implementations(name):
         with pytest.raises(UsageError, match=words):
             type(make(name))(FEATURES, **settings | {"impl": impl} | changes)(torch.randn(shape))
+
+
+# --- statistics that are constants in the backward pass
+
+HELD = [name for name in NAMES if make(name).facts.statistics_over != "none"]
+KINDS = ("none", "mean", "variance", "both")
+
+
+def gradient(name: str, detach: str, mask: torch.Tensor | None = None, **settings: Any) -> torch.Tensor:
+    """The gradient of a weighted sum of the outputs in training."""
+    norm = random_norm(name, "sequence", detach=detach, **settings).double()
+    x = random_input("sequence", torch.float64).requires_grad_()
+    weights = random_input("sequence", torch.float64, seed=1)
+    (norm(x, mask=mask) * weights).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_detached_statistics_add_nothing_to_the_gradient(name: str) -> None:
+    """What both statistics add is the sum of what each adds; without both, an output depends on its own input alone."""
+    kinds = KINDS if make(name).facts.centers else ("none", "variance", "both")
+    found = {kind: gradient(name, kind) for kind in kinds}
+    if "mean" in kinds:
+        torch.testing.assert_close(found["none"] + found["both"], found["mean"] + found["variance"])
+        assert not torch.allclose(found["mean"], found["none"])
+    assert not torch.allclose(found["variance"], found["none"])
+    norm = random_norm(name, "sequence", detach="both").double()
+    assert norm.settings()["detach"] == "both" and not norm.exact_gradient
+    x = random_input("sequence", torch.float64)
+    torch.testing.assert_close(norm(x), random_norm(name, "sequence", impl="eager").double()(x), rtol=0, atol=0)
+    if name == "seednorm":  # whose gain reads all features, which is no statistic
+        return
+    jacobian: Any = torch.autograd.functional.jacobian(norm, x)
+    flat = jacobian.reshape(x.numel(), x.numel())
+    assert (flat - torch.diag(flat.diagonal())).count_nonzero() == 0
+
+
+def test_detached_statistics_by_formula() -> None:
+    """DetachNorm's gradient is that of γ(x−a)/b with constants a and b (Xu et al. 2019), here times 3, γ."""
+    x = random_input("sequence", torch.float64)
+    weights = random_input("sequence", torch.float64, seed=1)
+    layer = 3 * weights / (x.var(-1, correction=0, keepdim=True) + EPS).sqrt()
+    expected = {
+        "layernorm": layer,
+        "batchnorm": 3 * weights / (x.var((0, 1), correction=0) + EPS).sqrt(),
+        "rmsnorm": 3 * weights / (x.square().mean(-1, keepdim=True) + EPS).sqrt(),
+        "scalenorm": 3 * weights / x.norm(dim=-1, keepdim=True),
+    }
+    for name, gradients in expected.items():
+        for detach, change in (
+            ("both", 0.0),
+            ("variance", gradients.mean((0, 1) if name == "batchnorm" else -1, True)),
+        ):
+            norm = make(name, eps=EPS, detach=detach).double()
+            nn.init.constant_(norm.weight, 3.0)
+            moved = x.clone().requires_grad_()
+            norm(moved).backward(weights)
+            centers = norm.facts.centers
+            torch.testing.assert_close(moved.grad, gradients - change if centers else gradients, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in HELD if "masked" in options(name)])
+def test_detached_statistics_of_what_is_real(name: str) -> None:
+    """A mask of which nothing is padding changes no gradient."""
+    settings: dict[str, Any] = {"across_time": True} if name == "groupnorm" else {}
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    for detach in ("both", "variance"):
+        found = gradient(name, detach, mask, **settings)
+        torch.testing.assert_close(found, gradient(name, detach, **settings), rtol=1e-10, atol=1e-10)
+
+
+def test_what_cannot_be_detached_is_refused() -> None:
+    for name, detach, words in (("rmsnorm", "mean", "subtracts no mean"), ("dyt", "both", "takes no statistics")):
+        with pytest.raises(UsageError, match=words):
+            type(make(name))(FEATURES, detach=detach)

@@ -45,8 +45,8 @@ class AdaNorm(AffineNorm):
         self.k = k
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        centered = x - x.mean(self.channel_dim, keepdim=True)
-        std = x.std(self.channel_dim, keepdim=True)
+        centered = x - self.hold_mean(x.mean(self.channel_dim, keepdim=True))
+        std = self.hold_variance(x.std(self.channel_dim, keepdim=True))
         standard = centered / (std + self.eps)
         gain = self.scale * (1 - self.k * standard.detach())
         return scale_and_shift(gain * standard, weight, bias, self.channel_dim)

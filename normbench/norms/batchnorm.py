@@ -144,7 +144,7 @@ class BatchNorm(RunningNorm):
         else:
             dims = (0, *range(2, x.ndim))
             var, mean = torch.var_mean(x.detach(), dims)
-            y = scale_and_shift(standardize(x, dims, self.eps), weight, bias, 1)
+            y = scale_and_shift(standardize(x, dims, self.eps, self.detach), weight, bias, 1)
         if self.track_running_stats:
             self.update_running(mean, var)
         return y

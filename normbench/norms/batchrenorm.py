@@ -82,7 +82,7 @@ class BatchRenorm(RunningNorm):
         dims = tuple(dim for dim in range(x.ndim) if dim != self.channel_dim % x.ndim)
         if not self.track_running_stats:  # a study may take them away
             return self.from_real(x, weight, bias, real, dims)
-        mean, var, count, centered = moments(x, real, dims)
+        mean, var, count, centered = moments(x, real, dims, detach=self.detach)
         self.check_counts(count, "use a larger data.batch_size")
         r, d = self.corrections(mean.detach(), var.detach())
         self.take_in(mean, var, count)

@@ -48,7 +48,7 @@ class BHyT(AffineNorm):
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return λ·κ⁻¹·x/√(ms(x)+ε)."""
-        mean_square = x.square().mean(self.channel_dim, keepdim=True)
+        mean_square = self.hold_variance(x.square().mean(self.channel_dim, keepdim=True))
         slope = self.lam.to(x.dtype) * self.inv_kappa * torch.rsqrt(mean_square + self.eps)
         return slope * x
 

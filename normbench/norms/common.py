@@ -29,6 +29,10 @@ Tracks = Annotated[bool, Setting("evaluate with running statistics of the traini
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
 Freeze = Annotated[int | None, Setting("batches until running statistics serve in training too", low=1, high=10**9)]
 Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
+Detach = Annotated[
+    Literal["none", "mean", "variance", "both"],
+    Setting("statistics that are constants in the backward pass; a mean square counts as variance"),
+]
 Impl = Annotated[
     Literal["auto", "torch", "eager", "native", "compile", "liger"],
     Setting("what runs: the fastest, torch's operator, formula, own backward, compiled, or Liger's kernel"),
@@ -62,10 +66,15 @@ def scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, chann
     return y.movedim(-1, channel_dim)
 
 
-def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    """Return (x−μ)/√(σ²+ε), with the mean and the biased variance over `dims`."""
-    centered = x - x.mean(dims, keepdim=True)
-    variance = centered.square().mean(dims, keepdim=True)
+def hold(statistic: Tensor, kind: Literal["mean", "variance"], detach: Detach) -> Tensor:
+    """Return a statistic, as a constant for the backward pass where `detach` names its kind."""
+    return statistic.detach() if detach in (kind, "both") else statistic
+
+
+def standardize(x: Tensor, dims: tuple[int, ...], eps: float, detach: Detach = "none") -> Tensor:
+    """Return (x−μ)/√(σ²+ε), with the mean and the biased variance over `dims`; detach: see AffineNorm."""
+    centered = x - hold(x.mean(dims, keepdim=True), "mean", detach)
+    variance = hold(centered.square().mean(dims, keepdim=True), "variance", detach)
     return centered * torch.rsqrt(variance + eps)
 
 
@@ -95,7 +104,7 @@ def has_others() -> bool:
 
 
 def moments(
-    x: Tensor, real: Tensor | None, dims: tuple[int, ...], sync: bool = False
+    x: Tensor, real: Tensor | None, dims: tuple[int, ...], sync: bool = False, detach: Detach = "none"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mean, biased variance and count over `dims`, which are kept with size 1, and x less the mean.
 
@@ -106,6 +115,7 @@ def moments(
         real: 1 or 0, as many axes as x; where x does not count, x less the mean is 0. None: all counts.
         dims: that share a statistic.
         sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n, σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n.
+        detach: see AffineNorm.
     """
     counted = x.new_ones([1] * x.ndim) if real is None else real
     repeats = math.prod([x.shape[dim] // counted.shape[dim] for dim in dims])  # torch.compile takes no generator
@@ -117,14 +127,14 @@ def moments(
         total = totals.view_as(total)
         count = counts.view_as(count)
     n = count.clamp_min(1)
-    mean = total / n
+    mean = hold(total / n, "mean", detach)
     centered = x - mean
     if real is not None:
         centered.mul_(real)
     squares = centered.square().sum(dims, keepdim=True)
     if sync:
         squares = AllReduce.apply(squares)
-    return mean, squares / n, count, centered
+    return mean, hold(squares / n, "variance", detach), count, centered
 
 
 class AffineNorm(Norm, ABC):
@@ -140,6 +150,9 @@ class AffineNorm(Norm, ABC):
         kernels: functions that compute the same, `native` and `liger`, with these settings.
         masked: whether padding counts in no statistic. Then whatever stands there, NaN too, is taken for 0, has no
             gradient, and is 0 in the output.
+        detach: which statistics of the input are constants in the backward pass, which is then the gradient of the
+            formula with these held where they are: DetachNorm of Xu, Sun, Zhang, Zhao & Lin 2019, of whatever norm. A
+            mean square or a length counts as a variance. The forward pass is the same.
     """
 
     operator: str | None = None
@@ -156,8 +169,15 @@ class AffineNorm(Norm, ABC):
         channel_dim: int = -1,
         site: Site | None = None,
         impl: Impl = "auto",
+        detach: Detach = "none",
     ) -> None:
         super().__init__()
+        self.detach = detach
+        if detach != "none":
+            self.check_detach()
+            self.operator = None
+            self.kernels = {}
+            self.exact_gradient = False
         if impl == "torch" and self.operator is None:
             refuse(impl)
         if impl in ("native", "liger") and impl not in self.kernels:
@@ -177,7 +197,28 @@ class AffineNorm(Norm, ABC):
 
     def settings(self) -> dict[str, Any]:
         affine = {"affine": self.weight is not None, "bias": self.bias is not None}
-        return affine | super().settings()
+        detached = {} if self.detach == "none" else {"detach": self.detach}  # which runs of older versions do not say
+        return affine | super().settings() | detached
+
+    def check_detach(self) -> None:
+        """Refuse to detach statistics that the norm does not take.
+
+        Raises:
+            UsageError: it takes none of this kind.
+        """
+        name = type(self).__name__.lower()
+        if self.facts.statistics_over == "none":
+            raise UsageError(f"norm.detach={self.detach}: {name} takes no statistics, leave it out")
+        if self.detach == "mean" and not self.facts.centers:
+            raise UsageError(f"norm.detach=mean: {name} subtracts no mean, set it to variance or leave it out")
+
+    def hold_mean(self, mean: Tensor) -> Tensor:
+        """Return a mean of the input, as a constant for the backward pass if `detach` says so."""
+        return hold(mean, "mean", self.detach)
+
+    def hold_variance(self, statistic: Tensor) -> Tensor:
+        """Return a variance, mean square or length of the input, as a constant likewise."""
+        return hold(statistic, "variance", self.detach)
 
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: as the norm is built, and again when it moves."""
@@ -342,7 +383,7 @@ class RunningNorm(AffineNorm):
             dims: that share a statistic.
         """
         sync = self.sync and self.training and has_others()
-        mean, var, count, centered = moments(x, real, dims, sync)
+        mean, var, count, centered = moments(x, real, dims, sync, self.detach)
         self.check_counts(count, "use larger batches or longer texts")
         if self.freeze_after:
             moves = self.num_batches_tracked.max() < self.freeze_after

@@ -31,5 +31,5 @@ class CRMSNorm(AffineNorm):
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         squares = x.square().sum(self.channel_dim, keepdim=True)
         left_out = x.sum(self.channel_dim, keepdim=True)
-        variance = (squares + left_out.square()) / (self.num_features + 1)
+        variance = self.hold_variance((squares + left_out.square()) / (self.num_features + 1))
         return scale_and_shift(x * torch.rsqrt(variance + self.eps), weight, bias, self.channel_dim)

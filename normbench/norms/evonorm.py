@@ -56,11 +56,11 @@ class EvoNormB0(RunningNorm):
             raise UsageError(f"evonorm_b0{self.where} has no positions: use input with time or space, or another norm")
         features = self.channel_dim % x.ndim
         positions = tuple(dim for dim in range(1, x.ndim) if dim != features)
-        var_in = moments(x, real, positions)[1]
+        var_in = self.hold_variance(moments(x, real, positions)[1])
         if self.track_running_stats and not self.training:
             var = self.running_like(x)[1]
         else:
-            mean, var, count, _ = moments(x, real, (0, *positions))
+            mean, var, count, _ = moments(x, real, (0, *positions), detach=self.detach)
             self.check_counts(count, "use a larger data.batch_size")
             if self.track_running_stats:
                 self.take_in(mean, var, count)
@@ -116,7 +116,7 @@ class EvoNormS0(AffineNorm):
             in_group = (*range(1, x.ndim - 1), -1)
             values = math.prod(x.shape[1:])
         self.check_count(values // self.groups, "lower norm.groups")
-        variance = grouped.var(in_group, correction=0, keepdim=True)
+        variance = self.hold_variance(grouped.var(in_group, correction=0, keepdim=True))
         scale = torch.rsqrt(variance + self.eps)
         acted = grouped * torch.sigmoid(x * self.v.to(x.dtype)).unflatten(-1, (self.groups, -1))
         y = scale_and_shift((acted * scale).flatten(-2), weight, bias, -1)

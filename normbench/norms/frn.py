@@ -59,5 +59,6 @@ class FRN(AffineNorm):
         else:
             count = real.movedim(self.channel_dim, -1).sum(positions, keepdim=True)
             mean_square = squares.sum(positions, keepdim=True) / count.clamp_min(1)
-        y = scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, -1)
+        scale = torch.rsqrt(self.hold_variance(mean_square) + self.eps)
+        y = scale_and_shift(x * scale, weight, bias, -1)
         return torch.maximum(y, self.tau.to(x.dtype)).movedim(-1, self.channel_dim)

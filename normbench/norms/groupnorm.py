@@ -78,7 +78,7 @@ class GroupNorm(AffineNorm):
             if self.fused:
                 y = F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps)
             else:
-                y = standardize(grouped, (-1,), self.eps)
+                y = standardize(grouped, (-1,), self.eps, self.detach)
             return scale_and_shift(y.flatten(-2), weight, bias, -1)
         if real is not None:
             return self.from_real(x, real, weight, bias)
@@ -87,7 +87,8 @@ class GroupNorm(AffineNorm):
             y = F.group_norm(x, self.groups, weight, bias, self.eps)
         else:
             grouped = x.unflatten(1, (self.groups, -1))
-            y = standardize(grouped, tuple(range(2, grouped.ndim)), self.eps).flatten(1, 2)
+            in_group = tuple(range(2, grouped.ndim))
+            y = standardize(grouped, in_group, self.eps, self.detach).flatten(1, 2)
             y = scale_and_shift(y, weight, bias, 1)
         return y.movedim(1, self.channel_dim)
 
@@ -99,8 +100,8 @@ class GroupNorm(AffineNorm):
         self.check_counts(count * (self.num_features // self.groups), "lower norm.groups")
         mean = mean.unflatten(-1, (self.groups, -1))
         var = var.unflatten(-1, (self.groups, -1))
-        shift = mean - mean.mean(-1, keepdim=True)
-        group_variance = (var + shift.square()).mean(-1, keepdim=True)
+        shift = mean - self.hold_mean(mean.mean(-1, keepdim=True))
+        group_variance = self.hold_variance((var + shift.square()).mean(-1, keepdim=True))
         scale = torch.rsqrt(group_variance + self.eps).expand_as(shift)
         scale = scale_and_shift(scale.flatten(-2), weight, None, -1)
         y = centered * scale + scale_and_shift(shift.flatten(-2) * scale, None, bias, -1)

@@ -60,6 +60,6 @@ class InstanceNorm(RunningNorm):
             if x.stride(1) == 1:  # channels_last in memory: what follows is faster if y is too
                 y = y.movedim(1, -1).contiguous().movedim(-1, 1)
         else:
-            y = standardize(x, dims, self.eps)
+            y = standardize(x, dims, self.eps, self.detach)
             y = scale_and_shift(y, weight, bias, 1)
         return y.movedim(1, self.channel_dim)

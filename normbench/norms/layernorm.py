@@ -42,5 +42,5 @@ class LayerNorm(AffineNorm):
             else:
                 y = F.layer_norm(last, (self.num_features,), weight, bias, self.eps)
             return y.movedim(-1, self.channel_dim)
-        y = standardize(x, (self.channel_dim,), self.eps)
+        y = standardize(x, (self.channel_dim,), self.eps, self.detach)
         return scale_and_shift(y, weight, bias, self.channel_dim)

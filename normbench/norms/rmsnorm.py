@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
-from normbench.norms.kernels import liger_rms_norm, native_rms_norm, rms_formula
+from normbench.norms.kernels import liger_rms_norm, native_rms_norm
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -42,9 +42,14 @@ class RMSNorm(AffineNorm):
         if self.fused:
             y = F.rms_norm(x, (self.num_features,), weight, self.eps)
         else:
-            formula = self.kernel or rms_formula
+            formula = self.kernel or self.formula
             y = formula(x, weight, self.eps)
         return y.movedim(-1, self.channel_dim)
+
+    def formula(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Return γ·x/√(ms(x)+ε)."""
+        mean_square = self.hold_variance(x.square().mean(-1, keepdim=True))
+        return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, -1)
 
 
 class PartialRMSNorm(RMSNorm):
@@ -81,6 +86,6 @@ class PartialRMSNorm(RMSNorm):
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         first = x.narrow(self.channel_dim, 0, self.k)
-        mean_square = first.square().mean(self.channel_dim, keepdim=True)
+        mean_square = self.hold_variance(first.square().mean(self.channel_dim, keepdim=True))
         y = x * torch.rsqrt(mean_square + self.eps)
         return scale_and_shift(y, weight, bias, self.channel_dim)

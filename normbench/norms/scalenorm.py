@@ -49,7 +49,7 @@ class ScaleNorm(AffineNorm):
             self.weight = nn.Parameter(torch.full((1,), self.gain0))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True)
+        length = self.hold_variance(torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True))
         y = x / length.clamp_min(self.eps)
         if weight is None:
             return y * self.fixed_gain

@@ -40,5 +40,6 @@ class SeeDNorm(AffineNorm):
         x = x.movedim(self.channel_dim, -1)
         read = (x * self.beta.to(x.dtype)).sum(-1, keepdim=True)
         gain = torch.tanh(read) * self.alpha.to(x.dtype) + (1 if weight is None else weight)
-        y = gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        mean_square = self.hold_variance(x.square().mean(-1, keepdim=True))
+        y = gain * x * torch.rsqrt(mean_square + self.eps)
         return y.movedim(-1, self.channel_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +61,8 @@ class SwitchableNorm(RunningNorm):
         mean_bn, var_bn = self.of_batch(mean_in, var_in)
         mean_share = self.mean_weight.to(x.dtype).softmax(0)
         var_share = self.var_weight.to(x.dtype).softmax(0)
-        mean = mean_share[0] * mean_in + mean_share[1] * mean_ln + mean_share[2] * mean_bn
-        var = var_share[0] * var_in + var_share[1] * var_ln + var_share[2] * var_bn
+        mean = mix(mean_share, [self.hold_mean(each) for each in (mean_in, mean_ln, mean_bn)])
+        var = mix(var_share, [self.hold_variance(each) for each in (var_in, var_ln, var_bn)])
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return scale_and_shift(y, weight, bias, 1).movedim(1, self.channel_dim)
 
@@ -75,6 +76,12 @@ class SwitchableNorm(RunningNorm):
         if self.track_running_stats:
             self.update_running(mean.flatten(), var.flatten())
         return mean, var
+
+
+def mix(shares: Tensor, statistics: Sequence[Tensor]) -> Tensor:
+    """Return the sum of three statistics, each times its share."""
+    of_instance, of_layer, of_batch = statistics
+    return shares[0] * of_instance + shares[1] * of_layer + shares[2] * of_batch
 
 
 def pool(mean: Tensor, var: Tensor, dim: int) -> tuple[Tensor, Tensor]:

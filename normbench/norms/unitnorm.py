@@ -47,7 +47,7 @@ class UnitNorm(AffineNorm):
         self.k = nn.Parameter(torch.full((num_features,), k0)) if learned_k else None
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True)
+        length = self.hold_variance(torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True))
         y = scale_and_shift(x / length.clamp_min(self.eps), weight, bias, self.channel_dim)
         if self.k is None:
             return y * self.num_features ** (self.k0 / 2)
