@@ -26,10 +26,20 @@ from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
-from normbench.settings import Setting
+from normbench.settings import Setting, key_of
 from normbench.studies import STUDIES, conduct
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, Findings, PairedDifference, Told, Value, compare, compare_with_baseline
+from normbench.studies.findings import (
+    Column,
+    Findings,
+    PairedDifference,
+    Told,
+    Value,
+    arms_of,
+    compare,
+    compare_with_baseline,
+    label_of,
+)
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.writing import tell_value, write
 from normbench.sweep.conduct import plan_sweep
@@ -529,6 +539,24 @@ def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:
         if all("=" in word for word in words):
             plan = plan_sweep(conduct.grid_words(type(study), name, [word for word in words if word not in own])).plan
             assert plan.runs
+
+
+def test_words_of_schemes_take_the_place_of_a_studys_own() -> None:
+    words = conduct.grid_words(study_class("propagation"), "propagation", ["scheme=gpt2,olmo2"])
+    keys = [key_of(word) for word in words]
+    assert "scheme=gpt2,olmo2" in words and "model.depth=2,4,8,16,32" in words
+    assert {"norm", "placement", "model.mlp"}.isdisjoint(keys)
+    words = conduct.grid_words(study_class("propagation"), "propagation", ["scheme=rezero", "norm@qk=none,rmsnorm"])
+    assert "model.mlp=relu" in words and not [word for word in words if word.startswith(("norm=", "placement="))]
+
+
+def test_an_arm_of_a_scheme_is_named_by_it() -> None:
+    settings = {"norm": ["layernorm", "rmsnorm", "rmsnorm"], "scheme": ["gpt2", "olmo2", "llama"], "seed": [0, 0, 0]}
+    assert [label_of(arm) for arm in arms_of(pd.DataFrame(settings))] == ["gpt2", "olmo2", "llama"]
+    settings["scheme"] = ["gpt2", "olmo2", "olmo2"]
+    settings["norm"] = ["layernorm", "layernorm", "rmsnorm"]
+    labels = [label_of(arm) for arm in arms_of(pd.DataFrame(settings))]
+    assert labels == ["LayerNorm · gpt2", "LayerNorm · olmo2", "RMSNorm · olmo2"]
 
 
 def test_words_of_a_person_s_own_take_the_place_of_settings_that_vary_together() -> None:

@@ -240,6 +240,21 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
     return found
 
 
+def keys_of_schemes(words: Sequence[str]) -> set[str]:
+    """Return the keys that schemes set: the one that words name, or all of several."""
+    folders = own_folders(words)
+    known = options(SCHEME, *folders)
+    found = set[str]()
+    for word in words:
+        if key_of(word) == SCHEME:
+            named = word.partition("=")[2]
+            every = "(" in named  # such as glob(*)
+            for scheme in known:
+                if every or scheme in named.split(","):
+                    found.update(section_of(SCHEME, scheme, *folders))
+    return found
+
+
 def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the section of each rule that words give, such as `norm@qk=rmsnorm norm@qk.eps=1e-6`, by its key.
 

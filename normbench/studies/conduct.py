@@ -45,12 +45,12 @@ KILLED = 128  # exit statuses from here on say that a signal has stopped the run
 
 
 def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
-    """Return a study's words for its grid, with a person's own in place of those for the same keys.
+    """Return a study's words for its grid, with a person's own, or their scheme's, in place of those for the same keys.
 
     Two more kinds of the study's words fall away: settings of a group of which the person chooses an option, and
     settings that vary together where the person sets one of them.
     """
-    own_keys = {key_of(word) for word in words}
+    own_keys = {key_of(word) for word in words} | compose.keys_of_schemes(words)
     own_groups = own_keys & {*GROUPS}
     defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false"]
     if not kind.trains:

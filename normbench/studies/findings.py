@@ -73,9 +73,11 @@ def at_largest(rows: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
 
 
 def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
-    """Return the arms of rows, in their order, by the settings that vary."""
+    """Return the arms of rows, in their order, by the settings that vary; without the norm where a scheme tells it."""
     keys = [key for key in keys_of(rows) if key not in leave_out]
     varied = [key for key in keys if rows[key].nunique(dropna=False) > 1]
+    if {"norm", "scheme"} <= {*varied} and (rows.groupby("scheme", dropna=False)["norm"].nunique() == 1).all():
+        varied.remove("norm")
     if not varied:
         varied = keys[:1]
     arms = []

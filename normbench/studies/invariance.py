@@ -16,7 +16,7 @@ from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.style import PALETTE
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
-from normbench.build import seed_draws
+from normbench.build import facts_of, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import keys_of
@@ -202,7 +202,7 @@ def measure_changes(
     w = w / len(w) ** 0.5
     layer = with_norm(subject, x, channel_dim, without_eps(subject))
     for row in measure_responses(layer, w, x, c, target):
-        yield {**row, "over": subject.facts.statistics_over}
+        yield {**row, "over": facts_of(subject.tree, "norm").statistics_over}
     does_nothing = torch.equal(layer(w, x), x @ w.T)
     if does_nothing:
         for row in measure_responses(weight_normed(w), w, x, c, target):
