@@ -108,10 +108,16 @@ class Treatment(NamedTuple):
     """How the optimizer treats a parameter, where the part that it is of says so.
 
     Attributes:
-        decay: whether it decays as matrices do.
+        decay: whether it decays as matrices do; None: as any other of its shape.
+        lr: factor on the learning rate.
     """
 
-    decay: bool
+    decay: bool | None = None
+    lr: float = 1.0
+
+
+Treated = Mapping[str, Treatment]  # by the name of an attribute: a parameter, or a module with all that it has
+NOT_TREATED: Treated = MappingProxyType({})
 
 
 class Norm(nn.Module):
@@ -127,7 +133,7 @@ class Norm(nn.Module):
         acts: whether it contains an activation, so that CNNs and MLPs leave out their own beside it.
         exact_gradient: whether the backward pass is the formula's gradient; not where its authors, or a setting, take a
             part of the formula for a constant there.
-        treated: the parameters that the optimizer treats otherwise than a norm's, by name.
+        treated: the parameters that the optimizer treats otherwise than a norm's.
         stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
@@ -137,7 +143,7 @@ class Norm(nn.Module):
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
     acts: ClassVar[bool] = False
     exact_gradient: bool = True
-    treated: ClassVar[Mapping[str, Treatment]] = MappingProxyType({})
+    treated: ClassVar[Treated] = NOT_TREATED
 
     channel_dim: int
     stands_at: Site | None = None
@@ -220,12 +226,14 @@ class Placement(nn.Module):
         slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
         branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
         residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
+        treated: parameters of its own that the optimizer treats otherwise than others.
     """
 
     slots: ClassVar[tuple[str, ...]]
     needs_final_norm: ClassVar[bool] = False
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
+    treated: ClassVar[Treated] = NOT_TREATED
     branch_gain: float = 1.0
     residual_gain: float = 1.0
 

@@ -203,7 +203,7 @@ class Probes:
 
         ratio: ‖Δw‖ / ‖w‖. effective_lr: where a norm makes the scale of the weights irrelevant, the rate at which their
         direction moves: lr / ‖w‖² with SGD, and lr / ‖w‖ with the other optimizers, whose steps do not shrink with the
-        gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3).
+        gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3). lr is the rate of the largest weight there.
         """
         if reading is None or "updates" not in self.wanted:
             yield
@@ -212,7 +212,9 @@ class Probes:
         for parameters in self.groups.values():
             weights += [parameter.detach() for parameter in parameters]
         before = torch._foreach_mul(weights, 1)  # a copy
-        lr = optimizer.param_groups[0]["lr"]
+        lrs = dict[Tensor, float]()
+        for group in optimizer.param_groups:
+            lrs.update(dict.fromkeys(group["params"], group["lr"]))
         power = 2 if isinstance(optimizer, torch.optim.SGD) else 1
         yield
         with torch.no_grad():
@@ -220,11 +222,12 @@ class Probes:
             moved = torch.stack(stats.total_norms(self.split_by_group(steps)))
             size = torch.stack(stats.total_norms(self.split_by_group(before)))
             ratios = moved / size
-            rates = lr / size**power
-        for group, ratio, rate in zip(self.groups, ratios.unbind(), rates.unbind(), strict=True):
-            reading.scalars[f"update/{group}/ratio"] = ratio
-            if not group.endswith(".norms"):
-                reading.scalars[f"update/{group}/effective_lr"] = rate
+            divisors = size**power
+        for place, ratio, divisor in zip(self.groups, ratios.unbind(), divisors.unbind(), strict=True):
+            reading.scalars[f"update/{place}/ratio"] = ratio
+            if not place.endswith(".norms"):
+                largest = max(self.groups[place], key=Tensor.numel)
+                reading.scalars[f"update/{place}/effective_lr"] = lrs[largest] / divisor
 
     # ---- what differs between examples
 

@@ -58,6 +58,5 @@ def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Ite
         loss = stepper.gradients(stepper.local_batches(number))
         if not stepper.admits(number, loss):
             return
-        rate = stepper.optimizer.param_groups[0]["lr"]
-        yield TrainingStep(number, loss.item(), rate, partial(stepper.mean_loss, number))
+        yield TrainingStep(number, loss.item(), stepper.learning_rate, partial(stepper.mean_loss, number))
         stepper.update()

@@ -247,7 +247,7 @@ class Loop:
         weight_norm = unshard(nn.utils.get_total_norm(self.stepper.parameters))
         values = {
             "loss/train": loss,
-            "optim/lr": self.optimizer.param_groups[0]["lr"],
+            "optim/lr": self.stepper.learning_rate,
             "grad/norm": self.stepper.grad_norm.item(),
             "weight/norm": weight_norm.item(),
         }

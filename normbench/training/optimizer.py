@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache, partial
 from itertools import chain
@@ -13,10 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from normbench.errors import UsageError
+from normbench.errors import ContractError, UsageError
+from normbench.types import NOT_TREATED, Treatment
 
 # Settings of torch.optim's classes that choose which code runs; of each two at most one may be true.
 IMPLEMENTATIONS = {"fused", "foreach", "differentiable"}
+
+LR_FACTOR = "lr_factor"  # in a group of parameters: on the learning rate, where it is not 1
 
 # Methods of torch's optimizers whose decorators import torch.compile, which takes a second, to keep it away from them.
 DECORATED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
@@ -27,24 +31,54 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others).
 
-    What a norm says of a parameter of its own (`Norm.treated`) counts before that.
+    What a norm, a placement or a treatment of weights says of a parameter of its own (`treated`) counts before that.
+    Parameters with a factor on the learning rate are in further groups, which have it as `lr_factor`.
+
+    Raises:
+        ContractError: one speaks of what it does not have.
     """
-    norm_decays = dict[nn.Parameter, bool]()
-    for norm in norms:
-        norm_decays.update(dict.fromkeys(norm.parameters(), decay_norms))
-        for name, treatment in getattr(norm, "treated", {}).items():
-            norm_decays[norm.get_parameter(name)] = treatment.decay
-    decayed = list[nn.Parameter]()
-    others = list[nn.Parameter]()
+    in_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    treatments = find_treatments(model)
+    by_treatment = defaultdict[Treatment, list[nn.Parameter]](list)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if norm_decays.get(parameter, parameter.ndim >= 2):
-            decayed.append(parameter)
-        else:
-            others.append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        decay, lr_factor = treatments.get(parameter, Treatment())
+        if decay is None:
+            decay = decay_norms if parameter in in_norms else parameter.ndim >= 2
+        by_treatment[Treatment(decay, lr_factor)].append(parameter)
+    groups = list[dict[str, Any]]()
+    for treatment in sorted(by_treatment, key=group_order):
+        group = {"params": by_treatment[treatment], "weight_decay": weight_decay if treatment.decay else 0.0}
+        if treatment.lr != 1:
+            group[LR_FACTOR] = treatment.lr
+        groups.append(group)
+    return groups
+
+
+def group_order(treatment: Treatment) -> tuple[bool, float, bool]:
+    """Return by what groups are sorted: those without a factor first, and of each factor the decayed ones."""
+    return (treatment.lr != 1, treatment.lr, not treatment.decay)
+
+
+def find_treatments(model: nn.Module) -> dict[nn.Parameter, Treatment]:
+    """Return how parameters are treated of which a part of the model says so.
+
+    Raises:
+        ContractError: one speaks of what it does not have.
+    """
+    found = dict[nn.Parameter, Treatment]()
+    for module in model.modules():
+        for name, treatment in getattr(module, "treated", NOT_TREATED).items():
+            if not hasattr(module, name):
+                kind = type(module).__name__
+                raise ContractError(f"{kind}.treated speaks of {name}, which {kind} does not have: name an attribute")
+            part = getattr(module, name)
+            if isinstance(part, nn.Parameter):
+                found[part] = treatment
+            elif isinstance(part, nn.Module):
+                found.update(dict.fromkeys(part.parameters(), treatment))
+    return found
 
 
 def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:

@@ -100,6 +100,7 @@ class Stack(Stepper):
             grad_clip=alone.grad_clip,
             group=Group(),
         )
+        self.base_lr = alone.base_lr
         self.base_lrs = alone.base_lrs  # the optimizers may be those of a later step
         self.losses = vmap(self.loss_of_seed, randomness="different")
 

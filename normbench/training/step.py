@@ -14,6 +14,7 @@ from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.feed import Feed
 from normbench.training.guard import Guard
+from normbench.training.optimizer import LR_FACTOR
 from normbench.training.parallel import Group, unshard
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
@@ -53,6 +54,7 @@ class Stepper:
         wrapped: the model, in what averages its gradients over the processes.
         forward: what computes the logits: `wrapped`, or the same compiled.
         feed: brings the batches, where a thread prepares them.
+        learning_rate: of the step, for parameters without a factor of their own on it.
         grad_norm: of the last gradients, before they were clipped.
         predictions: those of the last step, of all processes.
     """
@@ -71,10 +73,12 @@ class Stepper:
     forward: Callable[..., Tensor] = field(init=False)
     feed: Feed | None = None
     predictions: int = 0
+    learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
         self.parameters = [*self.model.parameters()]
-        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.base_lr: float = self.optimizer.param_groups[0]["lr"]
+        self.base_lrs = [self.base_lr * group.get(LR_FACTOR, 1.0) for group in self.optimizer.param_groups]
         self.grad_norm = torch.zeros((), device=self.device)
         self.wrapped: nn.Module = self.group.wrap(self.model)
         self.forward = self.wrapped
@@ -94,6 +98,7 @@ class Stepper:
     def set_learning_rates(self, number: int) -> None:
         """Set the learning rates of a step."""
         factor = self.schedule.factor(number, self.steps)
+        self.learning_rate = self.base_lr * factor
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import register_parametrization
 
 from normbench.settings import Setting
-from normbench.types import Site
+from normbench.types import NOT_TREATED, Site, Treated
 
 Weight = Float[Tensor, "out in *kernel"]
 
@@ -98,7 +98,13 @@ class Spectral(Weights):
 
 
 class Formula(nn.Module, ABC):
-    """A weight as a function of what is trained in its place, in float32 or wider; the result has its dtype."""
+    """A weight as a function of what is trained in its place, in float32 or wider; the result has its dtype.
+
+    Attributes:
+        treated: parameters of its own that the optimizer treats otherwise than others.
+    """
+
+    treated: ClassVar[Treated] = NOT_TREATED
 
     def forward(self, trained: Weight) -> Weight:
         dtype = torch.promote_types(trained.dtype, torch.float32)
