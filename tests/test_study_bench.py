@@ -48,6 +48,14 @@ def test_a_kernel_is_compared_with_a_kernel() -> None:
         assert not are_alike("NativeLayerNorm", other)
 
 
+def test_a_step_without_norms_has_none_by_rules_either() -> None:
+    one = subject("model.depth=2", "norm@qk=rmsnorm", "weights@mlp=spectral")
+    _, norms = bench.training_step(one, bench.leave_out_norms(one.tree), 2)
+    assert norms and all(norm(x := torch.ones(1)) is x for norm in norms)
+    _, norms = bench.training_step(one, one.tree, 2)
+    assert bench.count_codes(norms) == "4 × native and 5 × torch.nn.functional.layer_norm"
+
+
 def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
     """A product of two new tensors is a third; one that is freed in between no longer counts."""
     x = torch.randn(1000)

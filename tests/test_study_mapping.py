@@ -99,6 +99,8 @@ def test_vectors_are_those_of_positions_that_are_no_padding() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert torch.equal(vectors(x, -1, mask), x[mask])
     assert torch.equal(vectors(x, 1, None), x.transpose(1, 2).reshape(8, 3))
+    of_heads = torch.arange(48.0).view(2, 3, 2, 4)
+    assert torch.equal(vectors(of_heads, -1, mask[..., None].expand(2, 3, 2)), of_heads[mask].flatten(0, 1))
 
 
 def test_padding_does_not_count_behind_a_class_token() -> None:

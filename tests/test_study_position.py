@@ -23,19 +23,22 @@ SMALL = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", 
 
 
 def test_means_and_deviations_are_those_of_each_position() -> None:
-    one = subject(*SMALL)
+    one = subject(*SMALL, "norm@qk=rmsnorm")
     rows = measured(Position(batches=1), one)
     model, norms = one.build()
     seen: dict[str, torch.Tensor] = {}
     for name, module in [*norms.items(), ("stream", model.blocks[1])]:
-        module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.detach()}))
+        module.register_forward_hook(
+            lambda module, inputs, output, name=name: seen.update({name: output.detach().flatten(2)})
+        )
     (batch,) = one.data.eval_batches("val", 1)
     model(*batch.arguments)
-    places = {("norm", "block01.mlp"): "block01.mlp", ("norm", "final"): "final", ("stream", "block01"): "stream"}
+    sites = ("block01.mlp", "block01.attention.q", "final")
+    places = {**{("norm", site): site for site in sites}, ("stream", "block01"): "stream"}
     for (what, site), name in places.items():
         own = rows[(rows["what"] == what) & (rows["site"] == site)]
         assert own["position"].tolist() == [*range(8)]
-        x = seen[name].numpy().astype(float)
+        x = seen[name].flatten(2).numpy().astype(float)
         assert own["mean"].tolist() == pytest.approx(x.mean((0, 2)), abs=1e-6)
         assert own["std"].tolist() == pytest.approx(x.std((0, 2)), rel=1e-6)
     channels = rows[(rows["what"] == "channels") & (rows["site"] == "block01")]["channel_rms"]

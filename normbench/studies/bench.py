@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import torch
@@ -21,8 +22,9 @@ from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
+from normbench.config.rules import RULES, group_of, rule_sections
 from normbench.errors import UsageError, explain
-from normbench.settings import Setting
+from normbench.settings import Setting, Tree
 from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
@@ -309,21 +311,33 @@ def warm_up_steps(subject: Subject, count: int) -> TimedSteps:
         subject: whose model is trained.
         count: how many steps there are, these included.
     """
-    with_norms, norms = training_step(subject, subject.tree["norm"], count)
-    without_norms, _ = training_step(subject, section_of("norm", "none"), count)
+    with_norms, norms = training_step(subject, subject.tree, count)
+    without_norms, _ = training_step(subject, leave_out_norms(subject.tree), count)
     for take_next in (with_norms, without_norms):
         for _ in range(WARM_UP_STEPS):
             take_next()
     row: Row = {
         "device": device_name(subject.device),
-        "code": f"{len(norms)} × {code_of(norms[0])}" if norms else "none",
+        "code": count_codes(norms) or "none",
         "launches": count_operators(with_norms, subject.device),
         "launches_without": count_operators(without_norms, subject.device),
     }
     return TimedSteps(subject, with_norms, without_norms, row)
 
 
-def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
+def leave_out_norms(tree: Tree) -> Tree:
+    """Return a configuration without norms, those of rules included."""
+    rules = {key: section for key, section in rule_sections(tree).items() if group_of(key) != "norm"}
+    return {**tree, "norm": section_of("norm", "none"), RULES: rules}
+
+
+def count_codes(norms: Sequence[nn.Module]) -> str:
+    """Write how many norms run by each code: `9 × native and 8 × eager`."""
+    counts = Counter(code_of(norm) for norm in norms)
+    return " and ".join(f"{number} × {code}" for code, number in counts.items())
+
+
+def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[nn.Module]]:
     """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
 
     The learning rate is too small for any loss to become infinite, and gradients are clipped whatever their norm, where
@@ -331,15 +345,14 @@ def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[n
 
     Args:
         subject: whose model is trained.
-        norm: the section of the configuration for its norms.
+        tree: its configuration, with its norms or without.
         count: how many steps there are.
     """
-    trainer = {**subject.tree["trainer"], "steps": count}
+    trainer = {**tree["trainer"], "steps": count}
     if trainer["grad_clip"]:
         trainer["grad_clip"] = 1e-12
-    optim = {**subject.tree["optim"], "lr": 1e-12}
-    tree = {**subject.tree, "norm": norm, "trainer": trainer, "optim": optim}
-    own = replace(subject, tree=tree)
+    optim = {**tree["optim"], "lr": 1e-12}
+    own = replace(subject, tree={**tree, "trainer": trainer, "optim": optim})
     model, norms = own.build()
     remaining = steps(own, model, norms)
 

@@ -191,13 +191,14 @@ def bare(norm: nn.Module) -> nn.Module:
     return plain
 
 
-def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time"] | None) -> Vectors:
-    """Return the vectors of all positions that are not padding."""
+def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time *heads"] | None) -> Vectors:
+    """Return the vectors of all positions that are not padding, of each head where there are several."""
     x = x.movedim(channel_dim, -1)
-    if mask is None or x.ndim != 3:
+    if mask is None or mask.ndim != x.ndim - 1:
         return x.flatten(0, -2)
     in_front = x.shape[1] - mask.shape[1]  # a class token
-    return x[F.pad(mask, (in_front, 0), value=True)]
+    of_heads = (0, 0) * (mask.ndim - 2)
+    return x[F.pad(mask, (*of_heads, in_front, 0), value=True)]
 
 
 def fit(x: Values, y: Values) -> dict[str, float]:

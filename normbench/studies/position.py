@@ -177,7 +177,7 @@ def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, conte
         real = real[:, None]
     means, deviations = [], []
     for position in range(x.shape[1]):
-        vectors = x[real[:, position], position]
+        vectors = x[:, position][real[:, position]]  # those of all heads, where there are several
         means.append(vectors.mean())
         deviations.append(vectors.std(correction=0))
     columns = {"mean": torch.stack(means), "std": torch.stack(deviations)}
