@@ -16,6 +16,8 @@ from sketches import sketched
 from normbench.analysis.figures import draw_all, panes, style
 from normbench.analysis.figures.panes import near_range
 from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of
+from normbench.analysis.records import Arm
+from normbench.config.groups import options
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -248,3 +250,25 @@ def test_words_below_an_axis_do_not_stand_on_each_other(tmp_path: Path) -> None:
     assert words.x0 >= 0 and words.y0 >= 0 and words.x1 <= page.x1 and words.y1 <= page.y1
     (axis,) = [text for text in canvas.texts if text.get_text() == "placement"]
     assert min(label.get_window_extent().y0 for label in labels) > axis.get_window_extent().y1
+
+
+@pytest.mark.parametrize(("key", "group"), [("norm", "norm"), ("placement", "placement"), ("scheme", None)])
+def test_no_two_arms_of_a_figure_look_alike(key: str, group: str | None) -> None:
+    """However many there are, a colour comes again with other dashes and another marker, and a panel has few."""
+    names = list(options(group)) if group else [f"scheme{number}" for number in range(40)]
+    arms = [Arm({key: name}) for name in names]
+    found = style.panels_of(arms)
+    entries = [entry for panel in found for entry in panel.entries]
+    assert [entry.arm for entry in entries] == arms
+    assert len({entry.color for entry in entries}) > 8
+    for look in ("dash", "marker"):
+        assert len({(entry.color, getattr(entry, look)) for entry in entries}) == len(entries)
+    assert all(2 < len(panel.entries) <= 8 for panel in found) and len({panel.title for panel in found}) == len(found)
+    some = [arm.name for arm in arms[::9]]
+    assert [entry for panel in style.panels_of(arms, some) for entry in panel.entries] == entries[::9]
+
+
+def test_numbers_of_a_sequence_share_a_panel() -> None:
+    arms = [Arm({"optim.lr": 10.0**power}) for power in range(-12, 0)]
+    (panel,) = style.panels_of(arms)
+    assert len({(entry.color, entry.marker) for entry in panel.entries}) == 12

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.figures.style import Entry, Panel
+from normbench.analysis.figures.style import MOST_TOGETHER, Entry, Panel
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, join_first
 
@@ -33,7 +33,6 @@ NARROWEST, LOWEST = 1.2, 1.2  # of a panel
 LEANING = 0.9  # of names below an axis that lean
 
 SIZE = 9  # points of all letters, as normbench.mplstyle has it
-LABELS = 8  # so many lines at most are named at their ends, where there is room; else a legend above names them
 FLAT = 0.62  # the height of a panel is this share of its width
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
@@ -74,7 +73,7 @@ def draw_panels(
             deepest = max(deepest, len(lines))
     beside = RIGHT + 0.32 + longest
     has_room = width - LEFT - beside >= NARROWEST
-    at_ends = named == "ends" and most <= LABELS and deepest == 1 and has_room
+    at_ends = named == "ends" and most <= MOST_TOGETHER and deepest == 1 and has_room
     columns = max(1, int((width - 0.2) / (longest + SAMPLE)))  # of the legend
     top, right = ABOVE, RIGHT
     if at_ends:

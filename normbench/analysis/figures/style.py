@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ COLUMN = 3.5  # inches: a column of a printed page, and of a web page on a phone
 SALT = "normbench"  # of ids in an SVG, as normbench.mplstyle has it; no style but ours has this one
 
 TOGETHER = 6  # so many lines can be told apart in one panel by colour and dashes alone
+MOST_TOGETHER = 8  # so many share a panel before they are divided, as they may be named at their ends, or in a legend
 MOST_PANELS = 12  # are drawn; a caption says where there would have been more
 UNDER_WAY = ("running", "interrupted")
 
@@ -180,7 +181,8 @@ class Panel:
 def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[Panel]:
     """Return the panels of a figure: arms that differ only in what colours tell share one; all arms do if they are few.
 
-    In a panel each arm has a marker of its own. Dashes tell what colours do not, or, for a print in grey, the same.
+    In a panel each arm has a marker of its own, and so have two of one colour dashes of their own. Dashes tell what
+    colours do not, or, for a print in grey, the same. More words than can be told apart stand in several panels.
 
     drawn: the names of the arms that are drawn, where not all are. The others count for the looks, which are then the
     same in all figures.
@@ -194,8 +196,6 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     are_together = len(arms) <= TOGETHER or not other_keys
     gathered: dict[str, list[Entry]] = {}
     for place, arm in enumerate(arms):
-        if drawn is not None and arm.name not in drawn:
-            continue
         value, title = values[place], titles[place]
         color_place = ordered.index(value)
         if are_together:
@@ -210,7 +210,43 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
             marker = stroke_at(color_place).marker
         entry = Entry(arm, label, colors[value], dash, marker)
         gathered.setdefault(title, []).append(entry)
-    return [Panel(title, entries) for title, entries in gathered.items()]
+    are_numbers = all(isinstance(value, int | float) for value in values)
+    found: list[Panel] = []
+    for title, entries in gathered.items():
+        apart = tell_apart(entries)
+        shown = [entry for entry in apart if drawn is None or entry.arm.name in drawn]
+        found += [Panel(title, shown)] if are_numbers else divide(title, shown)
+    return [panel for panel in found if panel.entries]
+
+
+def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the arms of a panel so that two of one colour share neither dashes nor marker, as long as these last."""
+    found: list[Entry] = []
+    for entry in entries:
+        alike = [other for other in found if other.color == entry.color]
+        dashes = [other.dash for other in alike]
+        markers = [other.marker for other in alike]
+        free = [stroke for stroke in STROKES if stroke.dash not in dashes and stroke.marker not in markers]
+        if free and entry.dash in dashes:
+            entry = replace(entry, dash=free[0].dash)
+        if free and entry.marker in markers:
+            entry = replace(entry, marker=free[0].marker)
+        found.append(entry)
+    return found
+
+
+def divide(title: str, entries: Sequence[Entry]) -> list[Panel]:
+    """Return arms as one panel, or, where they are more than can be told apart, as several of about as many each."""
+    if len(entries) <= MOST_TOGETHER:
+        return [Panel(title, entries)]
+    panels = -(-len(entries) // TOGETHER)
+    found: list[Panel] = []
+    for number in range(panels):
+        start, stop = (len(entries) * end // panels for end in (number, number + 1))
+        own = entries[start:stop]
+        span = f"{own[0].label} to {own[-1].label}"
+        found.append(Panel(f"{title}{SEPARATOR}{span}" if title else span, own))
+    return found
 
 
 def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
