@@ -261,3 +261,43 @@ def test_augmentation_leaves_the_evaluation_alone() -> None:
             assert torch.equal(batch.inputs, other.inputs)
     assert not torch.equal(plain.train_batch(0).inputs, changed.train_batch(0).inputs)
     assert torch.equal(plain.train_batch(0).targets, changed.train_batch(0).targets)
+
+
+# ---- a share of the training data
+
+
+def test_a_share_of_the_images_is_drawn_by_the_seed() -> None:
+    def made(seed: int, share: float) -> Images:
+        return digits(name="digits", batch_size=50, eval_batch_size=500, seed=seed, holdout=500, train_share=share)
+
+    whole, tenth, again, other = made(0, 1.0), made(0, 0.1), made(0, 0.1), made(1, 0.1)
+    assert (len(tenth.examples["train"]), tenth.steps_per_epoch, tenth.describe()["train_share"]) == (100, 2, 0.1)
+    assert "train_share" not in whole.describe()
+    assert torch.equal(tenth.examples["train"], again.examples["train"])
+    assert not torch.equal(tenth.examples["train"], other.examples["train"])
+    places = {(image.numpy().tobytes(), int(label)) for image, label in zip(*rows_of(whole), strict=True)}
+    assert {(image.numpy().tobytes(), int(label)) for image, label in zip(*rows_of(tenth), strict=True)} <= places
+    assert torch.equal(tenth.examples["val"], whole.examples["val"])
+    inputs = torch.cat([tenth.train_batch(step).inputs for step in range(2)])
+    assert inputs.mean() == pytest.approx(0, abs=1e-5), "scaled by the images that are used"
+    assert inputs.std(correction=0) == pytest.approx(1, abs=1e-5)
+
+
+def rows_of(data: Images) -> tuple[torch.Tensor, torch.Tensor]:
+    return data.examples["train"], data.labels["train"]
+
+
+def test_a_share_of_a_text_is_one_stretch() -> None:
+    arrays = {"train": np.arange(1000), "val": np.arange(100)}
+    content = Content("counting", {}, arrays, Vocabulary(map(chr, range(1000))).facts, "")
+    firsts = set()
+    for seed in range(3):
+        data = Text(content, **TEXT | {"seed": seed, "train_share": 0.2})
+        tokens = data.examples["train"]
+        assert len(tokens) == data.describe()["train_tokens"] == 200
+        assert (np.diff(tokens) == 1).all()
+        firsts.add(int(tokens[0]))
+        assert len(data.examples["val"]) == 100
+    assert len(firsts) == 3
+    with pytest.raises(UsageError, match="too long for the 5 tokens"):
+        Text(content, **TEXT | {"train_share": 0.005})

@@ -170,6 +170,11 @@ def test_images_come_with_their_own_labels_and_others_judge(root: Path) -> None:
     assert (found["kept"], found["val_images"], found["steps_per_epoch"], found["files"]) == (9, 9, 0, 2)
 
 
+def test_a_stream_has_no_share_to_train_on(root: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.train_share=0\.5 .*: set data\.streaming=false"):
+        pages(root, train_share=0.5)
+
+
 @pytest.mark.parametrize(("holdout", "held"), [(3, [5, 6, 7]), (0.2, [5, 6])])
 def test_what_chooses_is_neither_trained_on_nor_what_judges(root: Path, holdout: float, held: list[int]) -> None:
     """A share is one of a block."""

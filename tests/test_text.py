@@ -165,6 +165,17 @@ def test_training_texts_are_cut_and_padded_as_asked_for(tmp_path: Path) -> None:
         questions(root, pad_to=17)
 
 
+def test_a_share_of_labelled_texts_keeps_their_labels(tmp_path: Path) -> None:
+    texts = [f"question {number}" for number in range(10)]
+    data = questions(write_questions(tmp_path, texts, [0, 1] * 5, times=1), train_share=0.4)
+    found = {}
+    for batch in data.eval_batches("train"):
+        for row, label in zip(batch.inputs, batch.targets.tolist(), strict=True):
+            found[data.decode(row)] = label
+    assert len(found) == data.describe()["train_texts"] == 4
+    assert all(texts.index(text) % 2 == label for text, label in found.items())
+
+
 def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
     texts = [f"question {number}" for number in range(10)]
     data = questions(write_questions(tmp_path, texts, [0, 1] * 5, times=1), holdout=4)

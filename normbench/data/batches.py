@@ -20,6 +20,10 @@ from normbench.types import Batch, Data, Split, stable_seed
 Name = Annotated[str, Setting("what the records call the data set")]
 Holdout = Annotated[float, Setting("share (< 1) or number (≥ 1) of training examples that judge", low=0, high=1e12)]
 
+TrainShare = Annotated[
+    float, Setting("share of the training examples that are used, drawn by the seed", above=0, high=1)
+]
+
 
 def count_held_out(total: int, holdout: float, unit: str) -> int:
     """Return how many of `total` training examples are held out: what chooses does not judge.
@@ -54,6 +58,13 @@ def hold_out(parts: dict[Split, Any], count: int) -> None:
     parts["val"] = train[-count:]
 
 
+def pick_examples(examples: Any, places: slice | Tensor) -> Any:
+    """Return the examples at some places; of texts in a tuple or list these, of an array its rows."""
+    if isinstance(places, Tensor) and isinstance(examples, tuple | list):
+        return [examples[place] for place in places.tolist()]
+    return examples[places]
+
+
 class ContentData(Data):
     """Batches of decoded data, with the last training examples held out.
 
@@ -65,6 +76,7 @@ class ContentData(Data):
         seed: of all that is random.
         holdout: share (< 1) or number (≥ 1) of the last training examples; they become `val`, and training uses the
             rest.
+        train_share: training uses this share of what is left, drawn by the seed.
 
     Raises:
         UsageError: a number does not fit the data, such as a batch larger than the training set.
@@ -83,6 +95,7 @@ class ContentData(Data):
         eval_batch_size: Annotated[int, Setting("windows, texts or images an evaluation batch", low=1, high=10**6)],
         seed: int,
         holdout: Holdout = 0,
+        train_share: TrainShare = 1.0,
     ) -> None:
         self.content = content
         self.fingerprint = content.fingerprint
@@ -97,6 +110,23 @@ class ContentData(Data):
             if labels:
                 hold_out(labels, held)
         self.has_test = "test" in examples
+        self.train_share = train_share
+        self.used: slice | Tensor = slice(len(examples["train"]))  # of the training examples
+        if train_share < 1:
+            self.take_share(train_share)
+
+    def take_share(self, share: float) -> None:
+        """Leave out all training examples but a share of them, which the seed draws."""
+        total = len(self.examples["train"])
+        self.used = self.draw(total, max(1, round(total * share)))
+        self.examples["train"] = pick_examples(self.examples["train"], self.used)
+        if self.labels:
+            self.labels["train"] = pick_examples(self.labels["train"], self.used)
+
+    def draw(self, total: int, count: int) -> slice | Tensor:
+        """Return the places of `count` training examples of `total`, in their own order."""
+        order = torch.randperm(total, generator=generator(self.seed, "share", 0))
+        return order[:count].sort().values
 
     def arrange(self, total: int, what: str) -> None:
         """Set how many examples an epoch has: a permutation of them, its last incomplete batch dropped.
@@ -158,11 +188,13 @@ class ContentData(Data):
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
         sizes = {f"{split}_{self.unit}": len(part) for split, part in self.examples.items()}
+        share = {} if self.train_share == 1 else {"train_share": self.train_share}
         return {
             "name": self.content.name,
             **self.content.about,
             "kind": self.kind,
             **sizes,
+            **share,
             "steps_per_epoch": self.steps_per_epoch,
             "constant": self.constant,
             "fingerprint": self.fingerprint,

@@ -71,7 +71,7 @@ class Images(ContentData):
         self.classes = tuple(content.facts["classes"])
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
         self.arrange(len(self.examples["train"]), "images of")
-        moments = content.arrays["train_moments"][: self.total]
+        moments = content.arrays["train_moments"][self.used]
         self._shift, self._divisor = find_scales(scaling, moments, height * width)
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:

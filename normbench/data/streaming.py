@@ -235,6 +235,15 @@ class Streamed(ContentData):
     examples_of: Callable[[Rows], tuple[Any, int]]  # what batches are made of, and how many examples that is
     pick: Callable[[Any, Tensor, int], Batch]  # from a block, the places of examples in it, and the step
 
+    def take_share(self, share: float) -> None:
+        """Refuse to train on a share of what has no known length.
+
+        Raises:
+            UsageError: always.
+        """
+        cure = "set data.streaming=false, or fewer trainer.steps, which read no more than they need"
+        raise UsageError(f"data.train_share={share:g} is of data with a length, and a stream has none: {cure}")
+
     def arrange(self, total: int, what: str) -> None:
         """Begin with the first block; how many steps a pass has is not known."""
         self.total = total

@@ -91,6 +91,11 @@ class Text(TokenData):
         count = max(1, fitting - 1)
         self.arrange(count, f"windows of {self.context:,} tokens in")
 
+    def draw(self, total: int, count: int) -> slice | Tensor:
+        """Return one stretch of the training text, `count` tokens that follow each other."""
+        first = int(torch.randint(total - count + 1, (), generator=generator(self.seed, "share", 0)))
+        return slice(first, first + count)
+
     def train_batch(self, step: int) -> Batch:
         """Return the windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""
         tokens = self.examples["train"]

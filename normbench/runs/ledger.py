@@ -24,6 +24,7 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
         "init": init_class.lower(),
         **gain_rows(model),
         "residual_scale": init.get("residual_scale"),
+        **share_row(tree),
         "precision": trainer["precision"],
         "float32_matrix_products": torch.get_float32_matmul_precision(),
         "batches_a_step": trainer["accumulate"],
@@ -71,6 +72,12 @@ def gain_rows(model: Model) -> dict[str, Any]:
             branch_gains.append(round(module.branch_gain, 6))
             residual_gains.append(round(module.residual_gain, 6))
     return {"branch_gain": find_distinct(branch_gains), "residual_gain": find_distinct(residual_gains)}
+
+
+def share_row(tree: Tree) -> dict[str, Any]:
+    """Return which share of the training data is used, where it is not all."""
+    share = tree.get("data", {}).get("train_share", 1)
+    return {} if share == 1 else {"train_share": share}
 
 
 def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
