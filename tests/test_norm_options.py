@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import TEXT, build, random_batch
 from test_norms import EPS, FEATURES, NAMES, OPERATORS, implementations, make, options, random_input, random_norm
 from torch import nn
 
@@ -32,7 +33,10 @@ OWN = {
     "evonorm_s0": ["v"],
 }
 
-UNSAID = {"detach"}  # settings of all norms that are newer than the files, and change nothing where they are left out
+UNSAID = {
+    "detach",
+    "noise",
+}  # settings of all norms that are newer than the files, and change nothing where they are left out
 
 # --- the YAML files are the registry
 
@@ -213,3 +217,42 @@ def test_what_cannot_be_detached_is_refused() -> None:
     for name, detach, words in (("rmsnorm", "mean", "subtracts no mean"), ("dyt", "both", "takes no statistics")):
         with pytest.raises(UsageError, match=words):
             type(make(name))(FEATURES, detach=detach)
+
+
+# --- noise
+
+
+@pytest.mark.parametrize(("name", "layout"), [("batchnorm", "image"), ("layernorm", "sequence"), ("dyt", "flat")])
+def test_noise_shifts_and_scales_what_a_norm_gives_in_training(name: str, layout: str) -> None:
+    noisy, plain = (random_norm(name, layout, noise=noise).double() for noise in (2.0, 0.0))
+    x = random_input(layout, torch.float64)
+    y = plain(x)
+    shape = (1, FEATURES, 1, 1) if layout == "image" else (1,) * (x.ndim - 1) + (FEATURES,)
+    torch.manual_seed(3)
+    mean, scale = torch.rand(shape) - 0.5, torch.rand(shape) / 4
+    shift, spread = torch.rand(x.shape) / 5 - 0.1, torch.randn(x.shape) / 10
+    torch.manual_seed(3)
+    expected = (1 + 2 * (scale + spread)) * y + 2 * (mean + shift)
+    torch.testing.assert_close(noisy(x), expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(noisy(x), noisy(x)), "drawn anew in each pass"
+    plain.load_state_dict(noisy.state_dict())  # whose statistics have seen more batches
+    assert torch.equal(noisy.eval()(x), plain.eval()(x))
+    assert (noisy.settings()["noise"], "noise" in plain.settings()) == (2.0, False)
+
+
+def test_noise_leaves_padding_at_0() -> None:
+    mask = torch.arange(5) < torch.tensor([[5], [3], [2], [1]])
+    y = random_norm("batchnorm", "sequence", noise=1.0)(random_input("sequence"), mask=mask)
+    assert y[~mask].count_nonzero() == 0 and y[mask].count_nonzero() == mask.sum() * FEATURES
+
+
+def test_noise_is_the_same_where_blocks_are_computed_again() -> None:
+    found = []
+    for recompute in (False, True):
+        model, _ = build("batchnorm", depth=3, norm_settings={"noise": 1.0})
+        model.recompute = recompute
+        torch.manual_seed(0)
+        batch = random_batch(TEXT)
+        TEXT.loss(model.train()(*batch.arguments), batch.targets).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))

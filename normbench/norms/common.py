@@ -33,6 +33,7 @@ Detach = Annotated[
     Literal["none", "mean", "variance", "both"],
     Setting("statistics that are constants in the backward pass; a mean square counts as variance"),
 ]
+Noise = Annotated[float, Setting("size of the noise on the output in training; 0: none", low=0, high=1e3)]
 Impl = Annotated[
     Literal["auto", "torch", "eager", "native", "compile", "liger"],
     Setting("what runs: the fastest, torch's operator, formula, own backward, compiled, or Liger's kernel"),
@@ -43,6 +44,10 @@ LACKING = {
     "compile": "there is nothing to compile",
     "liger": "Liger has no kernel",
 }
+# What noise of the size 1 does to an output: how far it shifts and stretches a feature at most, and spreads its values.
+SHIFT = 0.5
+STRETCH = 0.25
+SPREAD = 0.1
 VERSIONS = 100  # of the compiled function: for each norm, its settings, training or not, dtype and shape
 
 
@@ -153,6 +158,7 @@ class AffineNorm(Norm, ABC):
         detach: which statistics of the input are constants in the backward pass, which is then the gradient of the
             formula with these held where they are: DetachNorm of Xu, Sun, Zhang, Zhao & Lin 2019, of whatever norm. A
             mean square or a length counts as a variance. The forward pass is the same.
+        noise: in training each output y becomes s·y+m, as `perturb` draws s and m anew in each pass.
     """
 
     operator: str | None = None
@@ -170,8 +176,10 @@ class AffineNorm(Norm, ABC):
         site: Site | None = None,
         impl: Impl = "auto",
         detach: Detach = "none",
+        noise: Noise = 0.0,
     ) -> None:
         super().__init__()
+        self.noise = noise
         self.detach = detach
         if detach != "none":
             self.check_detach()
@@ -197,8 +205,12 @@ class AffineNorm(Norm, ABC):
 
     def settings(self) -> dict[str, Any]:
         affine = {"affine": self.weight is not None, "bias": self.bias is not None}
-        detached = {} if self.detach == "none" else {"detach": self.detach}  # which runs of older versions do not say
-        return affine | super().settings() | detached
+        newer: dict[str, Any] = {}  # of which older versions say nothing
+        if self.detach != "none":
+            newer["detach"] = self.detach
+        if self.noise:
+            newer["noise"] = self.noise
+        return affine | super().settings() | newer
 
     def check_detach(self) -> None:
         """Refuse to detach statistics that the norm does not take.
@@ -252,8 +264,30 @@ class AffineNorm(Norm, ABC):
 
     def forward(self, x: Num[Tensor, "..."], mask: Tensor | None = None) -> Num[Tensor, "..."]:
         if self.compiled and not torch.compiler.is_compiling():
-            return compiled_formula()(self, x, mask)
-        return self.compute(x, mask)
+            y = compiled_formula()(self, x, mask)
+        else:
+            y = self.compute(x, mask)
+        return self.perturb(y, mask) if self.noise and self.training else y
+
+    def perturb(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Return s·y+m, with s and m random, of a mean and a deviation that are random themselves.
+
+        Each feature has a mean μ ~ U(−0.5, 0.5)·`noise` and a scale σ = 1 + U(0, 0.25)·`noise` of its own, and each
+        value m ~ μ + U(−0.1, 0.1)·`noise` and s ~ σ + N(0, 0.1²)·`noise`, all from torch's random numbers, as dropout.
+        Where the norm keeps padding at 0, it stays so. In the manner of Santurkar, Tsipras, Ilyas & Madry 2018, section
+        2.1: noise of a mean that is not 0 and a variance that is not 1, which changes from step to step.
+        """
+        of_feature = [1] * y.ndim
+        of_feature[self.channel_dim] = y.shape[self.channel_dim]
+        device = y.device
+        mean = SHIFT * (2 * torch.rand(of_feature, device=device) - 1)
+        stretch = STRETCH * torch.rand(of_feature, device=device)
+        shift = mean + SPREAD * (2 * torch.rand_like(y, dtype=torch.float32) - 1)
+        scale = stretch + SPREAD * torch.randn_like(y, dtype=torch.float32)
+        noisy = y + self.noise * (scale * y + shift)
+        if mask is not None and self.masked:
+            noisy = noisy * mask.unsqueeze(self.channel_dim)
+        return noisy.to(y.dtype)
 
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
