@@ -579,7 +579,35 @@ def start_model(tree: Tree, task: Task, seed: int) -> Assembled:
     made = assemble(tree, task, seed)
     initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
     made.treat_weights(seed)
+    freeze_others(made.model, made.norms.values(), tree["trainer"].get("train", "all"))
     return made
+
+
+def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> None:
+    """Let only some parameters be trained, as `trainer.train` says; all others stay as they start.
+
+    Raises:
+        UsageError: there are none of a kind that is to be trained.
+    """
+    if trained == "all":
+        return
+    kept = set[nn.Parameter]()
+    if "norms" in trained:
+        for norm in norms:
+            kept.update(norm.parameters())
+        if not kept:
+            why = "the norms of this model have no parameters"
+            raise UsageError(f"trainer.train={trained}: {why}, choose a norm that has, with norm.affine=true")
+    if "head" in trained:
+        head = getattr(model, "head", None)
+        own = [] if head is None else list(head.parameters())
+        if not own:
+            why = "this model has no output layer of its own"
+            raise UsageError(f"trainer.train={trained}: {why}, set model.tied=false or choose another model")
+        kept.update(own)
+    for parameter in model.parameters():
+        if parameter not in kept:
+            parameter.requires_grad_(False)
 
 
 def orthogonalizes(tree: Tree) -> bool:

@@ -100,6 +100,8 @@ CASES: dict[str, list[str]] = {
     "transformer, dyt": [*NANO, "norm=dyt", "placement=sandwich"],
     "transformer, seednorm": [*NANO, "norm=seednorm"],
     "corrected batches": [*NANO, "norm=batchrenorm", "norm.renorm_after=1", "norm.r_max_at=4", "norm.d_max_at=3"],
+    "detached statistics": [*CNN, "norm=batchnorm", "norm.detach=both"],
+    "norms and head alone": [*CNN, "norm=batchnorm", "trainer.train=norms+head"],
     "blocks of batches": [*NANO, "norm=ghostbatchnorm", "norm.ghost=2"],
     "cnn, switchable": [*CNN, "norm=switchable"],
     "cnn, evonorm_b0": [*CNN, "norm=evonorm_b0"],

@@ -16,6 +16,7 @@ from torch import nn
 from normbench import build as builder
 from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
+from normbench.errors import UsageError
 from normbench.runs.ledger import make_ledger, parameter_counts
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session, prepare_torch
@@ -23,10 +24,12 @@ from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
 from normbench.training.optimizer import make_optimizer, parameter_groups, without_compiler
+from normbench.training.precision import make_precision
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch
 
 CPU = torch.device("cpu")
+TINY = ["model.depth=1", "model.width=8", "model.heads=2", "model.context=16", "model.tied=false"]
 
 # ---- rehearsal
 
@@ -186,6 +189,48 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
     assert clock.summary()["n"] == 2 and clock.summary()["median_ms"] == pytest.approx(3.0)
     later.load_state_dict(clock.state_dict())
     assert later.summary() == clock.summary()
+
+
+@pytest.mark.parametrize(
+    ("trained", "prefixes"),
+    [("norms", ["norm"]), ("head", ["head"]), ("norms+head", ["norm", "head"])],
+)
+def test_some_parameters_alone_are_trained(trained: str, prefixes: list[str]) -> None:
+    tree = read([*TINY, f"trainer.train={trained}"]).tree
+    model, norms = builder.make_model(tree, TEXT, seed=0)
+    whole, _ = builder.make_model(read(TINY).tree, TEXT, seed=0)
+    in_norms = {parameter for norm in norms.values() for parameter in norm.parameters()}
+    names = {"norm": in_norms, "head": set(model.head.parameters())}
+    expected = set().union(*(names[prefix] for prefix in prefixes))
+    assert {parameter for parameter in model.parameters() if parameter.requires_grad} == expected
+    data = tiny_data(TEXT)
+    stepper = builder.make_stepper(tree, model, norms, data, make_precision("fp32", CPU), steps=2)
+    for number in range(2):
+        stepper.set_learning_rates(number)
+        stepper.gradients(stepper.local_batches(number))
+        stepper.update()
+    assert set(stepper.optimizer.state) == expected
+    counts = parameter_counts(model, norms.values())
+    assert counts["trained"] == sum(parameter.numel() for parameter in expected)
+    for parameter, start in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(parameter, start) == (parameter not in expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["norm=none", "trainer.train=norms"], "the norms of this model have no parameters"),
+        (["model.tied=true", "trainer.train=head"], "no output layer of its own"),
+    ],
+)
+def test_what_has_no_parameters_cannot_be_trained_alone(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        builder.make_model(read([*TINY, *words]).tree, TEXT, seed=0)
+
+
+def test_training_all_is_what_runs_did_before() -> None:
+    assert "train" not in read(["trainer.train=all"]).tree["trainer"]
+    assert read([]).closed.trainer.train == "all"
 
 
 def test_ledger_counts_and_names_what_was_built() -> None:

@@ -63,6 +63,7 @@ class Question:
         seeds: all of them.
         by_hand: the settings that the commands of all runs give, as words of a command.
         command: the command of the sweep; empty where no sweep made the runs, or several did.
+        trained: the fewest and the most parameters that are trained, where some model has others.
     """
 
     task: str
@@ -77,6 +78,7 @@ class Question:
     seeds: tuple[int, ...]
     by_hand: tuple[str, ...]
     command: str
+    trained: tuple[int, int] | None = None
 
 
 # ---- arms

@@ -182,6 +182,7 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
         seeds=facts.seeds_of(runs),
         by_hand=tuple(facts.given_settings(study)),
         command=study.command(),
+        trained=facts.trained_of(runs),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from normbench.analysis.records import LEARNING_RATE, RecordedRun, RecordedStudy, join_first
@@ -46,6 +46,18 @@ def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
     if not known:
         return None
     return min(known), max(known)
+
+
+def trained_of(runs: Sequence[RecordedRun]) -> tuple[int, int] | None:
+    """Return the fewest and the most parameters that a run trains; None where all train all."""
+    numbers = list[int]()
+    for run in runs:
+        counts = run.ledger.get("parameters", {})
+        if counts:
+            numbers.append(counts.get("trained", counts["total"]))
+    if numbers and any("trained" in run.ledger.get("parameters", {}) for run in runs):
+        return min(numbers), max(numbers)
+    return None
 
 
 def sizes(parameters: tuple[int, int] | None) -> str:

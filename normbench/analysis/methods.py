@@ -50,6 +50,8 @@ def say_setting(setup: Setup, answer: Answer) -> list[str]:
     parameters = sizes(answer.question.parameters)
     initialised = f", initialised by {setup.init}" if setup.init else ""
     parts = [f"The model is {setup.model}; it has {parameters} parameters{initialised}."]
+    if answer.question.trained:
+        parts.append(f"Of these, {sizes(answer.question.trained)} were trained, and the others stayed as they start.")
     if setup.norm_and_placement:
         parts.append(f"The {setup.norm_and_placement}.")
     parts.append(f"The data are {setup.data}: {setup.amounts}.")

@@ -15,7 +15,7 @@ import numpy as np
 
 from normbench.config.groups import chosen_options
 from normbench.config.rules import RULES, is_rule, short_name
-from normbench.config.schema import CLOSED, ROOT, section_settings
+from normbench.config.schema import CLOSED, LEFT_OUT, ROOT, section_settings
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.processes import run_beside
@@ -557,12 +557,16 @@ def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
 
 
 def name_left_out(runs: Sequence[RecordedRun]) -> None:
-    """Name the option of runs that are without a section, where others have it: `weights=plain`."""
+    """Name what runs are without where others have it, a section's option or a key: `weights=plain`, `train=all`."""
     for section in CLASS_SECTIONS:
         if BY_NAME[section].absent and any(section in run.config for run in runs):
             usual = chosen_options([])[section]
             for run in runs:
                 run.config.setdefault(section, usual)
+    for key, value in LEFT_OUT.items():
+        if any(key in run.config for run in runs):
+            for run in runs:
+                run.config.setdefault(key, value)
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:

@@ -252,7 +252,10 @@ def say_held(question: Question) -> str:
             following[held.goes_with].append(text)
         else:
             equal.append(text)
-    equal += [f"{sizes(question.parameters)} parameters", f"{count(len(question.seeds), 'seed')} for each arm"]
+    parameters = f"{sizes(question.parameters)} parameters"
+    if question.trained:
+        parameters += f", of which {sizes(question.trained)} are trained"
+    equal += [parameters, f"{count(len(question.seeds), 'seed')} for each arm"]
     sentences = [f"Held equal: {'; '.join(equal)}."]
     sentences += [f"Goes with {keys}: {'; '.join(own)}." for keys, own in following.items()]
     if question.by_hand:

@@ -11,7 +11,7 @@ from normbench.config import groups
 from normbench.config.groups import NOTES, chosen_options, chosen_tree, find_own_classes, options
 from normbench.config.refusals import REFUSALS
 from normbench.config.rules import RULES, WORDS, group_of, rule_sections
-from normbench.config.schema import KEYS, class_sections, section_settings
+from normbench.config.schema import KEYS, LEFT_OUT, class_sections, section_settings
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting, Tree, flat, lookup, show
 
@@ -182,4 +182,6 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         for name, value in section.items():
             if not name.endswith(HYDRA_KEYS):
                 values[f"{key}.{name}"] = show(value)
+    for path, usual in LEFT_OUT.items():
+        values.setdefault(path, show(usual))
     write_keys(formatter, values, list_settings(config.tree), values)

@@ -35,7 +35,7 @@ from normbench.config.groups import (
     section_of,
 )
 from normbench.config.rules import RULES, is_rule, read_rule, section_at
-from normbench.config.schema import TrainConfig, check_config, section_settings
+from normbench.config.schema import LEFT_OUT, TrainConfig, check_config, section_settings
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Tree, either, flat, key_of, nearest, show
@@ -211,11 +211,18 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
 
 
 def leave_out_absent(tree: dict[str, Any]) -> None:
-    """Remove the sections of classes with which a configuration is without them, so that older runs stay the same."""
+    """Remove the sections and keys that a configuration is without where they are as usual.
+
+    So runs that are older than these stay the same.
+    """
     for section in WITHOUT_SECTION:
         values = tree.get(section, {})
         if values.get("_target_") == BY_NAME[section].absent:
             del tree[section]
+    for path, usual in LEFT_OUT.items():
+        section, _, name = path.partition(".")
+        if tree[section].get(name) == usual:
+            del tree[section][name]
 
 
 def words_of_scheme(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -51,6 +51,10 @@ class TrainerConfig:
     ]
     recompute: Annotated[bool, Setting("keep some blocks' inputs, compute the rest again: memory as √depth")] = False
     shard: Annotated[bool, Setting("each process keeps a part of the weights, for large models")] = False
+    train: Annotated[
+        Literal["all", "norms", "head", "norms+head"],
+        Setting("what is trained: all, the norms' parameters, the output layer's, or both"),
+    ] = "all"
 
     @property
     def torch_compiles(self) -> bool:
@@ -140,6 +144,22 @@ UNHASHED_KEYS = (
     "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard", "trainer.recompute",
 )  # fmt: skip
 
+
+def list_left_out() -> dict[str, Any]:
+    """Return the keys that older runs do not have and that change numbers, with the values that change nothing.
+
+    A configuration leaves a key out where it has that value, so that runs keep their names.
+    """
+    found: dict[str, Any] = {}
+    for section, kind in (("trainer", TrainerConfig), ("probes", ProbesConfig)):
+        for each in fields(kind):
+            path = f"{section}.{each.name}"
+            if each.default is not MISSING and path not in UNHASHED_KEYS:
+                found[path] = each.default
+    return found
+
+
+LEFT_OUT = list_left_out()
 
 # ---- the checks
 

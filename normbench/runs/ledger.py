@@ -81,14 +81,18 @@ def share_row(tree: Tree) -> dict[str, Any]:
 
 
 def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
-    """Count the trained parameters in the norms and outside them."""
+    """Count the parameters in the norms and outside them, and those that are trained where that is not all."""
     sizes: dict[int, int] = {}
     for norm in norms:
         for parameter in norm.parameters():
             sizes[id(parameter)] = parameter.numel()  # norms may share one
     inside = sum(sizes.values())
     total = sum(parameter.numel() for parameter in model.parameters())
-    return {"in_norms": inside, "outside_norms": total - inside, "total": total}
+    counts = {"in_norms": inside, "outside_norms": total - inside, "total": total}
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trained < total:
+        counts["trained"] = trained
+    return counts
 
 
 def find_distinct(values: Iterable[Any]) -> Any:

@@ -26,8 +26,11 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
         start_step: the steps that are done already.
     """
     names = run.config.choices.groups
-    parameters = parameter_counts(loop.model, norms.values())["total"]
-    model = f"{names['model']} ({parameters:,} parameters)"
+    counts = parameter_counts(loop.model, norms.values())
+    size = f"{counts['total']:,} parameters"
+    if "trained" in counts:
+        size += f", {counts['trained']:,} trained"
+    model = f"{names['model']} ({size})"
     length = f"{run.steps:,} steps on {run.device}"
     what = " · ".join([names["norm"], names["placement"], model, names["data"], length])
     lines = [what, f"run directory: {run.directory.path}"]
