@@ -12,7 +12,7 @@ from functools import cache, partial, wraps
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -433,13 +433,16 @@ class NormsByPlace(ByPlace):
         return made
 
 
+MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # whose weights can be treated: (out, in, *kernel)
+
+
 @dataclass(frozen=True)
 class TreatedModule:
-    """A linear map or a convolution inside a branch, and how its weight will be treated.
+    """A linear map, a convolution or an embedding, and how its weight will be treated.
 
     Attributes:
         name: in the model.
-        site: its place: the role of its branch, and its block.
+        site: its place: the role of its branch, and its block; or its role outside the blocks.
         treatment: is applied once the weights have their start.
     """
 
@@ -449,38 +452,117 @@ class TreatedModule:
     treatment: Weights
 
 
-def modules_in_branches(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Module, Site]:
-    """Return the linear maps and convolutions inside the branches of blocks, less those of norms, with their places."""
+class TreatedAs(NamedTuple):
+    """What is noted on each module with a treated weight: the treatment, and its place."""
+
+    treatment: Weights
+    site: Site
+
+
+def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Module, Site]:
+    """Return the linear maps, convolutions and, outside the blocks, embeddings, less those of norms, with their places.
+
+    In a block that is the role of the branch; the slot is `out` where the branch names what writes to the stream.
+    """
     inside_norms = {module for norm in norms for module in norm.modules()}
-    blocks = model.anatomy().blocks
-    sides = Counter(block.side for block in blocks)
+    anatomy = model.anatomy()
+    sides = Counter(block.side for block in anatomy.blocks)
     found: dict[nn.Module, Site] = {}
-    for block in blocks:
+    inside_blocks = set[nn.Module]()
+    for block in anatomy.blocks:
+        inside_blocks.update(block.module.modules())
         side: Any = block.side
+        place = Site("block", block.layer, len(anatomy.blocks), side=side, sides=(sides["encoder"], sides["decoder"]))
         for role, branch in block.branches.items():
-            site = Site(role, block.layer, len(blocks), side=side, sides=(sides["encoder"], sides["decoder"]))
+            output = branch.output if isinstance(branch, Branch) else ()
+            writers = [branch.get_submodule(name) for name in output]
             for module in branch.modules():
-                if isinstance(module, nn.Linear | nn.Conv2d) and module not in inside_norms:
-                    found[module] = site
+                if isinstance(module, MAPS) and module not in inside_norms:
+                    found[module] = place.at(role, "out" if module in writers else "")
+    in_stem = set(anatomy.stem.modules()) if anatomy.stem else set[nn.Module]()
+    for module in model.modules():
+        if module in inside_blocks or module in inside_norms:
+            continue
+        if isinstance(module, nn.Embedding):
+            found[module] = Site("embedding")
+        elif isinstance(module, MAPS):
+            found[module] = Site("stem" if module in in_stem else "head")
     return found
 
 
+class WeightsByPlace(ByPlace):
+    """Chooses the treatment of each weight by the rules; one treatment for all places of a section."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree, "weights")
+        self.treatments: dict[str, Weights] = {section: make() for section, make in self.factories.items()}
+
+    def treatment_at(self, site: Site) -> Weights | None:
+        """Return the treatment of a weight; None of one outside the blocks where nothing asks for it."""
+        is_outside = site.layer is None
+        if is_outside:
+            self.optional_sites.add(site)
+        rule = best_rule(self.rules, site, asked_for=is_outside)
+        section = rule.key if rule else self.group
+        treatment = self.treatments[section]
+        if is_outside and rule is None and not treatment.everywhere:
+            self.sections[site] = None
+            return None
+        self.sections[site] = section
+        return treatment
+
+
 def choose_treatments(tree: Tree, model: Model, norms: Iterable[nn.Module]) -> list[TreatedModule]:
-    """Return how the weights of branches will be treated, by the rules.
+    """Return how the weights of a model will be treated, by the rules.
 
     Raises:
         UsageError: a setting or a rule that does not fit.
     """
     if not treats_weights(tree):
         return []
-    by_place = ByPlace(tree, "weights")
-    sites = modules_in_branches(model, norms)
+    by_place = WeightsByPlace(tree)
+    sites = places_of_weights(model, norms)
     found: list[TreatedModule] = []
     for name, module in model.named_modules():
         if module in sites:
-            site = sites[module]
-            found.append(TreatedModule(name, module, site, by_place.make_at(site)()))
+            treatment = by_place.treatment_at(sites[module])
+            if treatment is not None:
+                found.append(TreatedModule(name, module, sites[module], treatment))
     by_place.check_used()
+    return found
+
+
+def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
+    """Return the names of matrices and kernels in branches that no treatment knows, such as those of an nn.LSTM."""
+    known = {parameter for norm in norms for parameter in norm.parameters()}
+    for module in model.modules():
+        if isinstance(getattr(module, "treated_as", None), TreatedAs):
+            known.update(module.parameters())
+    in_branches = set[nn.Parameter]()
+    for block in model.anatomy().blocks:
+        for branch in block.branches.values():
+            in_branches.update(branch.parameters())
+    found: list[str] = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and parameter in in_branches and parameter not in known:
+            found.append(name)
+    return found
+
+
+def treatments_after_step(model: Model) -> list[Callable[[], None]]:
+    """Return what the treatments of a model's weights do behind each step of the optimizer; most do nothing."""
+    treatments: dict[int, Weights] = {}
+    modules_of: dict[int, dict[nn.Module, Site]] = {}
+    for module in model.modules():
+        noted = getattr(module, "treated_as", None)
+        if isinstance(noted, TreatedAs):
+            key = id(noted.treatment)
+            treatments[key] = noted.treatment
+            modules_of.setdefault(key, {})[module] = noted.site
+    found: list[Callable[[], None]] = []
+    for key, treatment in treatments.items():
+        if type(treatment).after_step is not Weights.after_step:
+            found.append(partial(treatment.after_step, modules_of[key]))
     return found
 
 
@@ -503,10 +585,12 @@ class Assembled:
     treated: list[TreatedModule]
 
     def treat_weights(self, seed: int) -> None:
-        """Treat the weights of branches, which have their start."""
+        """Treat the weights, which have their start."""
         for each in self.treated:
+            module: Any = each.module
             with seed_draws(seed, "weights", each.name):
-                each.treatment.apply(each.module, each.site)
+                each.treatment.apply(module, each.site)
+            module.treated_as = TreatedAs(each.treatment, each.site)
 
 
 def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
@@ -651,6 +735,7 @@ def make_stepper(
         accumulate=trainer["accumulate"],
         grad_clip=trainer["grad_clip"],
         group=group or Group(),
+        treatments=treatments_after_step(model),
     )
 
 

@@ -24,14 +24,16 @@ from normbench.models.transformer import FusedLinear
 from normbench.record.files import read_json
 from normbench.record.recorder import Silent
 from normbench.runs.load import TrainedRun, load_model
+from normbench.runs.notes import weight_notes
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.studies.folding import fold, logits_of
 from normbench.training.optimizer import parameter_groups
 from normbench.types import Model, Site, Task
-from normbench.weights import ScaledStandardized, Spectral, Standardized, WeightNorm, Weights
+from normbench.weights import FixNorm, ScaledStandardized, Spectral, Standardized, WeightNorm, Weights
 
 TREATMENTS = [option for option in options("weights") if option != "plain"]
+COMPUTED = [option for option in TREATMENTS if option != "unit"]  # whose weights are computed from what is trained
 NANO = ["model=nano", "model.depth=4", "model.width=16", "model.heads=2", "model.context=16", "threads=1", "device=cpu"]
 LENGTH = ["trainer.steps=3"]
 SITE = Site("conv", 0)
@@ -59,6 +61,10 @@ def model_of(*words: str, task: Task = TEXT) -> tuple[Model, dict[str, nn.Module
 
 
 def names_of_treated(model: Model) -> list[str]:
+    return [name for name, module in model.named_modules() if hasattr(module, "treated_as")]
+
+
+def names_of_computed(model: Model) -> list[str]:
     return [name for name, module in model.named_modules() if is_parametrized(module)]
 
 
@@ -133,7 +139,14 @@ def test_each_part_of_a_fused_map_has_a_largest_singular_value_of_its_own() -> N
         assert torch.linalg.matrix_norm(part, 2).item() == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("treatment", [WeightNorm(), Standardized(), ScaledStandardized(), Spectral()])
+def test_fixnorm_has_rows_of_length_1() -> None:
+    module = treated(FixNorm(), convolution())
+    v = drawn(module).flatten(1)
+    expected = v / v.square().sum(1, keepdim=True).sqrt()
+    torch.testing.assert_close(module.weight.flatten(1), expected, **DOUBLE)
+
+
+@pytest.mark.parametrize("treatment", [WeightNorm(), Standardized(), ScaledStandardized(), Spectral(), FixNorm()])
 def test_gradients_are_the_formula_s(treatment: Weights) -> None:
     module = treated(treatment, nn.Linear(4, 3)).eval()
     parametrization = module.parametrizations.weight
@@ -153,7 +166,7 @@ def test_gradients_are_the_formula_s(treatment: Weights) -> None:
     ("nano", TEXT, 16), ("resnet20", IMAGES, 20), ("mlp_plain", IMAGES, 8), ("seq2seq", TRANSLATIONS, 28),
     ("rnnsearch", TRANSLATIONS, 9),
 ])  # fmt: skip
-@pytest.mark.parametrize("weights", TREATMENTS)
+@pytest.mark.parametrize("weights", COMPUTED)
 def test_weights_of_branches_are_treated_and_start_from_the_same_draws(
     model: str, task: Task, count: int, weights: str
 ) -> None:
@@ -164,8 +177,8 @@ def test_weights_of_branches_are_treated_and_start_from_the_same_draws(
         key.replace("parametrizations.weight.original", "weight"): value for key, value in made.state_dict().items()
     }
     assert all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
-    names = names_of_treated(made)
-    assert names and all("branches" in name for name in names)
+    names = names_of_computed(made)
+    assert names == names_of_treated(made) and all("branches" in name for name in names)
     batch = random_batch(task)
     loss = task.loss(made.train()(*batch.arguments), batch.targets)
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
@@ -199,20 +212,103 @@ def test_gains_do_not_decay() -> None:
             assert any(parameter is each for each in kinds[name.rpartition(".")[2]])
 
 
+# ---- weights that are changed after each step
+
+
+UNIT_AXES = {  # 1: the weights of each output have length 1; 0: those of each input
+    "nano": {"qkv": 1, "out": 0, "fc1": 1, "fc2": 0, "embedding": 1, "positions": 1, "head.linear": 1},
+    "cnn": {"stem": 0, "conv1": 1, "conv2": 0, "head": 1},
+}  # fmt: skip
+
+
+def check_lengths(model: Model, axis_of: dict[str, int]) -> None:
+    """Hold each matrix and kernel to vectors of length 1."""
+    seen = set[str]()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            (end,) = [end for end in axis_of if name.endswith(f"{end}.weight")]
+            axes = [*range(1, parameter.ndim)] if axis_of[end] else [0]
+            lengths = parameter.detach().double().square().sum(axes).sqrt()
+            torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=1e-6, atol=0)
+            seen.add(end)
+    assert seen == axis_of.keys()
+
+
+@pytest.mark.parametrize(("model", "task"), [("nano", TEXT), ("cnn", IMAGES)])
+def test_unit_weights_have_length_1_along_the_features_of_the_stream(model: str, task: Task) -> None:
+    words = [f"model={model}", "trainer.steps=3"]
+    if model == "nano":
+        words += [*NANO, "model.tied=false"]
+    plain, _ = make_model(read(words).tree, task, 0)
+    unit, _ = make_model(read([*words, "weights=unit"]).tree, task, 0)
+    check_lengths(unit, UNIT_AXES[model])
+    for name, parameter in unit.named_parameters():  # with the directions of the same draws
+        start = plain.get_parameter(name)
+        if parameter.ndim < 2:
+            assert torch.equal(parameter, start)
+        elif name.endswith(("fc1.weight", "conv1.weight")):
+            torch.testing.assert_close(
+                parameter, start / start.flatten(1).norm(dim=1).view(-1, *[1] * (start.ndim - 1))
+            )
+
+
+def test_a_step_with_unit_weights_is_a_plain_step_and_a_division() -> None:
+    axes = UNIT_AXES["nano"]
+    words = [*NANO, *LENGTH, "model.tied=false", "optim=muon", "schedule=constant"]
+    plain = Session(prepare(read(words))).loop
+    unit = Session(prepare(read([*words, "weights=unit"]))).loop
+    plain.model.load_state_dict(unit.model.state_dict())
+    for loop in (plain, unit):
+        loop.recorder = Silent()
+        loop.model.train()
+        loop.train_step()
+    check_lengths(unit.model, axes)
+    for name, parameter in unit.model.named_parameters():
+        moved = plain.model.get_parameter(name)
+        if moved.ndim > 1:
+            (axis,) = [axis for end, axis in axes.items() if name.endswith(f"{end}.weight")]
+            moved = moved / moved.norm(dim=axis, keepdim=True)
+        torch.testing.assert_close(parameter, moved)
+    before = plain.model.get_parameter("blocks.0.branches.mlp.fc2.weight")
+    assert not torch.allclose(before.norm(dim=0), torch.ones(64), rtol=1e-6, atol=0), "the step changes lengths"
+
+
+def test_steps_do_no_more_where_no_treatment_asks_for_it() -> None:
+    for words, count in ((["weights=spectral"], 0), ([], 0), (["weights=unit"], 1), (["weights@mlp=unit"], 1)):
+        stepper = Session(prepare(read([*NANO, *LENGTH, *words]))).loop.stepper
+        assert len(stepper.treatments) == count
+
+
 # ---- places and words
+
+
+def test_places_outside_the_blocks_are_treated_where_a_rule_names_them() -> None:
+    model, _ = model_of("weights@embedding=fixnorm", "weights@mlp.out=weight_norm")
+    embeddings, others = names_of_computed(model)[:2], names_of_computed(model)[2:]
+    assert embeddings == ["stem.embedding", "positions"]
+    assert len(others) == 4 and all(name.endswith("mlp.fc2") for name in others)
+    tokens = torch.arange(4)[None]
+    with torch.no_grad():
+        table = model.stem.embedding.parametrizations.weight.original  # type: ignore[union-attr, index]
+        expected = table / table.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(model.stem(tokens), expected[tokens])  # type: ignore[operator]
+    made, _ = model_of("weights=unit", "weights@embedding=plain", "weights@first3=plain", "model.tied=false")
+    assert made.head.linear.treated_as.site.role == "head"  # type: ignore[union-attr]
+    lengths = made.head.linear.weight.norm(dim=1)  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
 
 def test_rules_choose_treatments_for_some_places() -> None:
     model, _ = model_of("weights@attention=spectral", "weights@last1.mlp=weight_norm")
     kinds = {
         name: type(model.get_submodule(f"{name}.parametrizations.weight.0")).__name__
-        for name in names_of_treated(model)
+        for name in names_of_computed(model)
     }
     assert len(kinds) == 4 * 2 + 2
     assert {kind for name, kind in kinds.items() if "attention" in name} == {"SpectralDivision"}
     assert {name.split(".")[1] for name, kind in kinds.items() if kind == "LengthAndDirection"} == {"3"}
     model, _ = model_of("weights=standardized", "weights@first3=plain")
-    assert {name.split(".")[1] for name in names_of_treated(model)} == {"3"}
+    assert {name.split(".")[1] for name in names_of_computed(model)} == {"3"}
     with pytest.raises(UsageError, match="weights@conv fits no place of this model"):
         prepare(read([*NANO, *LENGTH, "weights@conv=standardized"]))
 
@@ -250,6 +346,31 @@ def test_own_treatments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(made.get_parameter(weight), plain.get_parameter(weight) / 4)
     run_of_it = prepare(read([*NANO, *LENGTH, "weights._target_=halving.Halved"]))
     assert run_of_it.directory.path.name.startswith("layernorm-pre-halved-s0-")
+
+
+def test_a_run_notes_what_no_treatment_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mixed.py").write_text(
+        "from torch import nn\n"
+        "from normbench.models.stacks import LinearBranch, ResidualMLP\n"
+        "class Mixed(LinearBranch):\n"
+        "    def __init__(self, features, inside):\n"
+        "        super().__init__(features, inside)\n"
+        "        self.conv = nn.Conv1d(1, 1, 3, padding=1)\n"
+        "        self.lstm = nn.LSTM(features[1], features[1], batch_first=True)\n"
+        "    def forward(self, x, **_):\n"
+        "        return self.lstm(self.conv(super().forward(x).unsqueeze(1)))[0].squeeze(1)\n"
+        "class MixedMLP(ResidualMLP):\n"
+        "    branch = Mixed\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["model=mlp", "model._target_=mixed.MixedMLP", "data=digits", "device=cpu", *LENGTH]
+    run_of_it = prepare(read([*words, "weights=spectral"]))
+    model, norms = make_model(run_of_it.config.tree, IMAGES, 0)
+    computed = names_of_computed(model)
+    assert [name.rpartition(".")[2] for name in computed[:3]] == ["fc1", "fc2", "conv"]
+    (note,) = weight_notes(run_of_it, model, norms)
+    assert "weights=spectral leaves blocks.0.branches.linear.lstm.weight_ih_l0 and" in note
+    assert not weight_notes(prepare(read(words)), model, norms)
 
 
 def test_they_are_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +442,7 @@ def test_treated_models_are_folded(weights: str) -> None:
     model, norms = model_of(f"weights={weights}", "norm=rmsnorm", "model.tied=false")
     model.double().eval()
     found = fold(model, norms, random_batch(TEXT))
-    assert len(found.done) == len(norms) and not names_of_treated(found.model)
+    assert len(found.done) == len(norms) and not names_of_computed(found.model)
     batch = random_batch(TEXT, 8, seed=3)
     torch.testing.assert_close(logits_of(found.model, batch), logits_of(model, batch), rtol=1e-10, atol=1e-10)
 

@@ -1,6 +1,7 @@
 """Rules by place: `norm@qk=rmsnorm`, `placement@first3=post` choose an option for some places of a model.
 
-So does `weights@mlp=spectral`, for the linear maps and convolutions of branches, whose sites have no slot.
+So does `weights@mlp=spectral`, for the linear maps and convolutions of branches, whose sites have the slot `out` where
+they write to the stream, and no slot else. Outside the blocks `embedding`, `stem` and `head` are roles of weights.
 
 A place is words joined by dots, each of which must fit a site:
 
@@ -46,8 +47,10 @@ WORDS = {
     "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
     "context": "what attention has read, before its output map",
     "hidden": "the MLP's hidden features, before its last map",
-    "stem": "the stream as it starts",
+    "stem": "the stream as it starts; of weights, the map that makes it",
     "shortcut": "after a learned shortcut",
+    "embedding": "of weights: embeddings of tokens, positions and the class token",
+    "head": "of weights: the output layer",
     "first3": "the first three blocks, also as first25pct",
     "last3": "the last three blocks, also as last25pct",
     "blocks2-5": "the blocks 2 to 5, numbered from 0",

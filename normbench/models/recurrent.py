@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from normbench.masks import remember_counts, steps_of
 from normbench.models.stacks import Width
@@ -56,6 +58,13 @@ def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
     counted = mask | too_few
     pairs = zip(mask.unbind(1), steps_of(counted), strict=True)
     return [TimeStep(real, count) for real, count in pairs]
+
+
+def compute_weights_once() -> AbstractContextManager[Any]:
+    """Let weights that are computed from others (`weights=`) be so once inside the `with`, not at each time step."""
+    if torch.compiler.is_compiling():  # which merges what is computed twice by itself
+        return nullcontext()
+    return parametrize.cached()
 
 
 class Normed(nn.Module):
@@ -143,8 +152,9 @@ class BidirectionalGRU(Branch):
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
         steps = time_steps(mask, x.shape[1])
-        forwards = self.forwards.run(x, mask, steps)
-        backwards = self.backwards.run(x, mask, steps, backwards=True)
+        with compute_weights_once():
+            forwards = self.forwards.run(x, mask, steps)
+            backwards = self.backwards.run(x, mask, steps, backwards=True)
         memory = torch.cat((forwards, backwards), dim=-1)
         return self.dropout(memory)
 
@@ -197,16 +207,17 @@ class ConditionalGRU(Branch):
         steps = time_steps(mask, x.shape[1])
         states = []
         contexts = []
-        for gate, candidate, step in zip(gates.unbind(1), candidates.unbind(1), steps, strict=True):
-            state = self.first(gate, candidate, state, step)
-            query = self.query(state, step.counted).unsqueeze(1)
-            scores = self.score(torch.tanh(keys + query)).squeeze(-1)
-            weights = (scores + bias).softmax(dim=-1)
-            context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
-            second_gates, second_candidate = self.second.project("input", context, step.counted)
-            state = self.second(second_gates, second_candidate, state, step)
-            states.append(state)
-            contexts.append(context)
+        with compute_weights_once():
+            for gate, candidate, step in zip(gates.unbind(1), candidates.unbind(1), steps, strict=True):
+                state = self.first(gate, candidate, state, step)
+                query = self.query(state, step.counted).unsqueeze(1)
+                scores = self.score(torch.tanh(keys + query)).squeeze(-1)
+                weights = (scores + bias).softmax(dim=-1)
+                context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+                second_gates, second_candidate = self.second.project("input", context, step.counted)
+                state = self.second(second_gates, second_candidate, state, step)
+                states.append(state)
+                contexts.append(context)
         from_state = self.outputs["state"](torch.stack(states, dim=1), mask)
         from_embedding = self.outputs["embedding"](x, mask)
         from_context = self.outputs["context"](torch.stack(contexts, dim=1), mask)

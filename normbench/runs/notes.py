@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from normbench.build import in_words, treats_weights, untreated_weights
 from normbench.config.groups import content, options
 from normbench.config.rules import group_of
 from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
 from normbench.training.loop import Loop
-from normbench.types import Norm
+from normbench.types import Model, Norm
 
 
 def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: str, start_step: int) -> list[str]:
@@ -53,7 +54,24 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
         lines.append(memory)
     lines += length_notes(run, loop)
     lines += norm_notes(run, norms)
+    lines += weight_notes(run, loop.model, norms)
     return lines
+
+
+def weight_notes(run: Run, model: Model, norms: Mapping[str, nn.Module]) -> list[str]:
+    """Return a note where a treatment of weights leaves some in branches as they are, since it does not know them."""
+    tree = run.config.tree
+    if not treats_weights(tree):
+        return []
+    untreated = untreated_weights(model, norms.values())
+    if not untreated:
+        return []
+    given = in_words(tree, run.config.choices.groups, "weights")
+    first, *others = untreated
+    what = f"{first} and {len(others)} more" if others else first
+    return [
+        f"note: {given} leaves {what} alone: it treats linear maps and convolutions (nn.Linear, nn.Conv1d to Conv3d)"
+    ]
 
 
 def norm_notes(run: Run, norms: Mapping[str, nn.Module]) -> list[str]:

@@ -288,6 +288,11 @@ class Stack(Stepper):
         for gradient in self.flat_gradients():
             gradient.mul_(scales)
 
+    def treat_weights(self) -> None:
+        """Change the weights of each seed that a treatment changes behind each step."""
+        for _, loop in self.live:
+            loop.stepper.treat_weights()
+
     def flat_gradients(self) -> list[Tensor]:
         """Return the gradients of the optimizer's weights, (seeds, numbers) each."""
         return [flat.grad for flat in self.flats if flat.grad is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Stepper:
         stepper.set_learning_rates(number)
         loss = stepper.gradients(stepper.local_batches(number))  # forward and backward, over `accumulate` batches
         if stepper.admits(number, loss):                  # both are finite
-            stepper.update()                              # clip, then the optimizer's step
+            stepper.update()                              # clip, the optimizer's step, treatments of weights
 
     Everything random in a step is a function of (seed, number), so a checkpoint needs no generator's state, and the
     same step draws the same batch and dropout masks whatever the norm, the placement or the probes.
@@ -55,6 +55,7 @@ class Stepper:
         forward: what computes the logits: `wrapped`, or the same compiled.
         feed: brings the batches, where a thread prepares them.
         learning_rate: of the step, for parameters without a factor of their own on it.
+        treatments: what changes weights behind each step of the optimizer, as weights=unit does; mostly none.
         grad_norm: of the last gradients, before they were clipped.
         predictions: those of the last step, of all processes.
     """
@@ -72,6 +73,7 @@ class Stepper:
     group: Group
     forward: Callable[..., Tensor] = field(init=False)
     feed: Feed | None = None
+    treatments: Sequence[Callable[[], None]] = ()
     predictions: int = 0
     learning_rate: float = 0.0
 
@@ -117,9 +119,10 @@ class Stepper:
         return None if self.guard is None else self.guard.first_bad_step()
 
     def update(self) -> None:
-        """Move the weights by the clipped gradients, and set the gradients to None."""
+        """Move the weights by the clipped gradients, treat them, and set the gradients to None."""
         self.clip()
         self.precision.step(self.optimizer, self.grad_norm)
+        self.treat_weights()
         self.optimizer.zero_grad(set_to_none=True)
 
     # ---- its parts
@@ -206,6 +209,11 @@ class Stepper:
         # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
         if self.device.type != "cpu" or self.grad_clip / (self.grad_norm + 1e-6) < 1:
             nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, self.grad_norm)
+
+    def treat_weights(self) -> None:
+        """Change the weights that a treatment changes behind each step."""
+        for treat in self.treatments:
+            treat()
 
     # ---- its batches
 

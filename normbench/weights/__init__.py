@@ -7,14 +7,18 @@
 | `standardized` | (v − μ)/√(σ² + ε) | |
 | `scaled_standardized` | g·(v − μ)/√max(n·σ², ε), n weights | g = 1 |
 | `spectral` | V/σ₁(V), of the whole matrix | |
+| `fixnorm` | v/‖v‖ | |
+| `unit` | v, itself divided by its length after each step | v/‖v‖ |
 
-A treatment holds for the linear maps and convolutions inside the branches of blocks: not for stem, head, embeddings and
-norms. It comes after the weights are drawn and scaled, so that v starts as the weight does without it.
+A treatment holds for the linear maps and convolutions inside the branches of blocks; for embeddings, stem and head
+where a rule names them, or where it holds `everywhere`; not for norms. It comes after the weights are drawn and scaled,
+so that v starts as the weight does without it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -35,15 +39,31 @@ FIRST_ITERATIONS = 15  # of the power method before training, as torch.nn.utils.
 
 
 class Weights(ABC):
-    """A treatment of weights: `apply` lets the weight of a linear map or a convolution be computed from another."""
+    """A treatment of weights: `apply` lets the weight of a linear map or a convolution be computed from another.
+
+    Attributes:
+        everywhere: whether it also holds for embeddings, stem and head where no rule names them.
+    """
+
+    everywhere: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, module: nn.Module, site: Site) -> None:
         """Treat the weight of a module, which has its start.
 
         Args:
-            module: an nn.Linear or nn.Conv2d.
-            site: its place: the role of its branch, and its block.
+            module: a linear map, a convolution or, outside the blocks, an embedding.
+            site: its place: the role of its branch, and its block; the slot is `out` where it writes to the residual
+                stream. Outside the blocks the role is `embedding`, `stem` or `head`.
+        """
+
+    def after_step(self, modules: Mapping[nn.Module, Site]) -> None:  # noqa: B027  # most treatments have none
+        """Change weights in place behind each step of the optimizer; most treatments do not.
+
+        It must wait for no device, and give the same bits in every process.
+
+        Args:
+            modules: all that this treatment has been applied to, with their places.
         """
 
 
@@ -94,6 +114,39 @@ class Spectral(Weights):
         register_parametrization(module, "weight", SpectralDivision(weight, parts, self.iterations))
 
 
+class FixNorm(Weights):
+    """v/‖v‖ for each output: weight normalization whose g is 1 and not learned.
+
+    At the place `embedding`, with √d times its rows as the stream, it is FixNorm (Nguyen & Chiang 2018).
+    """
+
+    def apply(self, module: nn.Module, site: Site) -> None:
+        register_parametrization(module, "weight", Direction())
+
+
+class Unit(Weights):
+    """Vectors of length 1 along the features of the stream, made so at the start and after each step.
+
+    Of a map that reads the stream the weights of each output (row or filter), of one that writes to it those of each
+    input (column), of an embedding those of each token. Loshchilov et al. 2024 (nGPT).
+    """
+
+    everywhere = True
+
+    def apply(self, module: nn.Module, site: Site) -> None:
+        self.after_step({module: site})
+
+    @torch.no_grad()
+    def after_step(self, modules: Mapping[nn.Module, Site]) -> None:
+        for module, site in modules.items():
+            weight = module.get_parameter("weight")
+            writes = site.slot == "out" or site.role == "stem"
+            axes = [0] if writes else [*range(1, weight.ndim)]
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            lengths = vector_norm(weight, dim=axes, keepdim=True, dtype=dtype)
+            weight.div_(lengths.clamp_(min=SMALLEST))
+
+
 # ---- from what is trained to the weight
 
 
@@ -113,6 +166,13 @@ class Formula(nn.Module, ABC):
     @abstractmethod
     def weight(self, trained: Weight) -> Weight:
         """Return the weight."""
+
+
+class Direction(Formula):
+    """v/‖v‖."""
+
+    def weight(self, trained: Weight) -> Weight:
+        return F.normalize(trained.flatten(1), dim=1, eps=SMALLEST).view_as(trained)
 
 
 class LengthAndDirection(Formula):
