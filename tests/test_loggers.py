@@ -130,7 +130,8 @@ def test_a_logger_that_fails_is_left_out_from_then_on(tmp_path: Path, caplog: py
 def record(logger: Logger, directory: Path, steps: range, ended: str) -> None:
     """Record as a run does that goes on behind a checkpoint."""
     recorder = Recorder(directory, loggers=[logger])
-    recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, ("norm",), "page")
+    choices = {"norm": "rmsnorm", "norm@qk": "dyt", "optim.lr": 1e-3, "norm.groups": None}
+    recorder.begin(choices, ("norm",), "page")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "weight/norm": float("nan")})
         recorder.histograms(step, {"act/final/in": ([1, 2], [0, 1, 2])})
@@ -178,7 +179,8 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     client = mlflow.MlflowClient(place["tracking_uri"])
     (found,) = client.search_runs([client.get_experiment_by_name("normbench").experiment_id])
     assert (found.info.run_name, found.info.status) == (run.name, "FINISHED")
-    assert found.data.params == {"norm": "rmsnorm", "optim.lr": "0.001", "norm.groups": "None"}
+    choices = {"norm": "rmsnorm", "norm at qk": "dyt", "optim.lr": "0.001", "norm.groups": "None"}
+    assert found.data.params == choices
     logged = client.get_metric_history(found.info.run_id, "loss/train")
     assert {each.step: each.value for each in logged} == {step: step / 8 for step in range(1, 31)}
     assert len(logged) == 35  # steps 21 to 25 were made twice, and the first run was replaced

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support import REPOSITORY, TEXT, documented
-from test_recording import texts
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from test_recording import plugin, texts
 from test_runs import TINY, train
 from torch import Tensor, nn
 
+from normbench.analysis.arms import write_arms
 from normbench.build import make_model, start_model
 from normbench.cli import main
 from normbench.config.compose import read
@@ -224,11 +226,26 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
 
 def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "scheme=gpt2,olmo2", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]) == 0
+    assert main(["sweep", "scheme=gemma3,gpt2", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]) == 0
     answer = read_json(tmp_path / "outputs/sweep/report/answer.json")
     assert answer is not None
-    assert [arm["name"] for arm in answer["arms"]] == ["gpt2", "olmo2"]
+    assert [arm["name"] for arm in answer["arms"]] == ["gemma3", "gpt2"]
+    assert answer["baseline"] == {"scheme": "gpt2"}
     assert "settings" not in [caveat["kind"] for caveat in answer["caveats"]]
+    assert write_arms(tmp_path / "outputs/sweep")
+    drawings = {"gpt2": "layernorm ─ attention ─⊕", "gemma3": "rmsnorm ─ attention (q, k: rmsnorm) ─ rmsnorm ─⊕"}
+    for arm, drawing in drawings.items():
+        ((_, drawn),) = texts(tmp_path / "outputs/sweep/arms" / arm, "blocks")
+        assert drawing in drawn.decode()
+
+
+def test_a_run_is_listed_with_its_scheme_and_its_rules(tmp_path: Path) -> None:
+    run = train(tmp_path, *TINY, "trainer.steps=2", "scheme=olmo2")
+    content = plugin(run, hparams_metadata.SESSION_START_INFO_TAG).content
+    listed = hparams_metadata.parse_session_start_info_plugin_data(content).hparams
+    assert listed["scheme"].string_value == "olmo2" and listed["norm@qk_all"].string_value == "rmsnorm"
+    assert listed["norm@qk_all.eps"].number_value == 1e-5
+    assert not [name for name in listed if name.startswith("at.")]
 
 
 def test_the_schemes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy, read_studies, study_of
 from normbench.errors import UsageError
-from normbench.record.tensorboard import TensorBoard
+from normbench.record.tensorboard import BLOCKS, TensorBoard, in_fixed_width
 
 ARMS = "arms"  # the folder, beside the runs
 MARK = ".normbench"  # the file in it that says whose it is
@@ -87,6 +87,9 @@ def write_study(study: RecordedStudy, folder: Path) -> None:
         logged = means_by_step(arm)
         board = TensorBoard(path, 0)
         board.draw({"arms: mean ± standard deviation over seeds": charts})
+        blocks = arm.runs[0].session.get(BLOCKS)
+        if blocks:
+            board.texts(0, {BLOCKS: in_fixed_width(blocks)})
         for step in sorted(logged):
             board.scalars(step, logged[step])
         board.close(ended="")

@@ -17,17 +17,19 @@ WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")
 
 # Against what arms are compared where a person says nothing and the study has it.
 USUAL = {"norm": "layernorm", "placement": "pre"}
+USUAL_SCHEME = {"scheme": "gpt2"}  # which has both
 
 
 # ---- the baseline
 
 
 def usual_baseline(study: RecordedStudy) -> Baseline:
-    """Return layernorm with pre, or the one of them that the study has; else the settings of the first arm."""
+    """Return layernorm with pre, or the one of them that the study has, or gpt2; else the settings of the first arm."""
     first = study.arms[0].settings
     choices: list[Baseline] = [dict(USUAL)]
     for key, value in USUAL.items():
         choices.append({key: value})
+    choices.append(dict(USUAL_SCHEME))
     choices.append({key: value for key, value in first.items() if key in GROUPS})
     if first:
         first_key = next(iter(first))

@@ -121,7 +121,10 @@ class MLflow(Logger):
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         if not self.resumed:
-            params = [self.entities.Param(name, str(choice)) for name, choice in choices.items()]
+            params: list[Any] = []
+            for name, choice in choices.items():
+                allowed = name.replace("@", " at ")  # MLflow has no @ in names
+                params.append(self.entities.Param(allowed, str(choice)))
             self.client.log_batch(self.id, params=params)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

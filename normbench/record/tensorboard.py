@@ -162,6 +162,11 @@ class TensorBoard(Lines):
             super().close(ended)
 
 
+def in_fixed_width(text: str) -> str:
+    """Return Markdown that shows a text as it is, in letters of one width."""
+    return f"```text\n{text}\n```"
+
+
 def event_files(directory: Path) -> list[Path]:
     """Return the directory's event files, oldest first."""
     return sorted(directory.glob(f"{EVENTS}*"))

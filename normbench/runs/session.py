@@ -16,7 +16,7 @@ import yaml
 from torch import nn
 
 from normbench import build
-from normbench.config.rules import is_rule
+from normbench.config.rules import RULES, is_rule, rule_sections
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.record.console import Display
@@ -27,11 +27,11 @@ from normbench.record.machine import describe_machine
 from normbench.record.metrics import truncate_metrics
 from normbench.record.recorder import Recorder, Silent
 from normbench.record.shapes import EXTENDED
-from normbench.record.tensorboard import BLOCKS, RESULTS, truncate_events
+from normbench.record.tensorboard import BLOCKS, RESULTS, in_fixed_width, truncate_events
 from normbench.runs.extension import copy_record, runs_before
 from normbench.runs.layout import draw_model
 from normbench.runs.notes import announcement
-from normbench.runs.plan import Run
+from normbench.runs.plan import Run, without
 from normbench.runs.summary import make_summary, settle, show_summary
 from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
@@ -46,6 +46,7 @@ from normbench.training.precision import make_precision
 from normbench.types import Model
 
 HEARTBEAT_SECONDS = 5.0
+NOT_ALWAYS = ("scheme", "weights")  # groups of which a run need not have an option
 
 
 class Session:
@@ -207,6 +208,7 @@ class Session:
         here["stack"] = self.run.stack
         here["seeds"] = self.seeds
         here["step"] = self.loop.step
+        here[BLOCKS] = self.drawing
         here[EXTENDED] = runs_before(self.run.parent)
         elsewhere = self.directory.describe_differences(here)
         if elsewhere:
@@ -264,14 +266,16 @@ class Session:
         metrics = RESULTS if task.judges else list(task.metrics(loss=1.0, accuracy=0.5))
         groups = ("norm", "placement", "model", "data")
         options = config.choices.groups
+        named = [key for key in (*NOT_ALWAYS, *groups) if key in options]
         rules = [key for key in options if is_rule(key)]
-        choices: dict[str, Any] = {group: options[group] for group in (*groups, *rules)}
+        choices: dict[str, Any] = {key: options[key] for key in (*named, *rules)}
         choices["seed"] = self.settings.seed
-        choices |= flat(config.tree)
+        choices |= flat(without(config.tree, (RULES,)))
+        choices |= flat(rule_sections(config.tree))
         varied = config.varied or (*groups, "seed")
         self.loop.recorder.expect(metrics)
         self.loop.recorder.begin(choices, varied, f"```yaml\n{page}```")
-        self.loop.recorder.texts(0, {BLOCKS: f"```text\n{self.drawing}\n```"})
+        self.loop.recorder.texts(0, {BLOCKS: in_fixed_width(self.drawing)})
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
