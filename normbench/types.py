@@ -134,6 +134,7 @@ class Norm(nn.Module):
         exact_gradient: whether the backward pass is the formula's gradient; not where its authors, or a setting, take a
             part of the formula for a constant there.
         treated: the parameters that the optimizer treats otherwise than a norm's.
+        is_identity: whether it leaves its input as it is, so that a model may do without calling it.
         stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
@@ -144,6 +145,7 @@ class Norm(nn.Module):
     acts: ClassVar[bool] = False
     exact_gradient: bool = True
     treated: ClassVar[Treated] = NOT_TREATED
+    is_identity: ClassVar[bool] = False
 
     channel_dim: int
     stands_at: Site | None = None
@@ -345,6 +347,9 @@ class Model(nn.Module):
 
     def weights_drawn(self) -> None:
         """Set what follows from the weights as they start; called once they are drawn."""
+
+    def call_every_norm(self) -> None:
+        """Call every norm from now on, also one that changes nothing, for those who look at what passes through it."""
 
     def anatomy(self) -> Anatomy:
         """Return what the model is made of: the placements in `blocks`, and every norm that the norm factory made."""

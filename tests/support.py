@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "vgg": {"width": 4, "stages": [1, 2, 4], "blocks": [1, 1, 2], "strides": [2, 2, 2]},
     "mlp_plain": {"width": 16},
     "rnnsearch": {"width": 12, "embedding": 16, "context": 8},
+    "rnn_lm": {"width": 12, "context": 16},
     "seq2seq": {"depth": 1, "decoder_depth": 1, "width": 16, "hidden": 24, "heads": 2, "context": 8},
 }
 
@@ -37,8 +38,9 @@ SMALL: dict[str, dict[str, Any]] = {
 MATRIX = {
     "transformer LM": ("nano", TEXT),
     "transformer image": ("nano", IMAGES),
-    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "rnnsearch", "seq2seq")},
+    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "rnnsearch", "rnn_lm", "seq2seq")},
     "rnnsearch": ("rnnsearch", TRANSLATIONS),
+    "rnn_lm": ("rnn_lm", TEXT),
     "seq2seq": ("seq2seq", TRANSLATIONS),
 }
 

@@ -25,7 +25,7 @@ INSIDE_ATTENTION = ("q", "k", "v", "q_all", "k_all", "context")
 @pytest.mark.parametrize("name", MATRIX)
 def test_a_model_tells_its_blocks_in_the_order_in_which_they_run(name: str) -> None:
     model_name, task = MATRIX[name]
-    placement = "plain" if model_name in ("cnn_plain", "vgg", "mlp_plain", "rnnsearch") else "sandwich"
+    placement = "plain" if model_name in ("cnn_plain", "vgg", "mlp_plain", "rnnsearch", "rnn_lm") else "sandwich"
     model, norms = build("layernorm", placement, model_name, task)
     anatomy = model.anatomy()
     ran: list[nn.Module] = []

@@ -37,11 +37,14 @@ def is_refused(norm: str, placement: str, kind: str) -> bool:
 PLACE: Any = {"norm": NoNorm, "site": Site("block")}  # where a branch stands that has no norm inside
 ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
 RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image", "seq2seq"]
-PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch"]
+PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch", "rnn_lm"]
+
+# Models whose norms see neither time nor space, or may not.
+WITHOUT_POSITIONS = ["transformer LM", "seq2seq", "rnnsearch", "rnn_lm", "mlp", "mlp_plain"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
-    *itertools.product(OVER_POSITIONS, PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]),
+    *itertools.product(OVER_POSITIONS, PLACEMENTS, WITHOUT_POSITIONS),
     *itertools.product(NORMS, ["b2t", "parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),

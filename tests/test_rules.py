@@ -91,10 +91,12 @@ def test_norms_stand_where_the_rules_say() -> None:
         ("mlp", IMAGES, "norm@linear.inner=batchnorm", "block00.linear.inner"),
         ("seq2seq", TRANSLATIONS, "norm@decoder.cross=rmsnorm", "block06.cross"),
         ("rnnsearch", TRANSLATIONS, "norm@cell=rmsnorm", "block00.cell.forward_input_r"),
+        ("rnn_lm", TEXT, "norm@memory=none", "block01.cell.memory"),
+        ("rnn_lm model.cell=gru", TEXT, "norm@cell.input=rmsnorm", "block00.cell.input_candidate"),
     ],
 )
 def test_every_kind_of_model_has_places(model: str, task: Task, rule: str, site: str) -> None:
-    tree = read([f"model={model}", rule, *LENGTH]).tree
+    tree = read([*f"model={model}".split(), rule, *LENGTH]).tree
     made = lay_out(tree, task)
     found = {each.name: section for each, section in made.norm_sections.items()}
     key = rule.partition("=")[0]

@@ -38,6 +38,8 @@ pytest_plugins = ["refusals", "run_fixtures"]
 SEEDS = 0, 1, 2
 NANO = ["model=nano", "model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs",
         "data.batch_size=8", "data.eval_batch_size=512"]  # fmt: skip
+RNN = ["model=rnn_lm", "model.width=12", "model.context=8", "model.dropout=0", "data=pydocs", "data.batch_size=8",
+       "data.eval_batch_size=512"]  # fmt: skip
 SHORT = ["trainer.steps=12", "trainer.grad_clip=0.5", "device=cpu", "threads=1", "quiet=true"]
 VIT = ["model=vit_tiny", "model.depth=1", "model.width=12", "model.heads=2", "model.dropout=0", "data=digits",
        "data.batch_size=16"]  # fmt: skip
@@ -92,6 +94,8 @@ CASES: dict[str, list[str]] = {
     "transformer, batchnorm": [*NANO, "norm=batchnorm"],
     "cnn, batchnorm": [*CNN, "norm=batchnorm"],
     "each position": [*NANO, "norm=batchnorm", "norm.per_position=true", "optim=sgd"],
+    "recurrent": [*RNN, "norm=none"],
+    "each time step": [*RNN, "norm=batchnorm", "norm.per_position=true", "optim=sgd"],
     "frozen statistics": [*NANO, "norm=batchnorm", "norm.freeze_after=3"],
     "statistics of all batches": [*CNN, "norm=batchnorm", "norm.momentum=null", "norm.impl=eager"],
     "cnn, instancenorm": [*CNN, "norm=instancenorm", "norm.track_running_stats=true"],

@@ -17,7 +17,8 @@ from support import CAUSAL, PLACEMENTS, TRANSLATIONS, build, random_batch
 from torch import nn
 
 from normbench.errors import UsageError
-from normbench.models.recurrent import GRU, ConditionalGRU, TimeStep, time_steps
+from normbench.models.cells import GRU, TimeStep, time_steps
+from normbench.models.recurrent import ConditionalGRU
 from normbench.models.seq2seq import CrossAttention
 from normbench.norms import BatchNorm, LayerNorm, NoNorm
 from normbench.norms.foreign import accept_mask
@@ -161,7 +162,7 @@ def test_norms_stand_before_the_gates_as_published() -> None:
     gates = normed("input_gates", from_x[:, :12]) + normed("state_gates", from_h[:, :12])
     r, z = gates.sigmoid().chunk(2, dim=-1)
     candidate = (normed("input_candidate", from_x[:, 12:]) + r * normed("state_candidate", from_h[:, 12:])).tanh()
-    torch.testing.assert_close(unit(*projected, h, TimeStep()), (1 - z) * candidate + z * h)
+    torch.testing.assert_close(unit(projected, h, TimeStep()), (1 - z) * candidate + z * h)
 
 
 def test_attention_is_additive_and_sees_no_padding() -> None:

@@ -164,7 +164,7 @@ def test_gradients_are_the_formula_s(treatment: Weights) -> None:
 
 @pytest.mark.parametrize(("model", "task", "count"), [
     ("nano", TEXT, 16), ("resnet20", IMAGES, 20), ("mlp_plain", IMAGES, 8), ("seq2seq", TRANSLATIONS, 28),
-    ("rnnsearch", TRANSLATIONS, 9),
+    ("rnnsearch", TRANSLATIONS, 9), ("rnn_lm", TEXT, 4),
 ])  # fmt: skip
 @pytest.mark.parametrize("weights", COMPUTED)
 def test_weights_of_branches_are_treated_and_start_from_the_same_draws(

@@ -78,7 +78,7 @@ REFUSALS = (
         what="a CNN or MLP on text (pydocs, tinyshakespeare), a model of translations on other data, another model on "
         "translations",
         reason="the model is not made for this kind of data",
-        instead="for text use model=nano, small or gpt2, for a CNN or MLP data=digits, mnist, fashion_mnist or "
+        instead="for text use model=nano, small, gpt2 or rnn_lm, for a CNN or MLP data=digits, mnist, fashion_mnist or "
         "cifar10, for translations model=seq2seq or rnnsearch with data=multi30k",
         applies=is_other_kind,
     ),
@@ -107,7 +107,7 @@ REFUSALS = (
     ),
     Refusal(
         ("placement", "model"),
-        what="a residual placement in a model without residuals (cnn_plain, vgg, mlp_plain, rnnsearch)",
+        what="a residual placement in a model without residuals (cnn_plain, vgg, mlp_plain, rnnsearch, rnn_lm)",
         reason="the model has no residual to place a norm around",
         instead="leave placement out, or use model=cnn, mlp or seq2seq",
         applies=lacks_residual,
@@ -116,7 +116,7 @@ REFUSALS = (
         ("placement", "model"),
         what="plain in a model with residuals",
         reason="plain has no residual, and this model is made of residual blocks",
-        instead="use model=cnn_plain, mlp_plain or rnnsearch, or another placement",
+        instead="use model=cnn_plain, mlp_plain, rnnsearch or rnn_lm, or another placement",
         applies=lacks_placement,
     ),
 )

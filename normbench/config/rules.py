@@ -6,8 +6,8 @@ they write to the stream, and no slot else. Outside the blocks `embedding`, `ste
 A place is words joined by dots, each of which must fit a site:
 
     role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, final, block
-    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut;
-             qk, qkv and qk_all stand for several
+    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut, and of a cell
+             input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of a GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
@@ -39,6 +39,9 @@ WORDS = {
     "conv": "those of a convolutional branch",
     "linear": "those of a branch of linear maps",
     "cell": "those inside a recurrent cell",
+    "input": "what a recurrent cell makes of its input, of its gates and its candidate",
+    "state": "what it makes of its state, likewise",
+    "memory": "an LSTM's memory cell, before its last tanh",
     "final": "the norm before the head",
     "in": "what a branch reads",
     "out": "what a branch gives, or its sum with the stream",
@@ -59,7 +62,13 @@ WORDS = {
 }
 
 # Words for several slots at once.
-SLOTS = {"qk": ("q", "k"), "qkv": ("q", "k", "v"), "qk_all": ("q_all", "k_all")}
+SLOTS = {
+    "qk": ("q", "k"),
+    "qkv": ("q", "k", "v"),
+    "qk_all": ("q_all", "k_all"),
+    "input": ("input", "input_gates", "input_candidate"),
+    "state": ("state", "state_gates", "state_candidate"),
+}
 
 KEY = re.compile(rf"(?P<group>{'|'.join(PLACED)})@(?P<place>\w[\w-]*(\.\w[\w-]*)*)")
 FIRST_OR_LAST = re.compile(r"(?P<end>first|last)(?P<number>\d+)(?P<percent>pct)?")

@@ -4,6 +4,7 @@
 from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet, unsafe_convolutions
 from normbench.models.initialization import Initialization, Kaiming, Normal, Orthogonal, Scaled, Xavier, initialize
 from normbench.models.recurrent import RNNSearch
+from normbench.models.rnn_lm import RecurrentLM
 from normbench.models.seq2seq import Seq2Seq
 from normbench.models.stacks import PlainMLP, ResidualMLP
 from normbench.models.transformer import Transformer

@@ -1,24 +1,22 @@
-"""The recurrent translator with attention, and the gated recurrent unit with norms that it is made of."""
+"""The recurrent translator with attention."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from normbench.masks import remember_counts, steps_of
+from normbench.masks import remember_counts
+from normbench.models.cells import GRU, Vector, by_step, compute_weights_once, time_steps
 from normbench.models.stacks import Width
 from normbench.models.transformer import (
     Context,
     Dropout,
     Embedded,
     EmbeddingScale,
-    FusedLinear,
     Head,
     Mask,
     Stream,
@@ -29,42 +27,7 @@ from normbench.settings import Setting
 from normbench.translation import Translation
 from normbench.types import Branch, NormFactory, PlacementFactory, Site
 
-Vector = Float[Tensor, "batch features"]
-Row = Bool[Tensor, " batch"]
 State = tuple[Tensor, ...]
-
-
-class TimeStep(NamedTuple):
-    """What a mask says of one time step; None where nothing is padded.
-
-    Attributes:
-        real: which texts have not ended.
-        counted: which count in a norm's statistics.
-    """
-
-    real: Row | None = None
-    counted: Row | None = None
-
-
-def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
-    """Return what a mask says of each time step.
-
-    Where fewer than two texts have not ended, the states that the others ended in count too: BatchNorm has no
-    statistics of one.
-    """
-    if mask is None:
-        return [TimeStep()] * length
-    too_few = mask.sum(dim=0) < 2
-    counted = mask | too_few
-    pairs = zip(mask.unbind(1), steps_of(counted), strict=True)
-    return [TimeStep(real, count) for real, count in pairs]
-
-
-def compute_weights_once() -> AbstractContextManager[Any]:
-    """Let weights that are computed from others (`weights=`) be so once inside the `with`, not at each time step."""
-    if torch.compiler.is_compiling():  # which merges what is computed twice by itself
-        return nullcontext()
-    return parametrize.cached()
 
 
 class Normed(nn.Module):
@@ -77,66 +40,6 @@ class Normed(nn.Module):
 
     def forward(self, x: Float[Tensor, "... in"], mask: Tensor | None = None) -> Float[Tensor, "... out"]:
         return self.norm(self.linear(x), mask=mask)
-
-
-class GRU(nn.Module):
-    """A gated recurrent unit with norms (Cho et al. 2014; norms as in Nematus, Zhang & Sennrich 2019).
-
-    r, z = σ(N(Wx + b) + N(Uh)), the two gates as one vector; h̃ = tanh(N(Wx + b) + r ⊙ N(Uh)); h ← (1 − z) ⊙ h̃ + z ⊙ h.
-    Without norms this is torch.nn.GRU with a `bias_hh` of 0.
-    """
-
-    def __init__(self, inputs: int, width: int, norm: NormFactory, site: Site, name: str) -> None:
-        super().__init__()
-        self.parts = {"gates": 2 * width, "candidate": width}
-        self.input = FusedLinear(inputs, width, parts=3, bias=True)
-        self.state = FusedLinear(width, width, parts=3, bias=False)
-        self.norms = nn.ModuleDict()
-        for of in ("input", "state"):
-            for part, size in self.parts.items():
-                where = site.at("cell", f"{name}_{of}_{part}")
-                self.norms[f"{of}_{part}"] = norm(size, site=where)
-
-    def project(self, of: str, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return N(Wx + b), or with of=`state` N(Uh): of the gates, and of the candidate."""
-        linear = self.get_submodule(of)
-        sizes = list(self.parts.values())
-        gates, candidate = linear(x).split(sizes, dim=-1)
-        gates = self.norms[f"{of}_gates"](gates, mask=mask)
-        candidate = self.norms[f"{of}_candidate"](candidate, mask=mask)
-        return gates, candidate
-
-    def forward(self, gates: Vector, candidate: Vector, state: Vector, step: TimeStep) -> Vector:
-        """Return the next state from what `project` made of the input; that of a text that has ended stays."""
-        from_gates, from_candidate = self.project("state", state, step.counted)
-        reset, update = torch.sigmoid(gates + from_gates).chunk(2, dim=-1)
-        new = torch.tanh(candidate + reset * from_candidate)
-        new = new + update * (state - new)
-        if step.real is None:
-            return new
-        return torch.where(step.real[:, None], new, state)
-
-    def run(self, x: Stream, mask: Mask | None, steps: list[TimeStep], backwards: bool = False) -> Stream:
-        """Return the states at all positions, from a state of 0.
-
-        Args:
-            x: the inputs.
-            mask: False where they are padded.
-            steps: what the mask says of each time step.
-            backwards: begin at the last position.
-        """
-        gates, candidates = self.project("input", x, mask)
-        inputs = list(zip(gates.unbind(1), candidates.unbind(1), steps, strict=True))
-        if backwards:
-            inputs.reverse()
-        state = x.new_zeros(len(x), self.parts["candidate"])
-        states = []
-        for gate, candidate, step in inputs:
-            state = self(gate, candidate, state, step)
-            states.append(state)
-        if backwards:
-            states.reverse()
-        return torch.stack(states, dim=1)
 
 
 class BidirectionalGRU(Branch):
@@ -202,20 +105,20 @@ class ConditionalGRU(Branch):
             memory_mask: False where the memory is padded.
             mask: False where x is padded.
         """
-        gates, candidates = self.first.project("input", x, mask)
+        inputs = by_step(self.first.project("input", x, mask))
         bias = torch.zeros_like(memory_mask, dtype=x.dtype).masked_fill(~memory_mask, -torch.inf)
         steps = time_steps(mask, x.shape[1])
         states = []
         contexts = []
         with compute_weights_once():
-            for gate, candidate, step in zip(gates.unbind(1), candidates.unbind(1), steps, strict=True):
-                state = self.first(gate, candidate, state, step)
+            for parts, step in zip(inputs, steps, strict=True):
+                state = self.first(parts, state, step)
                 query = self.query(state, step.counted).unsqueeze(1)
                 scores = self.score(torch.tanh(keys + query)).squeeze(-1)
                 weights = (scores + bias).softmax(dim=-1)
                 context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
-                second_gates, second_candidate = self.second.project("input", context, step.counted)
-                state = self.second(second_gates, second_candidate, state, step)
+                second_parts = self.second.project("input", context, step.counted, step.position)
+                state = self.second(second_parts, state, step)
                 states.append(state)
                 contexts.append(context)
         from_state = self.outputs["state"](torch.stack(states, dim=1), mask)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
+from jaxtyping import Num
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,10 +26,10 @@ class BatchNorm(RunningNorm):
     `momentum=None`, as the average over all batches. With `track_running_stats=False` they always come from the batch.
 
     Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
-    `per_position=True` takes statistics over the batch for each position of a sequence (γ and β are shared); in
-    evaluation, positions past the longest that training has seen use the last one's. `sync=True` takes them over the
-    batches of all processes that train together; without it the running statistics that count are the first process's.
-    Evaluation never waits for other processes.
+    `per_position=True` takes statistics over the batch for each position of a sequence (γ and β are shared), in a
+    recurrent cell for each time step; in evaluation, positions past the longest that training has seen use the last
+    one's. `sync=True` takes them over the batches of all processes that train together; without it the running
+    statistics that count are the first process's. Evaluation never waits for other processes.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where the batch has a single value for each feature (with a mask or the like on the CPU alone).
@@ -83,6 +84,18 @@ class BatchNorm(RunningNorm):
         if not per_position:
             return facts
         return replace(facts, statistics_over="batch, for each feature and position", sees_future="never")
+
+    def forward(
+        self, x: Num[Tensor, "..."], mask: Tensor | None = None, position: int | None = None
+    ) -> Num[Tensor, "..."]:
+        """Return x normalized; with `position` x is at that position of a sequence alone, (batch, features)."""
+        if position is None:
+            return super().forward(x, mask)
+        self.first_position = position
+        mask = None if mask is None else mask.unsqueeze(1)
+        y: Tensor = super().forward(x.unsqueeze(1), mask)
+        self.first_position = 0
+        return y.squeeze(1)
 
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None or not self.masks_quickly(x):
@@ -161,6 +174,7 @@ class BatchNorm(RunningNorm):
         if not (self.sync and has_others()):
             return self.from_real(x, weight, bias, real, (0,))
         length = x.shape[1]
-        padding = (0, 0, 0, self.positions[0] - length)  # other processes may have longer texts
+        longest = self.positions[0] - self.first_position
+        padding = (0, 0, 0, longest - length)  # other processes may have longer texts
         y = self.from_real(F.pad(x, padding), weight, bias, F.pad(real, padding), (0,))
         return y[:, :length]

@@ -355,6 +355,7 @@ class RunningNorm(AffineNorm):
     running_var: Tensor
     num_batches_tracked: Tensor
     positions: tuple[int, ...] = ()  # how many have statistics of their own, if each has
+    first_position = 0  # of what is normalized
     sync = False
     recorded: ClassVar[tuple[str, ...]] = ("momentum", "track_running_stats", "masked", "freeze_after", "recalibrate")
 
@@ -437,7 +438,8 @@ class RunningNorm(AffineNorm):
         var = self.running_var.to(x.dtype)
         if self.positions:
             last = (self.num_batches_tracked > 0).sum() - 1
-            places = torch.arange(x.shape[1], device=x.device).minimum(last).clamp_min(0)
+            places = self.first_position + torch.arange(x.shape[1], device=x.device)
+            places = places.minimum(last).clamp_min(0)
             return mean[places], var[places]
         if self.channel_dim == 1:
             shape = (-1, *[1] * (x.ndim - 2))
@@ -476,9 +478,9 @@ class RunningNorm(AffineNorm):
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, known: Tensor | None = None) -> None:
         """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
-        first = slice(len(mean)) if self.positions else ...
-        tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
-        for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
+        places = slice(self.first_position, self.first_position + len(mean)) if self.positions else ...
+        tracked = self.num_batches_tracked[places].add_(1 if known is None else known)
+        for running, batch in ((self.running_mean[places], mean), (self.running_var[places], var)):
             step = batch - running
             step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
             if known is not None:

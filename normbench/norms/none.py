@@ -21,6 +21,7 @@ class NoNorm(Norm):
     used_in = "AlexNet (but for its local response norm), VGG of 2014, NFNet"
     cast_order = "none"
     eps = None
+    is_identity = True
 
     def __init__(
         self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"

@@ -207,7 +207,7 @@ class Parallel(Residual):
 class Plain(Residual):
     """No skip and no norm around the branch, only the branch's own norms: x ← f(x).
 
-    For models without residuals (`cnn_plain`, `mlp_plain`, `vgg`, `rnnsearch`), where it is the only placement.
+    For models without residuals (`cnn_plain`, `mlp_plain`, `vgg`, `rnnsearch`, `rnn_lm`), which take no other.
     """
 
     slots = ()

@@ -154,6 +154,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
         UsageError: the model computes in a way that is not seen through.
     """
     model, norms = copy.deepcopy((model, dict(norms)))
+    model.call_every_norm()
     folded = Folded(model.double().eval())
     compute_weights(model)
     inputs, before = run_seeing_inputs(model, norms.values(), batch)

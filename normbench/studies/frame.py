@@ -87,7 +87,7 @@ class Subject:
         return build.norm_facts(self.tree)
 
     def build(self) -> tuple[Model, dict[str, nn.Module]]:
-        """Return a model of its own, in evaluation mode, and its norms by site.
+        """Return a model of its own, in evaluation mode, which calls every norm, and its norms by site.
 
         Raises:
             UsageError: the run has no such weights.
@@ -96,6 +96,7 @@ class Subject:
         if self.path:
             trained = load_model(TrainedRun(self.path, self.trust))
             model.load_state_dict(trained.state_dict())
+        model.call_every_norm()
         return model.to(self.device).eval(), norms
 
     def key(self, study: Study) -> str:
