@@ -10,6 +10,7 @@ from studied import measured, subject, subjects, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from normbench.studies.block_invariance import Call, blocks_frame, measure_block, tell_blocks
 from normbench.studies.invariance import (
     CHANGES,
     SIX_CHANGES,
@@ -19,6 +20,7 @@ from normbench.studies.invariance import (
     measure_responses,
     weight_normed,
 )
+from normbench.types import Block
 
 # field.md §3: W × c, W + 1·cᵀ, one weight vector × c, data × c, data + c, one sample × c.
 # Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1.
@@ -128,17 +130,68 @@ def test_eps_counts_where_the_input_is_small(rows: pd.DataFrame) -> None:
     assert rows[rows["norm"].isin(["dyt", "none"])]["eps_deviation"].isna().all()
 
 
-def test_findings_are_three_tables_and_a_figure(rows: pd.DataFrame) -> None:
+@pytest.mark.parametrize(
+    ("words", "multiplied", "shifted"),
+    [
+        ("norm=layernorm placement=parallel", "adds the same to it", "adds the same to it"),
+        ("norm=layernorm placement=pre", "changes what it adds", "adds the same to it"),
+        ("norm=rmsnorm placement=pre", "changes what it adds", "changes what it adds"),
+        ("norm=layernorm norm@qk=rmsnorm placement=post", "removes it", "changes what it adds"),
+        ("norm=layernorm norm@mlp=rmsnorm placement=pre", "changes what it adds", "changes what it adds"),
+        ("scheme=rezero", "adds the same to it", "adds the same to it"),  # which adds nothing at the start
+    ],
+)
+def test_blocks_answer_to_a_changed_stream_by_all_of_their_norms(words: str, multiplied: str, shifted: str) -> None:
+    one = measured(Invariance(), subject(*words.split(), *TINY))
+    frame = blocks_frame(one)
+    assert list(frame["block"]) == ["first", "last"]
+    assert set(frame["stream × c"]) == {multiplied} and set(frame["stream + c"]) == {shifted}
+    assert f"the last block {shifted}" in tell_blocks(one)[1]
+
+
+class Divided(nn.Module):
+    """x / RMS(x), at each position."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("module", "multiplied", "shifted", "exponent"),
+    [
+        (Divided(), "removes it", "changes what it adds", 0.0),
+        (nn.LayerNorm(4, eps=0.0, elementwise_affine=False), "removes it", "removes it", 0.0),
+        (nn.ReLU(), "passes it on", "changes what it adds", 1.0),
+        (nn.Identity(), "adds the same to it", "adds the same to it", 1.0),
+    ],
+)
+def test_what_a_block_makes_of_its_stream_by_hand(
+    module: nn.Module, multiplied: str, shifted: str, exponent: float
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    first, second, *scaled = measure_block(Block(module, 0, "", {}, {}, -1), Call(x, {}))
+    assert (first["makes"], second["makes"]) == (multiplied, shifted)
+    assert first["exponent"] == pytest.approx(exponent, abs=1e-12)
+    own = next(row for row in scaled if row["stream_scale"] == 1)
+    largest = scaled[-1]["stream_rms"] / own["stream_rms"]
+    assert largest == pytest.approx(100.0**exponent)
+
+
+def test_findings_are_four_tables_and_two_figures(rows: pd.DataFrame) -> None:
     study = Invariance()
-    found, worst, moments = tables_of(study, rows)
+    found, blocks, worst, moments = tables_of(study, rows)
+    assert list(blocks.frame["block"][:2]) == ["first", "last"] and len(blocks.frame) == 2 * rows["norm"].nunique() - 2
     assert "groupnorm: features of a group at one position" in found.notes[0]
     assert len(worst.frame) == 9 * 2 * 2
     assert list(moments.frame["change"][:5]) == ["as it is", "W × c", "W + 1·cᵀ", "data × c", "data + c"]
     figures = study.figures(rows)
-    assert {figure.group.name for figure in figures if figure.group} == {"eps"}
-    drawn = {norm for figure in figures for norm in figure.data["norm"]}
+    assert {figure.group.name for figure in figures if figure.group} == {"blocks", "eps"}
+    of_eps = [figure for figure in figures if figure.group and figure.group.name == "eps"]
+    drawn = {norm for figure in of_eps for norm in figure.data["norm"]}
     assert drawn == {*TABLE, *BY_LAYOUT} - {"weightnorm", "dyt", "none"}
-    assert study.figures(rows[rows["norm"] == "dyt"].dropna(axis=1, how="all")) == []
+    of_dyt = study.figures(rows[rows["norm"] == "dyt"].dropna(axis=1, how="all"))
+    assert {figure.group.name for figure in of_dyt if figure.group} == {"blocks"}
 
 
 def test_the_same_seed_measures_the_same() -> None:

@@ -18,6 +18,7 @@ from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.build import facts_of, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
+from normbench.studies.block_invariance import blocks_frame, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import keys_of
 from normbench.studies.frame import Row, Study, Subject
@@ -57,6 +58,11 @@ VERDICTS_NOTE = (
 DEVIATIONS_NOTE = (
     "The largest of all data and seeds. Gradient: of a loss of the output, by the weights before the change."
 )
+BLOCKS_NOTE = (
+    "In float64, eps = 0. Removes it: the block gives the same; adds the same to it: what it adds to the stream is the "
+    "same; passes it on: what it gives changes as the stream does; else it changes what it adds. The exponent is that "
+    "of the stream's scale with which what the block gives grows: 0 where it is removed, 1 where it is passed on."
+)
 MOMENTS_NOTE = (
     "Random data in float64: mean and standard deviation of Wx and of norm(Wx), and the first element of norm(Wx)."
 )
@@ -70,6 +76,10 @@ class Invariance(Study):
     with all its positions. eps is 0; what the norm's own eps does, a sweep of the input's scale shows. Where scaling W
     changes nothing, larger weights have smaller gradients: d/d(cW) = 1/c · d/dW. WeightNorm, which normalizes weights,
     is measured where the norm itself does nothing.
+
+    Then whole blocks, the first and the last at initialisation: the stream that enters is multiplied by c, or c is
+    added to each feature. A block may remove that, add to it what it added before, or pass it on. So rules and schemes,
+    which change more than the norm, are compared too.
     """
 
     # ---- what is measured
@@ -89,6 +99,7 @@ class Invariance(Study):
             data = given.data.to(subject.device, torch.float64)
             for row in measure_eps(subject, given.channel_dim, data, w.to(data)):
                 yield {"input": name, **row}
+        yield from measure_blocks(subject)
 
     # ---- what was found
 
@@ -104,6 +115,7 @@ class Invariance(Study):
         apart = f"; not {', '.join(others)}" if others else ""
         seeds = count(rows["seed"].nunique(), "seed")
         found = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
+        found += tell_blocks(rows)
         for norm, own in verdicts.iterrows():
             name = PALETTE["names"].get(str(norm), norm)
             held = ", ".join(own.index[own == "yes"]) or "none of the six"
@@ -122,14 +134,25 @@ class Invariance(Study):
         moments = moments_of(measured, list(words)).rename(columns=words)
         return [
             table_of("invariances", verdicts, len(settings), VERDICTS_NOTE + "; ".join(layouts)),
+            table_of("blocks", blocks_frame(rows), len(settings) + 1, BLOCKS_NOTE),
             table_of("deviations", largest, len(settings) + 2, DEVIATIONS_NOTE),
             table_of("moments", moments, len(settings) + 1, MOMENTS_NOTE),
         ]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        scaled = draw_curves(
+            "blocks",
+            rows,
+            x="stream_scale",
+            y="stream_rms",
+            panel="block",
+            columns=self.columns,
+            title="What blocks give by the scale of the stream",
+            caption="A flat line: the block removes the scale; a line of slope 1: it passes it on.",
+        )
         if "eps_deviation" not in rows:
-            return []
-        return draw_curves(
+            return scaled
+        of_eps = draw_curves(
             "eps",
             rows,
             x="scale",
@@ -139,6 +162,7 @@ class Invariance(Study):
             title="What eps does",
             caption="Relative deviation of norm(Wx) from that with eps = 0.",
         )
+        return [*scaled, *of_eps]
 
 
 # ---- data

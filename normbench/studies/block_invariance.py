@@ -1,0 +1,174 @@
+"""What whole blocks make of a stream that is scaled or shifted before it enters them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from normbench.config.rules import RULES, group_of, rule_sections
+from normbench.settings import Tree
+from normbench.studies.findings import arms_of, is_arm, keys_of, label_of
+from normbench.studies.frame import Row, Subject
+from normbench.types import Block
+
+C = 3.0  # by which the stream is multiplied, or which is added to each of its features
+SCALES = np.logspace(-2, 2, 9).tolist()
+# What a block makes of a change T of its input x, the first that holds: B(Tx) = B(x), B(Tx) − Tx = B(x) − x,
+# B(Tx) = T B(x).
+REMOVES, ADDS_THE_SAME, PASSES_ON = "removes it", "adds the same to it", "passes it on"
+CHANGES_WHAT_IT_ADDS = "changes what it adds"  # where none of them holds
+RELATIONS = (REMOVES, ADDS_THE_SAME, PASSES_ON)
+BOUND = torch.finfo(torch.float64).eps ** 0.5
+
+
+def multiply(x: Tensor) -> Tensor:
+    """Multiply a stream by c."""
+    return C * x
+
+
+def shift(x: Tensor) -> Tensor:
+    """Add c to each feature of a stream."""
+    return C + x
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {"stream × c": multiply, "stream + c": shift}
+
+
+class Call(NamedTuple):
+    """With what a block is called: the stream, and the rest by keyword."""
+
+    x: Tensor
+    context: Mapping[str, Any]
+
+
+def without_eps(tree: Tree) -> Tree:
+    """Return a configuration in which no norm adds anything to its variance."""
+    rules: dict[str, Any] = {}
+    for key, section in rule_sections(tree).items():
+        rules[key] = zero_eps(section) if group_of(key) == "norm" else section
+    found = {**tree, "norm": zero_eps(tree["norm"])}
+    return {**found, RULES: rules} if rules else found
+
+
+def zero_eps(section: Tree) -> Tree:
+    """Return the settings of a norm with an eps of 0, where it has one."""
+    return {**section, "eps": 0.0} if "eps" in section else section
+
+
+def measure_blocks(subject: Subject) -> Iterator[Row]:
+    """Yield what the first and the last block make of each change of the stream that enters them, in float64.
+
+    Norms are in training and have no eps. The exponent is that of the scale of the stream with which the root mean
+    square of what the block gives grows, between half of the stream and twice the stream.
+    """
+    own = replace(subject, tree=without_eps(subject.tree))
+    model, norms = own.build()
+    model.double()
+    for norm in norms.values():
+        norm.train()  # running statistics are those of no batch yet
+    blocks = model.anatomy().blocks
+    shown = {"first": blocks[0], "last": blocks[-1]}
+    seen: dict[str, Call] = {}
+    handles = []
+    for name, block in shown.items():
+        handles.append(block.module.register_forward_pre_hook(partial(keep, seen, name), with_kwargs=True))
+    batch = own.data.train_batch(0)
+    given = [as_double(one.to(own.device)) for one in batch.arguments]
+    with torch.no_grad():
+        model(*given)
+        for handle in handles:
+            handle.remove()
+        for name, block in shown.items():
+            for row in measure_block(block, seen[name]):
+                yield {"block": name, **row}
+
+
+def keep(seen: dict[str, Call], name: str, module: nn.Module, inputs: tuple[Tensor, ...], context: Any) -> None:
+    """Keep with what a block is called."""
+    (x,) = inputs
+    seen[name] = Call(x, dict(context))
+
+
+def as_double(x: Tensor) -> Tensor:
+    """Return numbers in float64, and others, such as tokens, as they are."""
+    return x.double() if x.is_floating_point() else x
+
+
+def measure_block(block: Block, call: Call) -> Iterator[Row]:
+    """Yield how far a block is from each relation, for each change, and the root mean square that it gives by scale."""
+    x = call.x
+
+    def through(stream: Tensor) -> Tensor:
+        y: Tensor = block.module(stream, **call.context)
+        return y
+
+    before = through(x)
+    exponent = np.log(rms(through(2 * x)) / rms(through(x / 2))) / np.log(4)
+    for change, apply in CHANGES.items():
+        changed = apply(x)
+        after = through(changed)
+        off = {REMOVES: distance(after, before), PASSES_ON: distance(after, apply(before))}
+        if after.shape == x.shape:
+            off[ADDS_THE_SAME] = distance(after - changed, before - x)
+        found = [relation for relation in RELATIONS if off.get(relation, 1.0) < BOUND]
+        row: Row = {
+            "stream_change": change,
+            "makes": found[0] if found else CHANGES_WHAT_IT_ADDS,
+            "update": off.get(ADDS_THE_SAME),
+        }
+        if change == "stream × c":
+            row["exponent"] = exponent
+        yield row
+    for scale in SCALES:
+        yield {"stream_scale": scale, "stream_rms": rms(through(scale * x))}
+
+
+def rms(x: Tensor) -> float:
+    """Return the root mean square."""
+    return float(x.square().mean().sqrt())
+
+
+def distance(x: Tensor, reference: Tensor) -> float:
+    """Return |x − reference| / |reference|; 0 where both are 0."""
+    off = float((x - reference).norm())
+    return off / float(reference.norm()) if off else 0.0
+
+
+# ---- what was found
+
+
+def blocks_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what each block makes of each change, and its exponent."""
+    measured = rows.dropna(subset=["makes"])
+    keys = [*keys_of(rows), "block"]
+    words = (
+        measured.groupby([*keys, "stream_change"], dropna=False, sort=False)["makes"].agg(agreed).unstack(sort=False)
+    )
+    exponents = measured.groupby(keys, dropna=False, sort=False)["exponent"].mean()
+    return words[list(CHANGES)].assign(exponent=exponents).reset_index()
+
+
+def agreed(words: pd.Series) -> str:
+    """Return the words on which all seeds agree, or that they do not."""
+    return str(words.iloc[0]) if words.nunique() == 1 else "differs by seed"
+
+
+def tell_blocks(rows: pd.DataFrame) -> list[str]:
+    """Say of each change what the last block makes of it, by arm."""
+    last = rows[rows["block"] == "last"].dropna(subset=["makes"])
+    found: list[str] = []
+    for change, own in last.groupby("stream_change", sort=False):
+        arms: dict[str, list[str]] = {}
+        for arm in arms_of(own):
+            made = agreed(own[is_arm(own, arm.settings)]["makes"])
+            arms.setdefault(made, []).append(label_of(arm))
+        told = [f"{made}: {', '.join(names)}" for made, names in arms.items()]
+        found.append(f"Given the {change}, the last block {'; '.join(told)}.")
+    return found
