@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from itertools import product
 from typing import Any
@@ -24,20 +25,17 @@ from normbench.types import NormFacts
 
 SAMPLE, FEATURE, POSITION = norm_pages.SHOWN
 
-# Which values share a statistic with the one that is shown, in training: samples, features, positions.
+# Which values share a statistic with the one that is shown, in training: samples, features, positions. By hand.
 ALL, GROUP = slice(None), slice(8, 12)
 SHARED: dict[str, Any] = {
-    **dict.fromkeys(("batchnorm", "batchrenorm", "ghostbatchnorm"), (ALL, FEATURE, ALL)),
+    "batchnorm": (ALL, FEATURE, ALL),
     "layernorm": (SAMPLE, ALL, POSITION),
     "rmsnorm": (SAMPLE, ALL, POSITION),
     "prmsnorm": (SAMPLE, [*range(8), FEATURE], POSITION),
     "dyt": norm_pages.SHOWN,
     "none": norm_pages.SHOWN,
     "groupnorm": (SAMPLE, GROUP, POSITION),
-    **dict.fromkeys(("instancenorm", "frn"), (SAMPLE, FEATURE, ALL)),
-    "evonorm_s0": (SAMPLE, GROUP, POSITION),
-    **dict.fromkeys(("derf", "dyisru"), norm_pages.SHOWN),
-    **dict.fromkeys(("scalenorm", "crmsnorm", "unitnorm", "adanorm", "bhyt", "seednorm"), (SAMPLE, ALL, POSITION)),
+    "instancenorm": (SAMPLE, FEATURE, ALL),
 }
 
 # Operations and bytes (float32) of the formula as it is written, forward: x − mean takes 2 operations and reads 2, ...
@@ -60,9 +58,6 @@ FLOWS = {
     ),
     "gpas": "x ─┬─ N ─ f ─⊕─┬─ stopgrad ─ ·α ─ ·(−1) ─⊕─→ x\n   └─────────┘ └─────────────────────────┘",
     "admin": "x ─┬─ f ──⊕─ N ─→ x\n   └─ ·α ─┘",
-    "resi_dual": "x ─ f ─→ z\nx ─⊕─ N ─→ x\nz ─┘\nr ─⊕─→ r\nz ─┘",
-    "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
-    "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
     "layerscale": "x ─┬─ N ─ f ─ ·α ─⊕─→ x\n   └──────────────┘",
 }
 
@@ -94,10 +89,32 @@ def test_a_picture_has_what_shares_a_statistic(norm: str) -> None:
     expected[SHARED[norm]] = True
     assert torch.equal(trace(part_of(norm), "sequence", training=True), expected)
     in_image = expected.clone()
-    in_image[SAMPLE, GROUP] |= norm in ("groupnorm", "evonorm_s0")
+    in_image[SAMPLE, GROUP] |= norm == "groupnorm"
     assert torch.equal(trace(part_of(norm), "image", training=True), in_image)
     in_evaluation = trace(part_of(norm), "sequence", training=False)
-    assert in_evaluation.sum() == 1 if norm.startswith(("batch", "ghost")) else torch.equal(in_evaluation, expected)
+    assert in_evaluation.sum() == 1 if norm == "batchnorm" else torch.equal(in_evaluation, expected)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_picture_has_what_the_value_that_is_shown_changes_with(norm: str) -> None:
+    """Of each norm, in training: one value of the input after the other is another one."""
+    module = part_of(norm).factory()(norm_pages.PICTURE[1]).double()
+    changes = torch.zeros(norm_pages.PICTURE, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(norm_pages.PICTURE, dtype=torch.float64, generator=generator)
+    for x in (drawn, -drawn):
+        module(x.mT)
+
+        def shown(given: torch.Tensor) -> float:
+            y: torch.Tensor = copy.deepcopy(module)(given.mT)
+            return y.mT[norm_pages.SHOWN].item()
+
+        before = shown(x)
+        for cell in product(*map(range, norm_pages.PICTURE)):
+            other = x.clone()
+            other[cell] += 0.01
+            changes[cell] |= abs(shown(other) - before) > 1e-12
+    assert torch.equal(trace(part_of(norm), "sequence", training=True), changes)
 
 
 def test_a_picture_by_hand() -> None:
@@ -178,20 +195,7 @@ def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
     tree = {"placement": section_of("placement", placement)}
     page = placement_page(tree)
     assert page.flow == FLOWS[placement]
-    several = {"siamese": 3, "resi_dual": 1}  # whose norms are drawn in more lines, or twice
-    assert page.norms == several.get(placement, FLOWS[placement].splitlines()[0].count("N"))
-
-
-def test_what_several_streams_begin_and_end_with() -> None:
-    drawn = {}
-    for name in ("resi_dual", "siamese", "x0"):
-        page = placement_page({"placement": section_of("placement", name)})
-        drawn[name] = page.start, page.end, page.closing_norms
-    assert drawn == {
-        "resi_dual": ("", "x ─────⊕─→ output\nr ─ N ─┘", 1),
-        "siamese": ("", "x ─ N ─⊕─→ output\ny ─ N ─┘", 2),
-        "x0": ("x  ─ ·α ─⊕─→ x\nx₀ ─ ·α ─┘", "x ─→ output", 0),
-    }
+    assert page.norms == FLOWS[placement].splitlines()[0].count("N")
 
 
 def test_a_flow_of_several_sides() -> None:
