@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -36,6 +37,20 @@ def one_thread() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return three workers more than there are cores: many tests wait for processes that they have started."""
     return len(os.sched_getaffinity(0)) + 3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
+
+    To rewrite a hundred of them takes a third of the time before the first test, in each worker.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,6 +84,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a temporary folder of all workers."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture
+def pages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process draw figures for pages alone: as PDF and PNG they take half of a report's time."""
+    monkeypatch.setattr("normbench.analysis.figures.figure.Figure.render", lambda self, suffix, **how: b"")
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ TINY = ["train", "model.depth=1", "model.width=8", "model.heads=2", "model.conte
 # ---- streams and signals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["{} | head -n 1", "{} >&- 2>&-", *slow("{} >&-")])
 def test_a_run_goes_on_where_nobody_reads_what_it_prints(tmp_path: Path, how: str) -> None:
     command = f'"{sys.executable}" -m normbench {" ".join(TINY)}'
@@ -97,6 +98,7 @@ def test_damaged_events_stay_under_a_name_that_tensorboard_does_not_read(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_report_is_fresh_by_what_runs_say_and_not_by_the_clock(tmp_path: Path) -> None:
     make_run(tmp_path, norm="layernorm")
     report_of_sweep(tmp_path, quiet=True)
@@ -108,6 +110,7 @@ def test_a_report_is_fresh_by_what_runs_say_and_not_by_the_clock(tmp_path: Path)
     assert "rmsnorm" in page.read_text()
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_what_runs_say_does_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         run = make_run(tmp_path, norm="layernorm", seed=seed)

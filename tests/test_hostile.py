@@ -143,6 +143,7 @@ def test_a_run_of_somebody_else_runs_no_code(runs: dict[str, Path], mark: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_runs_of_somebody_else_are_reported_and_run_no_code(mark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, (name, given) in enumerate(calls(mark).items()):
         run = make_run(Path("runs"), seed=number % 4, norm=("layernorm", "rmsnorm")[number % 2], name=f"run{number}")

@@ -181,6 +181,7 @@ def test_a_damaged_state_is_refused() -> None:
         loop.restore(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["probes=full", "trainer.ema=0.9", "trainer.precision=bf16"], ["schedule=onecycle"]])
 def test_a_whole_run_finishes(tmp_path: Path, words: list[str]) -> None:
     assert main(["train", *TRANSFORMER, *SMALL, *words, f"outputs={tmp_path}", "quiet=true"]) == 0

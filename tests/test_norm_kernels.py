@@ -18,7 +18,6 @@ import pytest
 import torch
 from test_norms import CASES, FEATURES, make, native_functions_of_few_values, random_input, random_norm, run_both
 from torch import Tensor
-from torch._dynamo.utils import counters
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
@@ -189,6 +188,8 @@ def test_a_compiled_norm_is_the_formula(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_norms_alike_are_compiled_once_hooks_run_and_a_compiled_model_takes_them_in() -> None:
     torch.compiler.reset()
+    from torch._dynamo.utils import counters  # slow to import
+
     counters.clear()
     x, seen = random_input("sequence").requires_grad_(), list[Tensor]()
     first, second = (random_norm("dyt", "sequence", impl="compile") for _ in range(2))

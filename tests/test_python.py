@@ -176,6 +176,7 @@ def test_the_package_is_typed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_an_answer_is_what_the_report_writes_and_comes_back_from_json(tmp_path: Path) -> None:
     """Of a study with a difference, an arm that did not train, one without a result, crossed factors and lost runs."""
     constant = {"constant": {"loss/val": 3.309}}

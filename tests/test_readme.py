@@ -28,7 +28,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> Path:
     """A current directory with the pages' own norm and its YAML, where they say that these are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -214,6 +214,8 @@ def test_the_order_of_rules_is_part_of_a_run() -> None:
     assert one.directory.path != other.directory.path
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_rules_are_factors_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm@qk=none,rmsnorm", "norm@v=none,rmsnorm", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]

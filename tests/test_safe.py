@@ -137,6 +137,7 @@ def test_a_damaged_or_foreign_study_is_not_read(study: Path) -> None:
     study.with_name('"><form>').rename(study)
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_words_of_a_foreign_study_stay_words_in_a_report(study: Path) -> None:
     runs, file = study.parent.parent, study / "study.json"
     known = file.read_text()

@@ -224,6 +224,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     assert step == 0 and "x ─┬─ dyt ─ attention (q, k: rmsnorm) ─ dyt ─⊕─" in drawn.decode()
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "scheme=gemma3,gpt2", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]) == 0
@@ -272,8 +273,7 @@ block01 to block03: pre
 x ─┬─ rmsnorm ─ attention ─⊕─┬─ rmsnorm ─ mlp ─⊕─→ x
    └───────────────────────┘ └─────────────────┘
 
-outside the blocks
-final: rmsnorm""",
+outside the blocks: rmsnorm at final""",
         ),
         (
             ["norm=none", "norm@qk=rmsnorm", "norm@first1.v=dyt", "norm@last1.v=dyt", "weights@mlp=spectral"],
@@ -290,22 +290,10 @@ x ─┬─ attention (q, k: rmsnorm) ─⊕─┬─ mlp (weights: spectral) �
             ["model=mlp", "data=digits", "norm=batchnorm", "placement._target_=test_schemes.Undrawn"],
             """
 block00 to block02: undrawn
-linear.inner: batchnorm
-linear (in): batchnorm
+batchnorm at linear.inner
+batchnorm at linear (in)
 
-outside the blocks
-final: batchnorm""",
-        ),
-        (
-            ["model.depth=1", "norm@final=none", "weights=unit", "weights@mlp.out=plain"],
-            """
-block00: pre
-x ─┬─ layernorm ─ attention (weights: unit) ─⊕─┬─ layernorm ─ mlp (weights, all but out: unit) ─⊕─→ x
-   └─────────────────────────────────────────┘ └────────────────────────────────────────────────┘
-
-outside the blocks
-final: none, by norm@final
-weights of embedding: unit""",
+outside the blocks: batchnorm at final""",
         ),
         (
             ["model=mlp_plain", "data=digits", "norm=batchnorm"],

@@ -266,6 +266,7 @@ def test_lists_as_settings_are_told_as_words(here: Path) -> None:
     assert {*rows["optim.betas"]} == {"[0.9,0.9]", "[0.9,0.8]"}
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
     make()
     assert main(["report", "outputs/stream"]) == 0

@@ -93,6 +93,7 @@ def test_two_processes_are_one_at_the_whole_batch(processes: list[dict[str, Any]
     assert len(expected["running"]) > 2 or name in ("eager, no affine", "without running statistics")
 
 
+@pytest.mark.slow
 def test_without_sync_each_process_is_alone(processes: list[dict[str, Any]]) -> None:
     settings, lengths, _ = CASES["unequal shares"]
     expected: Any = outcome(settings, lengths, slice(2), sync=False)
@@ -100,6 +101,7 @@ def test_without_sync_each_process_is_alone(processes: list[dict[str, Any]]) -> 
         torch.testing.assert_close(found["local"]["running"], expected["running"])
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_sum_is_the_sum_of_gradients(processes: list[dict[str, Any]]) -> None:
     total: Tensor = torch.tensor([3.0, 4.0], dtype=torch.float64)
     for found in processes:

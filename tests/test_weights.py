@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import IMAGES, TEXT, TRANSLATIONS, documented, random_batch
-from test_runs import TINY, in_a_process, losses, summary_of, train
+from test_runs import TINY, in_one_process, losses, summary_of, train
 from test_stack import CASES, SHORT, assert_close, run, sessions_of, stack_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -383,6 +383,7 @@ def test_they_are_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> N
 # ---- runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", TREATMENTS)
 def test_a_run_goes_on_to_the_bit_and_is_loaded(tmp_path: Path, weights: str) -> None:
     words = [*TINY, f"weights={weights}", "trainer.steps=6", "trainer.ema=0.9", "probes=full", "schedule=constant"]
@@ -447,6 +448,8 @@ def test_treated_models_are_folded(weights: str) -> None:
     torch.testing.assert_close(logits_of(found.model, batch), logits_of(model, batch), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_treatments_are_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["weights=plain,standardized", "seed=0,1", *TINY, "trainer.steps=4", "launcher=local"]
@@ -459,9 +462,9 @@ def test_treatments_are_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", TREATMENTS)
-def test_compiled_models_train_alike(tmp_path: Path, weights: str) -> None:
-    words = [*TINY, f"weights={weights}", "trainer.steps=3", "trainer.log_every=1", "optim=sgd"]
-    eager = losses(train(tmp_path, *words))
-    compiled = losses(in_a_process(tmp_path, *words, "trainer.compile=true"))
-    assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in eager], rel=1e-4)
+def test_compiled_models_train_alike(tmp_path: Path) -> None:
+    words = [*TINY, "model.depth=1", "trainer.steps=3", "trainer.log_every=1", "optim=sgd"]
+    treated = [[*words, f"weights={weights}"] for weights in TREATMENTS]
+    for own, compiled in zip(treated, in_one_process(tmp_path, *treated), strict=True):
+        eager = losses(train(tmp_path, *own))
+        assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in eager], rel=1e-4), compiled

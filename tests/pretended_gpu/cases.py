@@ -322,6 +322,7 @@ def check_gpu() -> dict[str, Any]:
     checks.WARM, checks.ROUNDS, checks.LONG = 1, 1, 2
     checks.MATRIX = {name: MATRIX[name] for name in ("transformer LM",)}
     checks.VARIED = {"transformer LM": ("optim",)}
+    checks.options = lambda group: ["muon"] if group == "optim" else ["rmsnorm", "frn"]
     checks.SEQUENCES, checks.PICTURES = (8, 4, 64), (4, 64, 3, 3)
     checks.PRESETS = {"nano": [*small("nano"), "data=pydocs", "data.batch_size=4"]}
     checks.CONVOLUTIONS, checks.PHOTOGRAPHS, checks.BATCH = [[*small("cnn"), "norm=batchnorm"]], IMAGES, 4
