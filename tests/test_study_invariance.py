@@ -147,6 +147,7 @@ def test_blocks_answer_to_a_changed_stream_by_all_of_their_norms(words: str, mul
     assert list(frame["block"]) == ["first", "last"]
     assert set(frame["stream × c"]) == {multiplied} and set(frame["stream + c"]) == {shifted}
     assert f"the last block {shifted}" in tell_blocks(one)[1]
+    assert not one["input"].dropna().str.endswith(".q").any()  # another norm than the one that is measured
 
 
 class Divided(nn.Module):

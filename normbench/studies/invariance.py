@@ -16,11 +16,11 @@ from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.style import PALETTE
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
-from normbench.build import facts_of, seed_draws
+from normbench.build import facts_of, lay_out, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.block_invariance import blocks_frame, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import keys_of
+from normbench.studies.findings import Column, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
@@ -142,11 +142,11 @@ class Invariance(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         scaled = draw_curves(
             "blocks",
-            rows,
+            rows.assign(which=rows["block"] + " block"),
             x="stream_scale",
             y="stream_rms",
-            panel="block",
-            columns=self.columns,
+            panel="which",
+            columns={**self.columns, "which": Column("")},
             title="What blocks give by the scale of the stream",
             caption="A flat line: the block removes the scale; a line of slope 1: it passes it on.",
         )
@@ -176,14 +176,19 @@ class NormInput(NamedTuple):
 
 
 def inputs_of(subject: Subject) -> dict[str, NormInput]:
-    """Return random data like those that enter the first norm, and what enters the first and the last, by site."""
+    """Return random data like those that enter the first norm, and what enters the first and the last, by site.
+
+    Norms of rules, which may be others, do not count.
+    """
     model, norms = subject.build()
     seen = dict[str, NormInput]()
 
     def see(site: str, norm: Any, given: tuple[Tensor, ...]) -> None:
         seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim)
 
-    sites = list(norms)
+    sections = lay_out(subject.tree, subject.task).norm_sections
+    of_rules = [site.name for site, section in sections.items() if section != "norm"]
+    sites = [site for site in norms if site not in of_rules]
     for site in (sites[0], sites[-1]):
         norms[site].register_forward_pre_hook(partial(see, site))
     batch = to_device(subject.data.train_batch(0), subject.device)
