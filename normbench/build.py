@@ -48,6 +48,7 @@ from normbench.training.precision import Precision
 from normbench.training.step import Stepper
 from normbench.types import (
     Batch,
+    Block,
     Branch,
     Data,
     Model,
@@ -618,8 +619,36 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
         raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
     norms_by_place.check_used()
     placements_by_place.check_used()
+    check_streams(model, placements_by_place.sections)
     treated = choose_treatments(tree, model, norms.made.values())
     return Assembled(model, norms.made, norms_by_place.sections, placements_by_place.sections, treated)
+
+
+def check_streams(model: Model, sections: Mapping[Site, str | None]) -> None:
+    """Refuse a stack of blocks whose placements do not have the same streams.
+
+    Args:
+        model: the model.
+        sections: the section of the placement of each block.
+
+    Raises:
+        UsageError: with the first two placements that do not go together.
+    """
+    section_at_layer = {site.layer: section for site, section in sections.items()}
+    first_of_side: dict[str, Block] = {}
+    for block in model.anatomy().blocks:
+        first = first_of_side.setdefault(block.side, block)
+        if max(first.streams, block.streams) == 1:
+            continue
+        has_same_streams = type(first.module) is type(block.module) and first.streams == block.streams
+        if not has_same_streams:
+            both = []
+            for each in (first, block):
+                what = "1 stream" if each.streams == 1 else f"{each.streams} streams"
+                where = f"block {each.layer} ({section_at_layer.get(each.layer)})"
+                both.append(f"{type(each.module).__name__} in {where} has {what}")
+            cure = "give all blocks of a stack the same placement, or choose among those with one stream"
+            raise UsageError(f"{both[0]}, and {both[1]} of its own: {cure}")
 
 
 def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:

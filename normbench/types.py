@@ -222,10 +222,13 @@ class Branch(nn.Module):
 class Placement(nn.Module):
     """The residual arithmetic of one block: where its norms stand around its branches.
 
-    `forward(x, **context)` returns the residual stream after the block, and hands `context` to the branches.
+    `forward(x, **context)` returns the residual stream after the block, and hands `context` to the branches. Where a
+    placement has several streams, they are stacked on a new first axis of x, so that x is one tensor all the same; a
+    model calls `enter` of the first block of a stack in front of it, and `leave` of the last after it.
 
     Attributes:
         slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
+        streams: how many there are. All blocks of a stack have placements with the same ones.
         branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
         residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
         treated: parameters of its own that the optimizer treats otherwise than others.
@@ -236,11 +239,20 @@ class Placement(nn.Module):
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
     treated: ClassVar[Treated] = NOT_TREATED
+    streams: int = 1
     branch_gain: float = 1.0
     residual_gain: float = 1.0
 
     branches: nn.ModuleDict
     norms: nn.ModuleDict
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the streams that start with x, as the first block of a stack takes them; of one stream x itself."""
+        return x
+
+    def leave(self, x: Tensor, **context: Any) -> Tensor:
+        """Return what is read of the streams x after the last block of a stack, in front of the final norm."""
+        return x
 
 
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
@@ -282,6 +294,26 @@ class Block:
     def name(self) -> str:
         """Return the name used in tags, as a site's: `block03`."""
         return Site("block", self.layer).name
+
+    @property
+    def streams(self) -> int:
+        """Return how many streams pass through it."""
+        return getattr(self.module, "streams", 1)
+
+    def join_streams(self, x: Tensor) -> Tensor:
+        """Return the stream at this block, which of several streams has the features of all, one after the other.
+
+        So the vector of a position is theirs together: its mean square is the mean of theirs.
+        """
+        if self.streams == 1:
+            return x
+        return torch.cat(x.unbind(0), dim=self.channel_dim)
+
+    def split_streams(self, x: Tensor) -> Tensor:
+        """Return what `join_streams` has joined as the block takes it."""
+        if self.streams == 1:
+            return x
+        return torch.stack(x.chunk(self.streams, dim=self.channel_dim))
 
     def attention(self) -> dict[str, InnerAttention]:
         """Return the inner attention of each branch that has one, by role."""
@@ -335,6 +367,7 @@ class Model(nn.Module):
         roles: the branches that its blocks have.
         residual: whether its blocks have a skip.
         has_positions: whether what its norms see has time or space beside batch and features.
+        has_streams: whether it calls `enter` and `leave` of placements around its blocks.
         recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
         blocks: a ModuleList of placements, unless `anatomy` says otherwise.
     """
@@ -343,6 +376,7 @@ class Model(nn.Module):
     roles: ClassVar[tuple[str, ...]]
     residual: ClassVar[bool] = True
     has_positions: ClassVar[bool] = True
+    has_streams: ClassVar[bool] = False
     recompute: bool | None = None
 
     def weights_drawn(self) -> None:

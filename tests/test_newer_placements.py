@@ -1,4 +1,4 @@
-"""The placements that came after DeepNorm, each against its formula in float64, and how they start."""
+"""The placements with one stream that came after DeepNorm, each against its formula in float64, and how they start."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
     assert scale.shape == (WIDTH,) and scale.unique().tolist() == pytest.approx([start])
 
 
-@pytest.mark.parametrize("name", NEWER)
+@pytest.mark.parametrize("name", [*NEWER, "resi_dual", "siamese", "x0"])
 @pytest.mark.parametrize("model", ["nano", "seq2seq"])
 def test_other_weights_start_as_with_any_placement(name: str, model: str) -> None:
     """And each parameter has a gradient."""

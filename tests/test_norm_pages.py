@@ -58,6 +58,9 @@ FLOWS = {
     ),
     "gpas": "x ─┬─ N ─ f ─⊕─┬─ stopgrad ─ ·α ─ ·(−1) ─⊕─→ x\n   └─────────┘ └─────────────────────────┘",
     "admin": "x ─┬─ f ──⊕─ N ─→ x\n   └─ ·α ─┘",
+    "resi_dual": "x ─ f ─→ z\nx ─⊕─ N ─→ x\nz ─┘\nr ─⊕─→ r\nz ─┘",
+    "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
+    "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
     "layerscale": "x ─┬─ N ─ f ─ ·α ─⊕─→ x\n   └──────────────┘",
 }
 
@@ -195,7 +198,20 @@ def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
     tree = {"placement": section_of("placement", placement)}
     page = placement_page(tree)
     assert page.flow == FLOWS[placement]
-    assert page.norms == FLOWS[placement].splitlines()[0].count("N")
+    several = {"siamese": 3, "resi_dual": 1}  # whose norms are drawn in more lines, or twice
+    assert page.norms == several.get(placement, FLOWS[placement].splitlines()[0].count("N"))
+
+
+def test_what_several_streams_begin_and_end_with() -> None:
+    drawn = {}
+    for name in ("resi_dual", "siamese", "x0"):
+        page = placement_page({"placement": section_of("placement", name)})
+        drawn[name] = page.start, page.end, page.closing_norms
+    assert drawn == {
+        "resi_dual": ("", "x ─────⊕─→ output\nr ─ N ─┘", 1),
+        "siamese": ("", "x ─ N ─⊕─→ output\ny ─ N ─┘", 2),
+        "x0": ("x  ─ ·α ─⊕─→ x\nx₀ ─ ·α ─┘", "x ─→ output", 0),
+    }
 
 
 def test_a_flow_of_several_sides() -> None:

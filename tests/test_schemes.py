@@ -273,7 +273,8 @@ block01 to block03: pre
 x ─┬─ rmsnorm ─ attention ─⊕─┬─ rmsnorm ─ mlp ─⊕─→ x
    └───────────────────────┘ └─────────────────┘
 
-outside the blocks: rmsnorm at final""",
+outside the blocks
+final: rmsnorm""",
         ),
         (
             ["norm=none", "norm@qk=rmsnorm", "norm@first1.v=dyt", "norm@last1.v=dyt", "weights@mlp=spectral"],
@@ -290,10 +291,22 @@ x ─┬─ attention (q, k: rmsnorm) ─⊕─┬─ mlp (weights: spectral) �
             ["model=mlp", "data=digits", "norm=batchnorm", "placement._target_=test_schemes.Undrawn"],
             """
 block00 to block02: undrawn
-batchnorm at linear.inner
-batchnorm at linear (in)
+linear.inner: batchnorm
+linear (in): batchnorm
 
-outside the blocks: batchnorm at final""",
+outside the blocks
+final: batchnorm""",
+        ),
+        (
+            ["model.depth=1", "norm@final=none", "weights=unit", "weights@mlp.out=plain"],
+            """
+block00: pre
+x ─┬─ layernorm ─ attention (weights: unit) ─⊕─┬─ layernorm ─ mlp (weights, all but out: unit) ─⊕─→ x
+   └─────────────────────────────────────────┘ └────────────────────────────────────────────────┘
+
+outside the blocks
+final: none, by norm@final
+weights of embedding: unit""",
         ),
         (
             ["model=mlp_plain", "data=digits", "norm=batchnorm"],

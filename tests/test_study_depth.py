@@ -17,7 +17,7 @@ SMALL = ("model.depth=3", "model.width=16", "model.heads=2", "model.context=8", 
 LIVELY = "init.embedding_std=1"
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", ["pre", "post", "x0"])
 def test_a_block_is_skipped_as_in_a_model_that_has_none_there(placement: str) -> None:
     one = subject(f"placement={placement}", LIVELY, *SMALL)
     rows = measured(Depth(batches=2), one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 from rich.markdown import Markdown
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +26,7 @@ from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.record.machine import cpu_name
-from normbench.runs.flow import Flow, Step
+from normbench.runs.flow import Flow, Step, draw_branch, draw_end, draw_start
 from normbench.studies.timing import forward_and_backward, time_in_turn
 from normbench.types import Norm, NormFacts, Placement, Site, Task
 
@@ -390,13 +390,25 @@ class PlacementPage:
     """What is told of a placement below its docstring.
 
     Attributes:
-        flow: the stream's way, drawn.
+        block: one in the middle of a stack.
+        flow: the stream's way, drawn; of several streams, through a branch.
         norms: how many a block has, or a branch.
+        closing_norms: how many read several streams after the last block.
+        start, end: the ways of several streams before the first branch of a block and after the last block, drawn.
     """
 
     block: Placement
     flow: str
     norms: int
+    closing_norms: int = 0
+    start: str = ""
+    end: str = ""
+
+    @property
+    def streams(self) -> str:
+        """Name the streams, if there are several."""
+        names = getattr(self.block, "names", ())
+        return " and ".join(names)
 
     @property
     def unit(self) -> str:
@@ -415,7 +427,28 @@ def placement_page(tree: Any) -> PlacementPage:
     _, made = build.target(tree, "placement")
     names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
     branches = {name: Step(name) for name in names}
+    make_placement = build.factory(tree, "placement")
     site = Site("block", 1, LAYERS, branches=2 * LAYERS)  # the first block may be an exception
-    block = build.factory(tree, "placement")(branches, lambda *_, **__: Step("N"), site)
-    norms = [module for module in block.norms.modules() if isinstance(module, Step)]
-    return PlacementPage(block, str(block(Flow())), len(norms))
+    block = make_placement(branches, make_norm, site)
+    norms = count_steps(block.norms)
+    if block.streams == 1:
+        return PlacementPage(block, str(block(Flow())), norms)
+    last = make_placement(branches, make_norm, replace(site, layer=LAYERS - 1))
+    return PlacementPage(
+        block,
+        flow=draw_branch(block, names[0]),
+        norms=norms,
+        closing_norms=count_steps(last.norms) - norms,
+        start=draw_start(block),
+        end=draw_end(last),
+    )
+
+
+def make_norm(num_features: int, *, channel_dim: int = -1, site: Site) -> Step:
+    """Stand for a norm, as N."""
+    return Step("N")
+
+
+def count_steps(norms: nn.Module) -> int:
+    """Return how many norms there are."""
+    return sum(isinstance(module, Step) for module in norms.modules())

@@ -8,7 +8,7 @@ from click import HelpFormatter
 
 from normbench.build import lay_out
 from normbench.config.compose import read
-from normbench.runs.layout import lay_out_blocks, merge_alike, norms_outside, place_of
+from normbench.runs.layout import lay_out_blocks, lay_out_outside, merge_alike, place_of
 from normbench.runs.plan import prepare
 
 
@@ -24,9 +24,9 @@ def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
                 formatter.write(f"{' ' * formatter.current_indent}{line}\n")
             if layout.drawing:
                 formatter.write_paragraph()
-            weights = [(f"weights of {role}", chosen) for role, chosen in layout.weights]
+            weights = [(f"weights of {place}", chosen) for place, chosen in layout.weights]
             formatter.write_dl([("placement", layout.placement), *layout.norms, *weights])
-    outside = norms_outside(made, options)
+    outside = lay_out_outside(tree, made, options)
     if outside:
         with formatter.section("outside the blocks"):
             formatter.write_dl(outside)

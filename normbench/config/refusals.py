@@ -72,6 +72,11 @@ def lacks_placement(run: Combination) -> bool:
     return run.model.residual and not run.placement.residual
 
 
+def lacks_streams(run: Combination) -> bool:
+    """Tell whether the placement has several streams, and the model one."""
+    return run.placement.streams > 1 and run.model.residual and not run.model.has_streams
+
+
 REFUSALS = (
     Refusal(
         ("model", "data"),
@@ -118,6 +123,13 @@ REFUSALS = (
         reason="plain has no residual, and this model is made of residual blocks",
         instead="use model=cnn_plain, mlp_plain, rnnsearch or rnn_lm, or another placement",
         applies=lacks_placement,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="resi_dual, siamese or x0 in a model of your own that does not call enter and leave of its blocks",
+        reason="the placement has several streams, and the model does not call enter and leave around its blocks",
+        instead="call them and say has_streams = True in the model's class, or use placement=pre",
+        applies=lacks_streams,
     ),
 )
 

@@ -5,9 +5,10 @@ they write to the stream, and no slot else. Outside the blocks `embedding`, `ste
 
 A place is words joined by dots, each of which must fit a site:
 
-    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, final, block
-    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut, and of a cell
-             input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of a GRU's
+    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, block
+    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut, post, pre, and of a
+             cell input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of a
+             GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
@@ -42,10 +43,12 @@ WORDS = {
     "input": "what a recurrent cell makes of its input, of its gates and its candidate",
     "state": "what it makes of its state, likewise",
     "memory": "an LSTM's memory cell, before its last tanh",
+    "closing": "the norms that read several streams after the last block",
     "final": "the norm before the head",
     "in": "what a branch reads",
     "out": "what a branch gives, or its sum with the stream",
     "inner": "between the maps of a branch",
+    "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
     "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
     "context": "what attention has read, before its output map",

@@ -52,9 +52,9 @@ class PlacementPart(trials.ModulePart):
     section = "placement"
     partners = "norm"
 
-    def make(self, *branches: Stub, norm: str = "none") -> tuple[Placement, dict[str, nn.Module]]:
-        """Return a block in the middle of a small stack, and its norms by site."""
-        site = Site("block", LAYER, DEPTH, branches=DEPTH * len(branches))
+    def make(self, *branches: Stub, norm: str = "none", layer: int = LAYER) -> tuple[Placement, dict[str, nn.Module]]:
+        """Return a block of a small stack, by default the one in the middle, and its norms by site."""
+        site = Site("block", layer, DEPTH, branches=DEPTH * len(branches))
         section = trials.sections("norm")[norm]
         norms = build.NormsBySite(build.factory({"norm": section}, "norm"), seed=0)
         by_role = dict(zip(("attention", "mlp"), branches, strict=False))
@@ -68,6 +68,10 @@ class PlacementPart(trials.ModulePart):
         block, _ = self.make(*branches, norm=norm)
         return block
 
+    def input(self, layout: str, seed: int = 0) -> Tensor:
+        """Return a random input of a block, in float64: of several streams all that start with it."""
+        return self.module(layout).double().enter(super().input(layout, seed))
+
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
         changes = "follows a branch that changes the shape"
@@ -78,6 +82,7 @@ class PlacementPart(trials.ModulePart):
             f"{changes}, image": partial(follows_branch, layout="image"),
             "hands context to its branches": context_arrives,
             "skip is residual_gain · x": skip_is_declared,
+            "streams enter and leave": streams_leave,
             "gradient in every parameter": trials.parameters_learn,
             "made and run without random numbers": draws_nothing,
             "deepcopy and state_dict": trials.copies_agree,
@@ -104,8 +109,8 @@ def is_made(part: PlacementPart) -> str:
 
 
 def run(block: Placement, layout: str = "sequence", **context: Any) -> tuple[Tensor, Tensor]:
-    """Return an input, and what the block makes of it."""
-    x = trials.random_input(layout)
+    """Return an input, in which all streams are alike, and what the block makes of it."""
+    x = block.enter(trials.random_input(layout))
     y: Tensor = block(x, **context)
     return x, y
 
@@ -118,7 +123,7 @@ def follows_branch(part: PlacementPart, layout: str) -> str:
     block, _ = part.make(stub)
     x, y = run(block, layout)
     figure = f"{list(x.shape)} to {list(y.shape)}"
-    right = stub.shortcut(x).shape
+    right = block.enter(stub.shortcut(trials.random_input(layout))).shape
     if y.shape != right:
         figure += f", not {list(right)}: add to branch.shortcut(x), and give norms their own width"
     return expect(y.shape == right, figure)
@@ -136,11 +141,14 @@ def skip_is_declared(part: PlacementPart) -> str:
     """f(x) = 0 and N(x) = x leave residual_gain · x, or nothing without a residual.
 
     Where a block has several branches, its skip is around all of them, or around each: then the gain has their power. A
-    learned gain is a parameter in float32, which rounds it.
+    learned gain is a parameter in float32, which rounds it. Of several streams the skip is that of the first, where all
+    others are 0.
     """
     block = part.module(a=0.0, norm="none")
-    x, y = run(block)
-    y = y.detach()
+    x = block.enter(trials.random_input("sequence"))
+    if block.streams > 1:
+        x[1:] = 0
+    y = block(x).detach()
     gain = float(block.residual_gain) if block.residual else 0.0
     deviations = list[float]()
     for one in (gain, torch.tensor(gain, dtype=torch.float32).item()):
@@ -150,6 +158,19 @@ def skip_is_declared(part: PlacementPart) -> str:
     found = float((y * x).sum() / x.square().sum())
     figure = f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}"
     return expect(min(deviations) < TOLERANCE, figure)
+
+
+def streams_leave(part: PlacementPart) -> str:
+    """The last block of a stack gives what is read of its streams the shape of the x with which they entered."""
+    stubs = [Stub() for _ in range(part.made_class.min_branches)]
+    block, _ = part.make(*stubs, norm="rmsnorm", layer=DEPTH - 1)
+    x = trials.random_input("sequence")
+    entered = block.enter(x)
+    stacked = (block.streams, *x.shape)
+    right = x.shape if block.streams == 1 else torch.Size(stacked)
+    expect(entered.shape == right, f"enter gives {list(entered.shape)} of {list(x.shape)}, not {list(right)}")
+    left = block.double().leave(block(entered))
+    return expect(left.shape == x.shape, f"{list(entered.shape)} to {list(left.shape)}")
 
 
 def draws_nothing(part: PlacementPart) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normbench.masks import remember_counts
-from normbench.models.stacks import Depth, Width, through
+from normbench.models.stacks import Depth, Width, through_stack
 from normbench.models.transformer import (
     Activation,
     Attention,
@@ -81,6 +81,7 @@ class Seq2Seq(Embedded):
 
     kinds = frozenset({"translation"})
     roles = ("attention", "cross", "mlp")
+    has_streams = True
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class Seq2Seq(Embedded):
             branches["mlp"] = feed_forward(width, mlp, hidden=hidden, site=site.at("mlp"), **about)
             self.blocks.append(placement(branches, norm, site))
         self.final_norms = nn.ModuleDict()
-        if self.blocks[-1].needs_final_norm:
-            for site in (encoder, decoder):
+        for site, last in ((encoder, self.blocks[depth - 1]), (decoder, self.blocks[-1])):
+            if last.needs_final_norm:
                 self.final_norms[site.side] = norm(width, site=site.at("final", site.side))
         self.head = Head(width, task.num_classes, "positions", tied)
 
@@ -136,7 +137,7 @@ class Seq2Seq(Embedded):
         remember_counts(mask)
         x, rotation = self.stream(self.stem(tokens), mask)
         blocks = self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]
-        x = through(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)
+        x = through_stack(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)
         if side not in self.final_norms:
             return x
         return self.final_norms[side](x, mask=mask)

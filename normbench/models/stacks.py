@@ -67,6 +67,18 @@ def through(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context:
     return x
 
 
+def through_stack(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context: Any) -> Tensor:
+    """Return what is read of a stack of placements: x enters the first block, passes through all, and leaves the last.
+
+    The arguments are those of `through`.
+    """
+    first: Any = blocks[0]
+    last: Any = blocks[-1]
+    x = through(blocks, first.enter(x), recompute, **context)
+    y: Tensor = last.leave(x, **context)
+    return y
+
+
 class Rerun(AbstractContextManager[None]):
     """Lets a segment of blocks run again as it did first, and leave no trace: with its buffers as they were then.
 
@@ -152,6 +164,7 @@ class BlockStack(Model):
     """
 
     kinds = frozenset({"image_classification"})
+    has_streams = True
     recompute = False
     branch: ClassVar[Callable[..., Branch]]  # (*shape, inside), with a NormActivation as the last
     channel_dim: ClassVar[int] = -1
@@ -199,7 +212,7 @@ class BlockStack(Model):
         x = self.stem(x)
         if self.stem_norm is not None:
             x = self.stem_norm(x)
-        return self.final(through(self.blocks, x, self.recompute))
+        return self.final(through_stack(self.blocks, x, self.recompute))
 
 
 class LinearBranch(Branch):

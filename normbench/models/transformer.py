@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError
 from normbench.masks import remember_counts
-from normbench.models.stacks import ACTIVATIONS, Depth, OptionalNorms, Width, through
+from normbench.models.stacks import ACTIVATIONS, Depth, OptionalNorms, Width, through_stack
 from normbench.settings import Setting
 from normbench.types import (
     Branch,
@@ -400,6 +400,7 @@ class Transformer(Embedded):
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
+    has_streams = True
 
     def __init__(
         self,
@@ -460,7 +461,7 @@ class Transformer(Embedded):
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         remember_counts(mask)
         x, rotation = self.stream(x, mask)
-        x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
+        x = through_stack(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)
         return self.head(x, mask, self.stem)

@@ -29,10 +29,13 @@ batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield contiguous tensors with the same positions in blocks, `(rows, features)`, small enough for a cache."""
+    """Yield contiguous tensors with the same positions in blocks, `(rows, features)`, small enough for a CPU's cache.
+
+    A GPU has them whole: each of its kernels takes some time to start.
+    """
     first = tensors[0]
     block = BLOCK * torch.get_num_threads()
-    if first.numel() <= block:
+    if first.device.type != "cpu" or first.numel() <= block:
         return iter([tensors])
     rows = max(block // first.shape[-1], 1)
     blocks = [tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors]

@@ -141,7 +141,8 @@ class Probes:
     def see_stream(
         self, reading: Reading, block: Block, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> None:
-        """Read the residual stream that leaves a block."""
+        """Read the residual stream that leaves a block; several streams as one, see `Block.join_streams`."""
+        output = block.join_streams(output)
         folder = f"act/stream{block.layer:02d}"
         if "activations" in self.wanted:
             reading.keep(TagPlace(folder), stats.RootMeanSquare.read(output))

@@ -28,7 +28,7 @@ class Layout:
         drawing: how the stream passes through it; empty where that cannot be drawn.
         placement: what was chosen for it.
         norms: by place.
-        weights: how those of its branches are treated, by branch; empty where they are plain.
+        weights: how those of its branches are treated, by place; empty where they are plain.
     """
 
     drawing: str
@@ -61,20 +61,33 @@ def lay_out_blocks(tree: Tree, made: Assembled, options: Mapping[str, str]) -> d
                 factory(tree, section), block, sites[layer], norms[layer], weights[layer], options
             )
             norm_choices = tuple((place_of(one), tell_choice(chosen, options)) for one, chosen in norms[layer].items())
-            weight_choices = tuple((role, tell_choice(chosen, options)) for role, chosen in weights[layer].items())
+            weight_choices = tuple((place, tell_choice(chosen, options)) for place, chosen in weights[layer].items())
             found[layer] = Layout(drawing, tell_choice(section, options), norm_choices, weight_choices)
     return found
 
 
 def weights_by_block(tree: Tree, made: Assembled, options: Mapping[str, str]) -> dict[int | None, dict[str, str]]:
-    """Return the section of each branch whose weights are treated, by its role, for each block."""
-    found: dict[int | None, dict[str, str]] = defaultdict(dict)
+    """Return the section by which weights are treated, by their place in a block, for each block; None: outside.
+
+    A place is the role of a branch, such as `mlp`, or, where not all of its weights are treated alike, `mlp.out` and
+    `mlp, all but out`.
+    """
     rules = rules_of(tree, "weights")
+    by_role: dict[int | None, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for module in made.treated:
-        rule = best_rule(rules, module.site)
-        section = rule.key if rule else "weights"
-        if options.get(section, "plain") != "plain":
-            found[module.site.layer][module.site.role] = section
+        site = module.site
+        rule = best_rule(rules, site, asked_for=site.layer is None)
+        by_role[site.layer][site.role][site.slot] = rule.key if rule else "weights"
+    found: dict[int | None, dict[str, str]] = defaultdict(dict)
+    for layer, roles in by_role.items():
+        for role, sections in roles.items():
+            slots = [slot for slot in sections if slot]
+            for slot, section in sections.items():
+                place = role
+                if len({*sections.values()}) > 1:
+                    place = f"{role}.{slot}" if slot else f"{role}, all but {' and '.join(slots)}"
+                if options.get(section, "plain") != "plain":
+                    found[layer][place] = section
     return found
 
 
@@ -93,15 +106,17 @@ def draw_with_norms(
         block: of the model.
         site: of its placement.
         norms: the section of each of its norms.
-        weights: the section of each branch whose weights are treated.
+        weights: the section of each place whose weights are treated.
         options: what was chosen, by section.
     """
     labels: dict[str, str] = {}
     for role, branch in block.branches.items():
         names_inside = norms_in(branch)
         inside = {one.slot: options[chosen] for one, chosen in norms.items() if one.name in names_inside}
-        if role in weights:
-            inside["weights"] = options[weights[role]]
+        for place, chosen in weights.items():
+            if place == role or place.startswith((f"{role}.", f"{role}, ")):
+                rest = place.removeprefix(role).replace(".", " of ")
+                inside[f"weights{rest}"] = options[chosen]
         labels[role] = label_branch(role, inside)
 
     def name_norm(norm_site: Site) -> str:
@@ -131,12 +146,14 @@ def label_branch(role: str, inside: Mapping[str, str]) -> str:
     return f"{role} ({'; '.join(told)})" if told else role
 
 
-def norms_outside(made: Assembled, options: Mapping[str, str]) -> list[Choice]:
-    """Return which norms stand outside of all blocks."""
+def lay_out_outside(tree: Tree, made: Assembled, options: Mapping[str, str]) -> list[Choice]:
+    """Return what stands outside of all blocks: norms, and weights that are treated."""
     found: list[Choice] = []
     for site, section in made.norm_sections.items():
         if site.layer is None and section is not None:
             found.append((place_of(site), tell_choice(section, options)))
+    for place, section in weights_by_block(tree, made, options)[None].items():
+        found.append((f"weights of {place}", tell_choice(section, options)))
     return found
 
 
@@ -178,7 +195,7 @@ def name_blocks(layers: Sequence[int]) -> str:
 
 
 def draw_model(tree: Tree, made: Assembled, options: Mapping[str, str]) -> str:
-    """Draw a model for a font of fixed width: each kind of block once, then which norms stand outside.
+    """Draw a model for a font of fixed width: each kind of block once, then what stands outside.
 
     Args:
         tree: the configuration.
@@ -190,12 +207,12 @@ def draw_model(tree: Tree, made: Assembled, options: Mapping[str, str]) -> str:
         drawing = layout.drawing or "\n".join(write_choices(layout.norms))
         drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
     parts = [f"{names}: {told}" for names, told in merge_alike(drawn).items()]
-    outside = [choice for choice in norms_outside(made, options) if choice[1] != "none"]
+    outside = [choice for choice in lay_out_outside(tree, made, options) if choice[1] != "none"]
     if outside:
-        parts.append(f"outside the blocks: {', '.join(write_choices(outside))}")
+        parts.append("\n".join(["outside the blocks", *write_choices(outside)]))
     return "\n\n".join(parts)
 
 
 def write_choices(choices: Iterable[Choice]) -> list[str]:
-    """Write what was chosen for places, each with its place."""
-    return [f"{chosen} at {place}" for place, chosen in choices]
+    """Write what was chosen for places, a line each."""
+    return [f"{place}: {chosen}" for place, chosen in choices]

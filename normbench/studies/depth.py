@@ -46,7 +46,9 @@ class Depth(Study):
 
     A block is skipped (what it reads is what it gives), or changes places with the next. The angular distance of two
     streams is arccos(cosine) / π, the mean over positions: 0.5 is a right angle. That deep blocks under pre-norm
-    hardly count is the curse of depth. Blocks that change the stream's shape, as in a CNN, are left out.
+    hardly count is the curse of depth. Blocks that change the stream's shape, as in a CNN, are left out. Where a
+    placement has several streams, a block is skipped or swapped for all of them, and the angle is that of one vector
+    with the features of all.
     """
 
     trains = True
@@ -204,21 +206,25 @@ def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
 def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
     """Return the stream before each block, and after the last: the vectors of all positions but padding."""
     model, _ = subject.build()
-    found = list[Tensor]()
+    blocks = model.anatomy().blocks
+    last = blocks[-1]
+    found = list[Vectors]()
+
+    def keep(x: Tensor) -> None:
+        stream = last.join_streams(x)
+        found.append(vectors(stream, last.channel_dim, batch.mask).cpu().double())
 
     def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found.append(inputs[0])
+        keep(inputs[0])
 
     def keep_output(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-        found.append(output)
+        keep(output)
 
-    blocks = model.anatomy().blocks
     for block in blocks:
         block.module.register_forward_pre_hook(keep_input)
-    last = blocks[-1]
     last.module.register_forward_hook(keep_output)
     model(*batch.arguments)
-    return [vectors(x, last.channel_dim, batch.mask).cpu().double() for x in found]
+    return found
 
 
 def angular_distance(one: Vectors, other: Vectors) -> float:

@@ -22,7 +22,7 @@ from normbench.studies.findings import Column, Findings, Told, arms_of, compare,
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
-from normbench.types import InnerAttention, Model
+from normbench.types import Block, InnerAttention, Model
 
 Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
 Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
@@ -62,10 +62,10 @@ class Position(Study):
     """Measure mean and standard deviation of hidden vectors at each position of a trained language model or translator.
 
     They are taken over windows and features, of what each norm gives (with `norm=none` of what stands there) and of the
-    stream after each block, padding left out; each call of a norm in a recurrent cell is one position. Named beside
-    them: outlier channels of the stream, by their root mean square over the median channel's, and, where texts have no
-    padding, attention sinks: positions that get several times the uniform share, 1/t, of the attention of queries that
-    come at least a quarter of the context later.
+    stream after each block (of several streams: over the features of all), padding left out; each call of a norm in a
+    recurrent cell is one position. Named beside them: outlier channels of the stream, by their root mean square over
+    the median channel's, and, where texts have no padding, attention sinks: positions that get several times the
+    uniform share, 1/t, of the attention of queries that come at least a quarter of the context later.
     """
 
     trains = True
@@ -110,8 +110,7 @@ class Position(Study):
         for site in sites:
             norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
         for block in model.anatomy().blocks:
-            see_stream = partial(see_vectors, found, "stream", block.name)
-            block.module.register_forward_hook(see_stream, with_kwargs=True)
+            block.module.register_forward_hook(partial(see_stream, found, block), with_kwargs=True)
             if not subject.data.pads:
                 for inner in block.attention().values():
                     inner.register_forward_hook(partial(see_attention, found, block.name))
@@ -185,6 +184,11 @@ def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, conte
     if what == "stream":
         rms = x[real].square().mean(dim=0).sqrt()
         found[Place("channels", "channel", site)].append({"channel_rms": rms / rms.median()})
+
+
+def see_stream(found: Found, block: Block, module: nn.Module, given: Any, context: dict[str, Any], x: Tensor) -> None:
+    """Keep the same of the stream that leaves a block, of several streams as one."""
+    see_vectors(found, "stream", block.name, module, given, context, block.join_streams(x))
 
 
 def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _: Any) -> None:

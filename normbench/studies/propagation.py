@@ -61,7 +61,8 @@ class Propagation(Study):
     The position gradient is what Xiong et al. bound: that of the loss at one position, in the last branch's output
     weights (the last FFN's); with depth it stays under post and falls as 1/√depth under pre. It is left out where not
     every position has a loss, as in classifiers. In the gradient of a whole batch positions add up, and the more so the
-    more alike they have become. Blocks keep their inputs only, and are computed again on the way back (Chen et al.
+    more alike they have become. Of a placement with several streams the stream is all of them, with the features of one
+    after those of another. Blocks keep their inputs only, and are computed again on the way back (Chen et al.
     2016), so that 1,000 layers fit.
     """
 
@@ -79,7 +80,8 @@ class Propagation(Study):
         weights = sum(parameter.numel() for parameter in model.parameters())
         positions = subject.data.train_batch(0).targets.numel()
         stream = positions * subject.tree["model"].get("width", 1)
-        needed = 2 * weights + len(model.anatomy().blocks) * stream
+        streams = sum(block.streams for block in model.anatomy().blocks)
+        needed = 2 * weights + streams * stream
         check_memory(4 * needed, "a stack with its gradients", subject.device)
 
     # ---- what is measured
@@ -188,7 +190,8 @@ def what_passed(block: Block, passing: Passing) -> dict[str, float]:
 
     The gradient is that of the last branch's output weights; of all its parameters, if it names none.
     """
-    x, y = passing
+    x = block.join_streams(passing.x)
+    y = block.join_streams(passing.y)
     branch = last_branch(block)
     weights: list[Any] = branch.output_weights() or list(branch.parameters())
     gradients = [weight.grad for weight in weights]

@@ -45,8 +45,8 @@ class Robustness(Study):
 
     The values are changed at the model's input, pixels or embedded tokens, or in the residual stream that enters the
     block at half the depth: the largest channel is multiplied (of pixels a colour; of grey ones all), Gaussian noise is
-    added, or whole positions are set to 0. The increase is that of the same model's loss over the unchanged one, with
-    the same random numbers whatever the norm.
+    added, or whole positions are set to 0. Several streams are changed as one that has the channels of all. The
+    increase is that of the same model's loss over the unchanged one, with the same random numbers whatever the norm.
     """
 
     trains = True
@@ -148,8 +148,12 @@ def apply_change(model: Model, place: str, change: Callable[[Tensor, int], Tenso
         x, *others = given
         if not x.is_floating_point():
             return given
-        axis = 1 if module is model else middle.channel_dim
-        return (change(x, axis), *others)
+        return (change(x, 1), *others)
+
+    def change_stream(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = given
+        changed = change(middle.join_streams(x), middle.channel_dim)
+        return (middle.split_streams(changed), *others)
 
     def change_embedding(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
         is_text = not given[0].is_floating_point()
@@ -160,7 +164,7 @@ def apply_change(model: Model, place: str, change: Callable[[Tensor, int], Tenso
         if anatomy.stem is not None:
             handles.append(anatomy.stem.register_forward_hook(change_embedding))
     else:
-        handles = [middle.module.register_forward_pre_hook(change_input)]
+        handles = [middle.module.register_forward_pre_hook(change_stream)]
     try:
         yield
     finally:

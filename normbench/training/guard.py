@@ -48,7 +48,8 @@ class Guard:
         if not self.latches:
             return math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
         bad = ~(loss + grad_norm).isfinite()
-        self.first_bad.masked_fill_(bad & (self.first_bad < 0), step)
+        is_first = bad & (self.first_bad < 0)
+        self.first_bad.add_(is_first * (step + 1))  # masked_fill_ waits for a number that is on a GPU
         self.found_inf.masked_fill_(bad, 1.0)
         return True
 

@@ -215,6 +215,8 @@ class Processes(Group):
         if model.recompute is not None:
             for block in model.anatomy().blocks:
                 fully_shard(block.module, mesh=mesh)
+                if block.streams > 1:
+                    register_fsdp_forward_method(block.module, "leave")  # which has norms in the last block
         # what is outside the blocks is put away after each forward too, so that its parameters are always parts
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
         for name in ("begin", "advance"):  # which a search calls in place of `forward`

@@ -43,6 +43,9 @@ CPU = torch.device("cpu")
 # Operators whose result's value or shape the host waits for.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2", "unique_dim"}
 
+# Operators whose last argument the host waits for, if it is a tensor on the device.
+READS_VALUE = {"masked_fill", "masked_fill_"}
+
 # Operators that take an index, which may be on the CPU and is copied then; one of booleans is waited for.
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
@@ -184,7 +187,9 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return copied_into(args[0], args[1], bool(args[2:] and args[2]) or kwargs.get("non_blocking", False))
     if not name.endswith("_like"):  # which looks at a tensor's shape alone
         check_devices(name, args, tensors, inputs)
-    if name in WAITS or (name in INDEXED and any(of_booleans(leaf) for leaf in tree_leaves(args[1]))):
+    reads_index = name in INDEXED and any(of_booleans(leaf) for leaf in tree_leaves(args[1]))
+    reads_value = name in READS_VALUE and isinstance(args[-1], PretendedTensor)
+    if name in WAITS or reads_index or reads_value:
         note("waits", name)
     elif not func.is_view and name not in NO_LAUNCH:
         note("operators", name)

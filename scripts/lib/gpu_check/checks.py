@@ -527,7 +527,7 @@ def check_parts() -> Outcome:
     losses = dict[str, dict[str, float]]()
     failed = dict[str, str]()
     refused = list[str]()
-    for how in ("false", "graph", "true"):
+    for how in ("false", "true", "graph"):  # last what may leave torch on another stream
         for part in PARTS:
             words = [*small("nano"), part, f"trainer.compile={how}"]
             try:
@@ -811,7 +811,7 @@ CHECKS = {
     "kernels": Check("each implementation of a norm agrees with its formula in float64", 90, check_kernels),
     "norms": Check(
         "each norm agrees with its formula in float64, on sequences and images, in fp32 and bf16",
-        60,
+        120,
         partial(check_norms, [*MOST], is_compiled=False),
     ),
     "compiled": Check(

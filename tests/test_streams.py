@@ -1,0 +1,221 @@
+"""Placements with several streams: each stack against its formula in float64, and what goes by the stream beside it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from studied import subject
+from support import IMAGES, TEXT, TRANSLATIONS, build, random_batch, refused
+from test_newer_placements import DEPTH, X, f, g, make, moved, n, numbers
+from torch import Tensor
+
+from normbench.build import lay_out
+from normbench.config.compose import read
+from normbench.config.refusals import refusal
+from normbench.placements.siamese import Siamese
+from normbench.probes import Probes
+from normbench.studies.depth import streams_of
+from normbench.studies.position import see_stream
+from normbench.studies.propagation import Passing, what_passed
+from normbench.studies.robustness import apply_change, drop
+from normbench.training.optimizer import parameter_groups
+from normbench.types import Model
+
+SEVERAL = ("resi_dual", "siamese", "x0")
+
+
+def resi_dual(x: Tensor, own: list[list[Tensor]]) -> Tensor:
+    r = x
+    for _ in range(DEPTH):
+        for branch in (f, g):
+            z = branch(x)
+            x, r = n(x + z), r + z
+    return x + n(r)
+
+
+def siamese(x: Tensor, own: list[list[Tensor]]) -> Tensor:
+    y = x
+    for block in range(DEPTH):
+        for branch in (f, g):
+            x = n(x)
+            z = branch(n(x + n(y)))
+            x, y = x + z / math.sqrt(2 * (block + 1)), y + z
+    return n(x) + n(y)
+
+
+def x0(x: Tensor, own: list[list[Tensor]]) -> Tensor:
+    start = x
+    for r, share in own:
+        x = r * x + share * start
+        for branch in (f, g):
+            x = x + branch(n(x))
+    return x
+
+
+REFERENCES = {"resi_dual": resi_dual, "siamese": siamese, "x0": x0}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_formula_of_a_stack(name: str) -> None:
+    blocks: Any = [make(name, layer, f, g) for layer in range(DEPTH)]
+    own = [moved(block) for block in blocks]
+    x = blocks[0].enter(X)
+    for block in blocks:
+        x = block(x, mark=7)
+    assert x.shape == (2, *X.shape)
+    assert (blocks[-1].leave(x) - REFERENCES[name](X, own)).abs().max() < 1e-12
+
+
+def test_the_start_of_the_stream_is_mixed_in_less_and_less() -> None:
+    """As in nanochat: from the first block to the last r is 1.15 to 1.05 and λ 0.20 to 0.05; one alone starts so."""
+    blocks = [make("x0", layer, f, g) for layer in range(DEPTH)]
+    alone, _ = build(placement="x0", depth=1)
+    starts = [[each.item() for each in (block.gain, block.start_gain)] for block in (*blocks, *alone.blocks)]
+    assert starts == [pytest.approx(each) for each in ([1.15, 0.20], [1.10, 0.125], [1.05, 0.05], [1.15, 0.20])]
+
+
+def test_what_is_kept_of_the_stream_learns_slowly() -> None:
+    """In nanochat r has 0.01 of λ's learning rate and a decay, and λ none."""
+    model, norms = build(placement="x0")
+    fast, slow = parameter_groups(model, norms.values(), weight_decay=0.1, decay_norms=False)[1:]
+    assert slow["params"] == [block.gain for block in model.blocks]
+    assert (slow["lr_factor"], slow["weight_decay"], fast["weight_decay"]) == (0.01, 0.1, 0.0)
+    assert {id(block.start_gain) for block in model.blocks} <= {id(each) for each in fast["params"]}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_each_stream_takes_the_branch_s_shortcut(name: str) -> None:
+    """Where a CNN's block changes the shape."""
+    x = numbers(2, 5, 4, 4)
+    block: Any = make(name, 1, lambda x: x[..., ::2, ::2], channel_dim=1)
+    block.branches["attention"].shortcut = lambda x: 5 * x[..., ::2, ::2]
+    first, second = block(block.enter(x), mark=7)
+    small = x[..., ::2, ::2]
+    if name == "resi_dual":
+        expected = (n(6 * small), 6 * small)
+    elif name == "siamese":
+        z = n(n(x) + n(x))[..., ::2, ::2]
+        expected = (5 * n(x)[..., ::2, ::2] + z / 2, 5 * small + z)
+    else:
+        mixed = (1.10 + 0.125) * x
+        expected = (5 * mixed[..., ::2, ::2] + n(mixed)[..., ::2, ::2], 5 * small)
+    torch.testing.assert_close((first, second), expected, rtol=0, atol=1e-6)  # r and λ are numbers in float32
+
+
+def test_closing_norms_stand_at_the_last_block_of_each_stack() -> None:
+    _, norms = build(placement="resi_dual")
+    assert [name for name in norms if "closing" in name] == ["block01.closing"] and "final" not in norms
+    _, norms = build(placement="siamese", model="seq2seq", task=TRANSLATIONS, depth=2, decoder_depth=3)
+    assert [name for name in norms if "closing" in name or "final" in name] == [
+        *("block01.closing.post", "block01.closing.pre", "block04.closing.post", "block04.closing.pre"),
+        *("final.encoder", "final.decoder"),
+    ]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("words", ["placement=resi_dual placement@first1=post", "placement@last1=siamese placement=x0"])
+def test_a_stack_has_one_kind_of_streams(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["train", *words.split(), "trainer.steps=1", "device=cpu"], capsys)
+    assert said.endswith("give all blocks of a stack the same placement, or choose among those with one stream")
+    first, second = ("Post", "ResiDual") if "resi_dual" in words else ("StartMixedIn", "Siamese")
+    assert said.startswith(f"{first} in block 0 (placement") and f" and {second} in block " in said
+
+
+def test_sides_of_a_translator_may_differ() -> None:
+    words = "model=seq2seq model.depth=1 model.decoder_depth=1 model.width=16 model.hidden=16 model.heads=2"
+    tree = read([*words.split(), "placement=pre", "placement@encoder=resi_dual"]).tree
+    made = lay_out(tree, TRANSLATIONS)
+    assert [block.streams for block in made.model.anatomy().blocks] == [2, 1]
+    outside = [name for name in made.norms if "closing" in name or "final" in name]
+    assert outside == ["block00.closing", "final.decoder"]
+
+
+def test_a_model_that_takes_one_stream_is_refused() -> None:
+    class Own(Model):
+        kinds = frozenset({"image_classification"})
+        roles = ("layer",)
+
+    data: Any = type("Images", (), {"kind": "image_classification"})
+    facts: Any = type("Facts", (), {"sees_future": "never", "needs_positions": False})
+    rule = refusal(facts, Siamese, Own, data)
+    assert rule is not None and "several streams" in rule.reason
+    Own.has_streams = True
+    assert refusal(facts, Siamese, Own, data) is None
+
+
+# ---- what looks at the stream
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_blocks_are_computed_again_to_the_same_bits(name: str) -> None:
+    batch = random_batch(TEXT)
+    found = []
+    for recompute in (False, True):
+        model, _ = build("batchnorm", name, depth=20, width=8)
+        model.recompute = recompute
+        loss = TEXT.loss(model(*batch.arguments), batch.targets)
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in model.parameters()), *model.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_probes_take_all_streams_as_one() -> None:
+    model, _ = build(placement="resi_dual")
+    seen: list[Tensor] = []
+    model.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    batch = random_batch(TEXT)
+    with Probes(model, {"activations", "geometry"}).watch() as reading:
+        TEXT.loss(model(*batch.arguments), batch.targets).backward()
+    x, r = seen[0]
+    found = reading.numbers()
+    mean_square = (x.square().mean() + r.square().mean()) / 2
+    assert found["act/stream00/rms"] == pytest.approx(float(mean_square.sqrt()))
+    singular = torch.linalg.svdvals(torch.cat((x, r), dim=-1).flatten(0, 1).double())
+    rank = torch.special.entr(singular / singular.sum()).sum().exp()
+    assert found["act/stream00/effective_rank"] == pytest.approx(float(rank), rel=1e-3)
+
+
+def test_studies_take_all_streams_as_one() -> None:
+    words = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", "init.embedding_std=1")
+    one = subject("placement=siamese", *words)
+    model, _ = one.build()
+    blocks = model.anatomy().blocks
+    batch = one.data.train_batch(0)
+    passed: list[Tensor] = []
+    for block in blocks:
+        block.module.register_forward_pre_hook(lambda module, inputs: passed.append(inputs[0].detach()))
+    blocks[-1].module.register_forward_hook(lambda module, inputs, output: passed.append(output.detach()))
+    model(*batch.arguments).sum().backward()
+    joined = [torch.cat((x, y), dim=-1) for x, y in passed]
+    for stream, expected in zip(streams_of(one, batch), joined, strict=True):
+        torch.testing.assert_close(stream, expected.flatten(0, 1).double())
+    row = what_passed(blocks[0], Passing(passed[0], passed[1]))
+    cosines = torch.cosine_similarity(joined[0].double(), joined[1].double(), dim=-1)
+    assert row["angle"] == pytest.approx(float(torch.rad2deg(cosines.acos()).mean()), rel=1e-4)
+    assert row["rms"] == pytest.approx(float(joined[1].square().mean().sqrt()))
+    found: Any = defaultdict(list)
+    see_stream(found, blocks[0], blocks[0].module, (), {}, passed[1])
+    means, channels = found.values()
+    assert means[0]["mean"].tolist() == pytest.approx(joined[1].double().mean(dim=(0, 2)).tolist())
+    assert len(channels[0]["channel_rms"]) == 32
+
+
+def test_a_change_of_the_stream_is_one_of_all_streams() -> None:
+    """A position that is dropped is dropped in each, of images too."""
+    model, _ = build(placement="siamese", model="cnn", task=IMAGES)
+    blocks = model.anatomy().blocks
+    entered: list[Tensor] = []
+    middle = blocks[len(blocks) // 2].module
+    with apply_change(model, "hidden", lambda x, axis: drop(0.5, x, axis)):
+        middle.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
+        model(random_batch(IMAGES).inputs)
+    x, y = entered[0]
+    is_dropped = (x == 0).all(dim=1)
+    assert 0.2 < is_dropped.float().mean() < 0.8
+    assert torch.equal(is_dropped, (y == 0).all(dim=1))
