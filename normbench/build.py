@@ -418,10 +418,16 @@ class ByPlace:
 class NormsByPlace(ByPlace):
     """A norm factory that makes the norm of each site by the rules."""
 
+    def __init__(self, tree: Tree, group: str) -> None:
+        super().__init__(tree, group)
+        self.first_in_block: dict[tuple[str, int], nn.Module] = {}
+
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        make = self.factories[self.group] if site is None else self.make_at(site)
-        made: nn.Module = make(num_features, channel_dim=channel_dim, site=site)
-        return made
+        if site is None:
+            made: nn.Module = self.factories[self.group](num_features, channel_dim=channel_dim, site=None)
+            return made
+        self.make_at(site)
+        return self.make_norm(num_features, channel_dim, site)
 
     def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
         """Return the norm of a place of `optional_norm`, where a rule names it."""
@@ -430,8 +436,28 @@ class NormsByPlace(ByPlace):
         self.optional_sites.add(site)
         if rule is None:
             return None
-        made: nn.Module = self.factories[rule.key](num_features, channel_dim=channel_dim, site=site)
-        return made
+        return self.make_norm(num_features, channel_dim, site)
+
+    def make_norm(self, num_features: int, channel_dim: int, site: Site) -> nn.Module:
+        """Return the norm of a site from the section that holds there; see `Norm.shared`.
+
+        Raises:
+            UsageError: it is to share parameters with a norm of other sizes.
+        """
+        section = self.sections[site]
+        assert section is not None
+        norm: nn.Module = self.factories[section](num_features, channel_dim=channel_dim, site=site)
+        if not getattr(norm, "shared", False) or site.layer is None:
+            return norm
+        first = self.first_in_block.setdefault((section, site.layer), norm)
+        for name, parameter in first.named_parameters(recurse=False):
+            own_shape = norm.get_parameter(name).shape
+            if own_shape != parameter.shape:
+                what = f"{section}.shared=true finds norms of {parameter.numel()} and of {own_shape.numel()} features"
+                cure = f"set {section}.shape=scalar, or name places of one width"
+                raise UsageError(f"{what} in {site.at('block').name}: {cure}")
+            setattr(norm, name, parameter)
+        return norm
 
 
 MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # whose weights can be treated: (out, in, *kernel)

@@ -42,6 +42,8 @@ class Setting:
         tasks: the kinds of task in which it plays a part; none: in all.
         word_tasks: those of single words, where they are fewer.
         unread: why its annotation cannot be read, so that any value is allowed.
+        absent: the value with which a configuration is without it, as those of older runs are; None: it stays there
+            whatever it is.
     """
 
     doc: str = ""
@@ -58,6 +60,7 @@ class Setting:
     tasks: tuple[str, ...] = ()
     word_tasks: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unread: str = ""
+    absent: float | bool | str | None = None
 
     def __post_init__(self) -> None:
         for bound in (self.low, self.high, self.above, self.below):

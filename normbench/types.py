@@ -135,6 +135,7 @@ class Norm(nn.Module):
             part of the formula for a constant there.
         treated: the parameters that the optimizer treats otherwise than a norm's.
         is_identity: whether it leaves its input as it is, so that a model may do without calling it.
+        shared: whether it has its parameters together with the other norms of the same section or rule in its block.
         stands_at: its site, which `normbench.build` notes on every norm of a model, those of other libraries too.
     """
 
@@ -147,6 +148,7 @@ class Norm(nn.Module):
     treated: ClassVar[Treated] = NOT_TREATED
     is_identity: ClassVar[bool] = False
 
+    shared: bool = False
     channel_dim: int
     stands_at: Site | None = None
     eps: float | None  # None: the formula has no epsilon

@@ -66,7 +66,7 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     "norm=prmsnorm": "yes no no yes no yes, no no",
     "norm=groupnorm": "yes yes no yes no yes, no no",
     "norm=dyt": "no no no no no no, no no",
-    "norm=none": "no no no no no no, no no",
+    **dict.fromkeys(("norm=none", "norm=scale"), "no no no no no no, no no"),
     **dict.fromkeys(("norm=derf", "norm=dyisru"), "no no no no no no, no no"),
     **dict.fromkeys(("norm=scalenorm", "norm=crmsnorm", "norm=unitnorm", "norm=bhyt"), "yes no no yes no yes, no no"),
     "norm=seednorm": "yes no no yes no yes, no no",  # at its start

@@ -13,6 +13,7 @@ from support import TEXT, build, random_batch
 from test_norms import EPS, FEATURES, NAMES, OPERATORS, implementations, make, options, random_input, random_norm
 from torch import nn
 
+from normbench.config.groups import option_settings
 from normbench.errors import UsageError
 from normbench.norms import DyT, GroupNorm, PartialRMSNorm
 from normbench.types import Norm, NormFacts, Site
@@ -33,11 +34,6 @@ OWN = {
     "evonorm_s0": ["v"],
 }
 
-UNSAID = {
-    "detach",
-    "noise",
-}  # settings of all norms that are newer than the files, and change nothing where they are left out
-
 # --- the YAML files are the registry
 
 
@@ -50,7 +46,8 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_the_fastest_that_t
     assert pkgutil.resolve_name(settings["_target_"]) is type(norm)
     makers = [inspect.getfullargspec(kind.__init__) for kind in reversed(type(norm).__mro__)]
     own = {key: value for maker in makers for key, value in (maker.kwonlydefaults or {}).items()}
-    assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"} - UNSAID} | fixed
+    hidden = {key for key, setting in option_settings("norm", name).items() if setting.absent is not None}
+    assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"} - hidden} | fixed
     assert make(name, impl="eager").implementation == "eager"
     assert make(name).implementation.startswith(
         AUTO.get(name, "torch.nn.functional." if name in OPERATORS else "eager")
@@ -62,7 +59,8 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_the_fastest_that_t
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 def test_affine_and_bias(name: str) -> None:
-    x, plain, affine = random_input("sequence"), make(name, affine=False), make(name, affine=True)
+    bias = {"bias": True} if "bias" in options(name) else {}
+    x, plain, affine = random_input("sequence"), make(name, affine=False), make(name, affine=True, **bias)
     assert [key for key, _ in plain.named_parameters()] == OWN.get(name, [])
     torch.testing.assert_close(plain(x), affine(x))
     assert (plain.settings()["affine"], affine.settings()["affine"]) == (False, True)
@@ -71,6 +69,20 @@ def test_affine_and_bias(name: str) -> None:
         assert (without.bias, without.settings()["bias"], affine.settings()["bias"]) == (None, False, True)
         nn.init.constant_(affine.bias, 0.5)
         torch.testing.assert_close(without(x) + 0.5, affine(x))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_a_gain_starts_where_it_is_told_and_stays_there_if_it_is_not_learned(name: str) -> None:
+    x = random_input("sequence")
+    usual, scaled = make(name, affine=True), make(name, affine=True, gain0=0.3)
+    fixed = make(name, affine=False, gain0=0.3)
+    assert scaled.settings()["gain0"] == 0.3
+    assert torch.equal(scaled.weight, torch.full_like(usual.weight, 0.3))
+    assert [key for key, _ in fixed.named_parameters()] == OWN.get(name, [])
+    assert fixed.state_dict().keys() == make(name, affine=False).state_dict().keys()
+    usual.weight.data.fill_(0.3)
+    torch.testing.assert_close(scaled(x), usual(x), rtol=0, atol=0)
+    torch.testing.assert_close(fixed(x), usual(x))
 
 
 # --- decisions

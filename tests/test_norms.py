@@ -170,6 +170,7 @@ REFERENCES: dict[str, Reference] = {
     "groupnorm": lambda x, p, image: grouped(x, image),
     "instancenorm": lambda x, p, image: standardized(x, tuple(range(1, x.ndim - 1))),
     "none": lambda x, p, image: x,
+    "scale": lambda x, p, image: x,
     "derf": lambda x, p, image: 2 * torch.special.ndtr(math.sqrt(2) * (p["alpha"] * x + p["shift"])) - 1,
     "dyisru": lambda x, p, image: torch.sin(torch.atan(p["alpha"] * x + p["shift"])),  # u/√(u²+1)
     "scalenorm": lambda x, p, image: x / length(x),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, REPOSITORY, TEXT, TRANSLATIONS
+from support import IMAGES, REPOSITORY, TEXT, TRANSLATIONS, random_batch
 from test_runs import TINY, losses, summary_of, train
 from torch import nn
 
@@ -144,6 +144,66 @@ def test_own_classes_and_settings_of_a_rule() -> None:
     tree = read([*NANO, *LENGTH, "norm@final._target_=torch.nn.RMSNorm", "norm@final.eps=1e-2"]).tree
     _, norms = make_model(tree, TEXT, 0)
     assert isinstance(norms["final"], nn.RMSNorm) and norms["final"].eps == 1e-2
+
+
+# ---- a gain by itself
+
+AFTER_A_BRANCH = ["placement=post_inside", "norm=none", "norm@out=scale", "norm@out.shape=scalar"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "composed"),
+    [
+        (
+            ["placement=layerscale", "placement.start=1e-5"],
+            ["placement=sandwich", "norm@out=scale", "norm@out.gain0=1e-5"],
+        ),
+        (["placement=skipinit", "norm=none", "placement.start=0.3"], [*AFTER_A_BRANCH, "norm@out.gain0=0.3"]),
+        (
+            ["placement=rezero", "norm=none", "placement.start=0.3"],
+            [*AFTER_A_BRANCH, "norm@out.gain0=0.3", "norm@out.shared=true"],
+        ),
+    ],
+)
+def test_a_scale_after_each_branch_is_a_placement_that_there_is(placement: list[str], composed: list[str]) -> None:
+    """The same output to the bit, and gradients of what is learned in both; the final norm is the same."""
+    words = [*NANO, *LENGTH, "model.depth=3"]
+    one, _ = make_model(read([*words, *placement]).tree, TEXT, 0)
+    other, _ = make_model(read([*words, *composed]).tree, TEXT, 0)
+    batch = random_batch(TEXT)
+    gradients: list[list[torch.Tensor]] = []
+    for model in (one, other):
+        TEXT.loss(model(*batch.arguments), batch.targets).backward()
+        found = dict(model.named_parameters())
+        gains = [
+            found[name].grad for name in found if "scales" in name or (".out.weight" in name and "branches" not in name)
+        ]
+        gradients.append([gradient for gradient in gains if gradient is not None])
+    assert torch.equal(one(*batch.arguments), other(*batch.arguments))
+    assert len(gradients[0]) == (3 if "placement=rezero" in placement else 6)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_a_gain_at_its_default_changes_no_run() -> None:
+    words = [*NANO, *LENGTH, "norm@qk=rmsnorm"]
+    paths = [prepare(read([*words, *more])).directory.path for more in ([], ["norm.gain0=1"], ["norm@qk.gain0=1"])]
+    assert len(set(paths)) == 1
+    assert prepare(read([*words, "norm@qk.gain0=1.2"])).directory.path != paths[0]
+
+
+def test_a_gain_is_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["norm.gain0=0.5,1", "seed=0,1", *TINY, "trainer.steps=2", "launcher=local"]
+    assert main(["sweep", *words]) == 0
+    answer = read_json(tmp_path / "outputs/sweep/report/answer.json")
+    assert answer is not None
+    assert [factor["values"] for factor in answer["question"]["varied"]] == [[0.5, 1.0]]
+
+
+def test_shared_gains_of_other_widths_are_refused() -> None:
+    tree = read(["model=cnn", *LENGTH, "norm=scale", "norm.shared=true"]).tree
+    with pytest.raises(UsageError, match=r"norm.shared=true finds norms of .* features in block0\d: set norm.shape"):
+        make_model(tree, IMAGES, 0)
 
 
 # ---- mistakes

@@ -27,7 +27,7 @@ pytest_plugins = ["trained_runs"]
 FREE = {"tied": False}
 BY_BATCHES = ["batchnorm", "batchrenorm", "ghostbatchnorm"]  # of which nothing is left
 AFFINE = [*BY_BATCHES, "dyt", "groupnorm", "layernorm", "prmsnorm", "rmsnorm",
-          "derf", "dyisru", "scalenorm", "crmsnorm", "bhyt", "evonorm_s0"]  # fmt: skip
+          "derf", "dyisru", "scalenorm", "crmsnorm", "bhyt", "evonorm_s0", "scale"]  # fmt: skip
 
 
 def stirred(model: Model, norms: dict[str, nn.Module]) -> Model:

@@ -529,6 +529,7 @@ def study_of(
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
     disambiguate_classes(runs)
     name_left_out(runs)
+    fill_in_settings(runs)
     varied = varied_settings(runs)
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
@@ -567,6 +568,20 @@ def name_left_out(runs: Sequence[RecordedRun]) -> None:
         if any(key in run.config for run in runs):
             for run in runs:
                 run.config.setdefault(key, value)
+
+
+def fill_in_settings(runs: Sequence[RecordedRun]) -> None:
+    """Give runs that are without a setting, as it is at what it is when absent, its value where others have it."""
+    keys = {key for run in runs for key in run.config}
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        for run in runs:
+            target = run.config.get(f"{section}._target_")
+            if key in run.config or target is None:
+                continue
+            known = section_settings(section, {"_target_": target}) or {}
+            if name in known and known[name].absent is not None:
+                run.config[key] = known[name].absent
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:

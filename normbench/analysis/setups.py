@@ -24,11 +24,11 @@ from normbench.analysis.records import (
 )
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
-from normbench.config.groups import options, section_of
+from normbench.config.groups import option_settings, options, section_of
 from normbench.config.rules import belongs_to, group_of
 from normbench.config.sections import GROUPS
 from normbench.config.signatures import settings_of
-from normbench.settings import either, flat
+from normbench.settings import Setting, either, flat
 
 MOST = 12  # things that a sentence lists
 MOST_AMOUNTS = 4
@@ -342,9 +342,10 @@ def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list
     if option not in options(group_of(group)):
         return []
     preset = flat({group: section_of(group_of(group), option)})
+    known = option_settings(group_of(group), option)
     found = []
     for key, value in active_settings(run, group, aside).items():
-        usual = preset.get(key)
+        usual = preset.get(key, known.get(key.rpartition(".")[2], Setting()).absent)
         follows_others = str(usual).startswith("${")
         if not follows_others and usual != value:
             found.append(key)

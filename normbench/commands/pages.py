@@ -140,7 +140,8 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
     rows = []
     for path in paths:
         setting = settings.get(path, Setting())
-        rows.append((f"{path}={values.get(path, '')}", f"{setting.doc} [{setting.allowed or 'anything'}]"))
+        usual = "" if setting.absent is None else show(setting.absent)
+        rows.append((f"{path}={values.get(path, usual)}", f"{setting.doc} [{setting.allowed or 'anything'}]"))
     formatter.write_dl(rows)
 
 

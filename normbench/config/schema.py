@@ -252,7 +252,7 @@ def class_sections(tree: Tree) -> dict[str, Tree]:
 
 
 def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return values, each checked and in its own type.
+    """Return values, each checked and in its own type, without those that are absent at what they are.
 
     Args:
         prefix: what stands before the keys, such as `norm.`.
@@ -270,7 +270,12 @@ def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where:
         if prefix and names_class(value):
             cure = "settings are plain values, and a section alone has a class, as norm._target_=package.module.Class"
             raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
-    return {name: known[name].check(prefix + name, value) for name, value in values.items()}
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        own_value = known[name].check(prefix + name, value)
+        if known[name].absent is None or own_value != known[name].absent:
+            checked[name] = own_value
+    return checked
 
 
 def names_class(value: Any) -> bool:

@@ -16,6 +16,7 @@ from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
 from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm
+from normbench.norms.scale import Scale
 from normbench.norms.scalenorm import ScaleNorm
 from normbench.norms.seednorm import SeeDNorm
 from normbench.norms.switchable import SwitchableNorm

@@ -24,6 +24,7 @@ from normbench.types import Norm, NormFacts, Site, When
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
+Gain0 = Annotated[float, Setting("start of γ, and its value without affine", low=0, high=1e6, absent=1.0)]
 Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
@@ -31,9 +32,9 @@ Freeze = Annotated[int | None, Setting("batches until running statistics serve i
 Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
 Detach = Annotated[
     Literal["none", "mean", "variance", "both"],
-    Setting("statistics that are constants in the backward pass; a mean square counts as variance"),
+    Setting("statistics that are constants in the backward pass; a mean square counts as variance", absent="none"),
 ]
-Noise = Annotated[float, Setting("size of the noise on the output in training; 0: none", low=0, high=1e3)]
+Noise = Annotated[float, Setting("size of the noise on the output in training; 0: none", low=0, high=1e3, absent=0.0)]
 Impl = Annotated[
     Literal["auto", "torch", "eager", "native", "compile", "liger"],
     Setting("what runs: the fastest, torch's operator, formula, own backward, compiled, or Liger's kernel"),
@@ -145,8 +146,9 @@ def moments(
 class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
-    `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
-    The keywords are what every norm takes beside its own settings, which hands them on as `place`.
+    γ starts at `gain0`, and stays there where it is not learned (`affine=False`). `forward` hands `normalize` all of it
+    in float32, or in the input's precision if that is higher, and casts last. The keywords are what every norm takes
+    beside its own settings, which hands them on as `place`.
 
     Attributes:
         operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some
@@ -164,6 +166,7 @@ class AffineNorm(Norm, ABC):
     operator: str | None = None
     kernels: Mapping[str, Callable[..., Tensor]] = MappingProxyType({})
     masked: bool = False
+    fixed_weight: Tensor | None
 
     def __init__(
         self,
@@ -177,6 +180,7 @@ class AffineNorm(Norm, ABC):
         impl: Impl = "auto",
         detach: Detach = "none",
         noise: Noise = 0.0,
+        gain0: Gain0 = 1.0,
     ) -> None:
         super().__init__()
         self.noise = noise
@@ -200,12 +204,23 @@ class AffineNorm(Norm, ABC):
         self.eps: Any = eps  # a number wherever the formula has one
         self.impl = impl
         self.choose_for(torch.empty(0).device)
-        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.gain0 = gain0
+        start = torch.full((num_features,), float(gain0))
+        self.weight = nn.Parameter(start) if affine else None
+        fixed = start if gain0 != 1 and not affine else None
+        self.register_buffer("fixed_weight", fixed, persistent=False)
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
+
+    @property
+    def gain(self) -> Tensor | None:
+        """Return γ, learned or not; None where it is 1."""
+        return self.fixed_weight if self.weight is None else self.weight
 
     def settings(self) -> dict[str, Any]:
         affine = {"affine": self.weight is not None, "bias": self.bias is not None}
         newer: dict[str, Any] = {}  # of which older versions say nothing
+        if self.gain0 != 1:
+            newer["gain0"] = self.gain0
         if self.detach != "none":
             newer["detach"] = self.detach
         if self.noise:
@@ -292,7 +307,7 @@ class AffineNorm(Norm, ABC):
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight = None if self.weight is None else self.weight.to(dtype)
+        weight = None if self.gain is None else self.gain.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
             y = self.normalize(x.to(dtype), weight, bias, None)  # without a name, so that it is gone before the cast
