@@ -183,8 +183,9 @@ def optional_norm(norm: NormFactory, num_features: int, *, channel_dim: int = -1
     """Return the norm for a place that has none unless it is asked for; None where the factory does not ask.
 
     Such places are in attention (slots `q`, `k`, `v` of each head; `q_all`, `k_all` of all heads together; `context`,
-    what is read, before the output projection), in an MLP (`hidden`, before its last linear map), after a learned
-    shortcut (`shortcut`) and after the stem (role `stem`).
+    what is read, before the output projection, and before that `heads`, the same with one feature for each head), in an
+    MLP (`hidden`, before its last linear map), after a learned shortcut (`shortcut`), after the stem (role `stem`) and
+    after the head (role `logits`).
     """
     optional = getattr(norm, "optional", None)
     if optional is None:

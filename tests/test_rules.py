@@ -146,6 +146,37 @@ def test_own_classes_and_settings_of_a_rule() -> None:
     assert isinstance(norms["final"], nn.RMSNorm) and norms["final"].eps == 1e-2
 
 
+# ---- places that have no norm unless a rule names them
+
+
+@pytest.mark.parametrize("model", ["nano", "seq2seq", "rnnsearch", "rnn_lm"])
+def test_heads_and_logits_are_features_of_their_own(model: str) -> None:
+    """A gain for each head multiplies columns of the output map, and one for each class a row of the head."""
+    task = TEXT if model in ("nano", "rnn_lm") else TRANSLATIONS
+    words = ["norm@logits=scale", "norm@logits.gain0=0.5"]
+    if "rnn" not in model:
+        words += ["norm@heads=scale", "norm@heads.gain0=3"]
+    sizes = [f"model={model}", "model.tied=false", "model.width=16", "model.context=8"]
+    sizes += [] if "rnn" in model else ["model.heads=2", "model.depth=2"]
+    plain, _ = make_model(read([*sizes, *LENGTH]).tree, task, 0)
+    scaled, norms = make_model(read([*sizes, *LENGTH, *words]).tree, task, 0)
+    batch = random_batch(task)
+    gains: dict[str, Any] = {name: norm.weight for name, norm in norms.items() if name.endswith(("heads", "logits"))}
+    parts: Any = plain
+    with torch.no_grad():
+        for name, gain in gains.items():
+            gain.add_(torch.randn(gain.shape))
+            if name == "logits":
+                parts.head.linear.weight.mul_(gain[:, None])
+                continue
+            block, role, _ = name.split(".")
+            out = parts.blocks[int(block.removeprefix("block"))].branches[role].out
+            out.weight.mul_(gain.repeat_interleave(8))
+    expected = plain.eval()(*batch.arguments)
+    torch.testing.assert_close(scaled.eval()(*batch.arguments), expected, rtol=1e-4, atol=1e-5)
+    assert len(gains) == {"nano": 3, "seq2seq": 7}.get(model, 1)
+
+
 # ---- a gain by itself
 
 AFTER_A_BRANCH = ["placement=post_inside", "norm=none", "norm@out=scale", "norm@out.shape=scalar"]

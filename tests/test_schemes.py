@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import REPOSITORY, TEXT, documented
+from support import IMAGES, REPOSITORY, TEXT, documented
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from test_recording import plugin, texts
 from test_runs import TINY, train
@@ -77,8 +77,19 @@ def authors_model(scheme: str) -> Any:
             transformers.Gemma3ForCausalLM,
             {"rms_norm_eps": 1e-6, "head_dim": 8, "query_pre_attn_scalar": 8, "hidden_activation": "gelu"},
         ),
+        "gemma4": (
+            transformers.Gemma4TextConfig,
+            transformers.Gemma4ForCausalLM,
+            {
+                "rms_norm_eps": 1e-6,
+                "head_dim": 8,
+                "global_head_dim": 8,
+                "hidden_size_per_layer_input": 0,
+                "hidden_activation": "gelu",
+            },
+        ),
     }
-    if scheme == "gemma3":  # whose layers of local attention have angles of their own
+    if scheme in ("gemma3", "gemma4"):  # whose layers of local attention have angles of their own
         both = {
             kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
         }
@@ -111,8 +122,12 @@ def copy_rotary(ours: Any, theirs: Any) -> None:
         norms = {name: norm for name, norm in ours.norms_by_site.items() if name.startswith(f"block{number:02d}")}
         for name, norm in norms.items():
             _, _, place = name.partition(".")
+            if norm.weight is None:  # of Gemma 4's values
+                continue
             their_norm = layer.get_submodule(norm_names(layer)[place])
             their_norm.weight.copy_(norm.weight)
+        if type(theirs).__name__.startswith("Gemma4"):  # whose logits are not divided by √8
+            layer.self_attn.q_norm.weight.div_(8**0.5)
     if type(theirs).__name__.startswith("Gemma3"):  # which stores γ − 1
         for module in theirs.modules():
             if type(module).__name__ == "Gemma3RMSNorm":
@@ -161,7 +176,7 @@ def copy_affine(theirs: nn.Module, ours: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma3", "gemma4"])
 def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     """The same logits from the same weights, to 1e-5 in float32.
 
@@ -179,6 +194,121 @@ def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     assert double[0].std() > 0.1, "of weights that do something"
     tolerance = 1e-12 if scheme == "gpt2" else 1e-6
     torch.testing.assert_close(*double, rtol=tolerance, atol=tolerance)
+
+
+# ---- recipes that transformers does not have, by formulas written anew
+
+
+def rms(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def ln(x: Tensor, norm: Any) -> Tensor:
+    centered = x - x.mean(-1, keepdim=True)
+    y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+    return y if norm.bias is None else y + norm.bias
+
+
+def turned(x: Tensor, rotation: Tensor) -> Tensor:
+    """Features i and i + half of each head as complex numbers, times e to the angle."""
+    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.complex(*rotation)[: x.shape[-2]]
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
+def attended(branch: Any, x: Tensor, normed: dict[str, Any], rotation: Tensor | None) -> Tensor:
+    """Causal attention of four heads; `normed` has the norm of each of q, k and v, and the gains of heads."""
+    heads = dict(zip("qkv", branch.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4), strict=True))
+    for name in heads.keys() & normed.keys():
+        heads[name] = normed[name](heads[name], branch.norms[name])
+    q, k, v = heads.values()
+    if rotation is not None:
+        q, k = turned(q, rotation), turned(k, rotation)
+    logits = torch.einsum("bhqs,bhks->bhqk", q, k) / q.shape[-1] ** 0.5
+    future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+    read = torch.einsum("bhqk,bhks->bqhs", logits.masked_fill(future, -torch.inf).softmax(-1), v)
+    if "heads" in branch.norms:
+        read = read * branch.norms["heads"].weight[:, None]
+    return branch.out(read.flatten(2))
+
+
+def hybridnorm(x: Tensor, model: Any) -> Tensor:
+    for block in model.blocks:
+        attention, mlp = block.branches.values()
+        u = x + attended(attention, x, dict.fromkeys("qkv", rms), model.rotation)
+        u = rms(u, block.norms["attention"]["out"])
+        gate, up = mlp.fc1(u).chunk(2, dim=-1)
+        x = u + mlp.fc2(gate * torch.sigmoid(gate) * up)
+    return rms(x, block.norms["mlp"]["out"])
+
+
+def keel(x: Tensor, model: Any) -> Tensor:
+    for number, block in enumerate(model.blocks):
+        for role, branch in block.branches.items():
+            y = rms(x, block.norms[role]["in"])
+            if role == "attention":
+                y = attended(branch, y, {}, model.rotation)
+            else:
+                gate, up = branch.fc1(y).chunk(2, dim=-1)
+                y = branch.fc2(gate * torch.sigmoid(gate) * up)
+            x = (6 if number else 1) * x + y
+            if number or role == "mlp":
+                x = rms(x, block.norms[role]["out"])
+    return x
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * (1 + torch.erf(x / 2**0.5)) / 2
+
+
+def normformer(x: Tensor, model: Any) -> Tensor:
+    for block in model.blocks:
+        attention, mlp = block.branches.values()
+        read = attended(attention, ln(x, block.norms["attention"]["in"]), {}, None)
+        x = x + ln(read, block.norms["attention"]["out"])
+        hidden = gelu(mlp.fc1(ln(x, block.norms["mlp"]["in"])))
+        x = x + mlp.fc2(ln(hidden, mlp.norms["hidden"]))
+    return ln(x, model.final_norm)
+
+
+def vit22b(x: Tensor, model: Any) -> Tensor:
+    for block in model.blocks:
+        attention, mlp = block.branches.values()
+        y = rms(x, block.norms["shared"]["in"])
+        x = x + attended(attention, y, {"q": ln, "k": ln}, None) + mlp.fc2(gelu(mlp.fc1(y)))
+    return rms(x, model.final_norm)
+
+
+FORMULAS = {"hybridnorm": hybridnorm, "keel": keel, "normformer": normformer, "vit22b": vit22b}
+
+
+@pytest.mark.parametrize("scheme", FORMULAS)
+def test_a_scheme_is_its_formula(scheme: str) -> None:
+    """In float64 to 1e-12, with all biases and gains drawn."""
+    model: Any = made(scheme).double()
+    tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        x = model.stem(tokens)
+        if model.positions is not None:
+            x = x + model.positions.weight[:16]
+        logits = model.head(FORMULAS[scheme](x * model.scale, model), None, model.stem)
+        found = model(tokens)
+    assert found.std() > 0.1, "of weights that do something"
+    torch.testing.assert_close(found, logits, rtol=1e-12, atol=1e-12)
+
+
+def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
+    words = ["model=vit_tiny", "data=digits", "model.depth=2", "model.width=64", "model.heads=2", "model.patch=4"]
+    model, norms = make_model(read(["scheme=swin2", *words, "trainer.steps=3"]).tree, IMAGES, 0)
+    x = torch.randn(2, 3, 64)
+    for block in model.anatomy().blocks:
+        assert torch.equal(block.module(x), x)
+    q, k = (norms[f"block00.attention.{name}"](torch.randn(32)) for name in "qk")
+    cosine = torch.nn.functional.cosine_similarity(q, k, dim=0)
+    torch.testing.assert_close(q @ k / 32**0.5, 10 * cosine, rtol=1e-4, atol=1e-5)
+    assert norms["final"].weight.eq(1).all() and norms["stem"].weight.eq(1).all()
 
 
 @pytest.mark.parametrize("scheme", options("scheme"))

@@ -5,10 +5,10 @@ they write to the stream, and no slot else. Outside the blocks `embedding`, `ste
 
 A place is words joined by dots, each of which must fit a site:
 
-    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, block
-    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, context, hidden, shortcut, post, pre, and of a
-             cell input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of a
-             GRU's
+    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, logits, block
+    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, heads, context, hidden, shortcut, post, pre, and
+             of a cell input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of
+             a GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
@@ -51,12 +51,14 @@ WORDS = {
     "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
     "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
+    "heads": "what attention has read, by heads, which are the features",
     "context": "what attention has read, before its output map",
     "hidden": "the MLP's hidden features, before its last map",
     "stem": "the stream as it starts; of weights, the map that makes it",
     "shortcut": "after a learned shortcut",
     "embedding": "of weights: embeddings of tokens, positions and the class token",
     "head": "of weights: the output layer",
+    "logits": "what the head gives, of Transformers and recurrent models",
     "first3": "the first three blocks, also as first25pct",
     "last3": "the last three blocks, also as last25pct",
     "blocks2-5": "the blocks 2 to 5, numbered from 0",

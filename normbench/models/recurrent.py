@@ -178,7 +178,9 @@ class RNNSearch(Embedded):
         self.blocks = nn.ModuleList()
         self.blocks.append(placement({"cell": reads}, norm, encoder))
         self.blocks.append(placement({"cell": writes}, norm, decoder))
-        self.head = Head(embedding, task.num_classes, "positions", tied)
+        self.head = Head(
+            embedding, task.num_classes, "positions", tied, norm, replace(whole, side="decoder", causal=True)
+        )
 
     @property
     def decoder(self) -> Any:

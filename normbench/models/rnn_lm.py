@@ -99,7 +99,7 @@ class RecurrentLM(Embedded):
             branch = RecurrentLayer(inputs, width, cell, norm, site, dropout)
             self.blocks.append(placement({"cell": branch}, norm, site))
             inputs = width
-        self.head = Head(width, task.num_classes, "positions", tied)
+        self.head = Head(width, task.num_classes, "positions", tied, norm, outside)
 
     def call_every_norm(self) -> None:
         for module in self.modules():

@@ -130,7 +130,7 @@ class Seq2Seq(Embedded):
         for site, last in ((encoder, self.blocks[depth - 1]), (decoder, self.blocks[-1])):
             if last.needs_final_norm:
                 self.final_norms[site.side] = norm(width, site=site.at("final", site.side))
-        self.head = Head(width, task.num_classes, "positions", tied)
+        self.head = Head(width, task.num_classes, "positions", tied, norm, decoder)
 
     def run(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""

@@ -138,6 +138,7 @@ class MultiHead(Branch):
             self.norms.add(norm, width, site.at(slot=slot))
         for slot in ("q", "k", "v"):
             self.norms.add(norm, width // heads, site.at(slot=slot))
+        self.norms.add(norm, heads, site.at(slot="heads"))
 
     def split(self, x: Stream, names: Sequence[str], mask: Mask | None) -> list[Heads]:
         """Return the queries, keys or values of these names that a linear map has made, each by its heads.
@@ -169,9 +170,18 @@ class MultiHead(Branch):
             x = self.norms.normalize(name, x, mask)
         return x
 
+    def normalize_heads(self, x: Split, mask: Mask | None) -> Split:
+        """Return what is read normalized with heads as its features, where there is such a norm."""
+        if "heads" not in self.norms:
+            return x
+        if mask is not None:
+            mask = mask.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        return self.norms.normalize("heads", x.transpose(2, 3), mask).transpose(2, 3)
+
     def attend(self, q: Heads, k: Heads, v: Heads, key_mask: Mask | None, mask: Mask | None) -> Stream:
         """Return what the queries find; `key_mask` is False at keys that nobody may look at, `mask` of the queries."""
-        y = self.inner(q, k, v, key_mask).transpose(1, 2).flatten(2)
+        y = self.inner(q, k, v, key_mask).transpose(1, 2)
+        y = self.normalize_heads(y, mask).flatten(2)
         y = self.norms.normalize("context", y, mask)
         return self.dropout(self.out(y))
 
@@ -290,10 +300,11 @@ class Head(nn.Module):
     Where it is `tied`, the weight is that of the stem's embedding.
     """
 
-    def __init__(self, width: int, classes: int, read: str, tied: bool) -> None:
+    def __init__(self, width: int, classes: int, read: str, tied: bool, norm: NormFactory, site: Site) -> None:
         super().__init__()
         self.read = read
         self.linear = None if tied else nn.Linear(width, classes, bias=read != "positions")
+        self.norm = optional_norm(norm, classes, site=site.at("logits"))
 
     def forward(self, x: Stream, mask: Mask | None, stem: Any) -> Float[Tensor, "batch ... classes"]:
         if self.read == "class_token":
@@ -303,7 +314,12 @@ class Head(nn.Module):
             x = (x * weights).sum(dim=1) / weights.sum(dim=1)
         elif self.read == "mean":
             x = x.mean(dim=1)
-        return F.linear(x, stem.embedding.weight) if self.linear is None else self.linear(x)
+        logits: Tensor = F.linear(x, stem.embedding.weight) if self.linear is None else self.linear(x)
+        if self.norm is None:
+            return logits
+        is_padded = mask is not None and self.read == "positions"
+        normalized: Tensor = self.norm(logits, mask=mask) if is_padded else self.norm(logits)
+        return normalized
 
 
 class Embedded(Model):
@@ -451,7 +467,7 @@ class Transformer(Embedded):
         self.final_norm: nn.Module | None = None
         if self.blocks[-1].needs_final_norm:
             self.final_norm = norm(width, site=outside.at("final"))
-        self.head = Head(width, task.num_classes, read, tied and task.causal)
+        self.head = Head(width, task.num_classes, read, tied and task.causal, norm, outside)
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
