@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,35 @@ def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> 
     file.write_text(file.read_text().replace('"loss/val": 2.1', '"loss/val": 1.5'))
     (evidence,) = caveats(tmp_path)[CaveatKind.DAMAGED_RECORD].found
     assert evidence.runs == (changed.name,) and evidence.arms == RMSNORM
+
+
+# ---- runs whose learning rate grows
+
+
+def make_ramp(folder: Path, norm: str, seed: int, rate: float, bore_all: bool = False) -> None:
+    """Make a run that bore a rate, and diverged then or bore all."""
+    settings = {"schedule._target_": "normbench.training.schedules.Ramp"}
+    ramp = {"largest_rate": rate, "last_step": 40, "bore_all": bore_all, "diverged": not bore_all}
+    summary = {"ramp": ramp, "metrics": {"rate/largest": rate}}
+    status = "finished" if bore_all else "diverged"
+    make_run(folder, norm=norm, seed=seed, settings=settings, summary=summary, status=status)
+
+
+def test_a_ramp_that_diverges_is_a_result(tmp_path: Path) -> None:
+    for seed, rate in enumerate((0.1, 0.12, 0.11)):
+        make_ramp(tmp_path, "layernorm", seed, rate)
+        make_ramp(tmp_path, "rmsnorm", seed, rate * (4, 4.2, 3.8)[seed], bore_all=seed == 2)
+    answer = make_report([tmp_path]).answer
+    (metric,) = answer.metrics
+    assert (metric.tag, metric.unit, metric.lower_is_better) == ("rate/largest", "doublings", False)
+    (difference,) = answer.differences
+    assert difference.seeds == (0, 1, 2)
+    assert difference.mean == pytest.approx((math.log2(4) + math.log2(4.2) + math.log2(3.8)) / 3)
+    assert difference.better and difference.real and not difference.survived
+    assert not any(losses.counted for losses in answer.losses)
+    found = {(caveat.kind, caveat.serious): caveat for caveat in answer.caveats}
+    assert {CaveatKind.LOST_RUNS, CaveatKind.LEARNING_RATE}.isdisjoint(kind for kind, _ in found)
+    (ended,) = found[CaveatKind.RAMP, False].found
+    assert ended.numbers == {"diverged": 5, "runs": 6}
+    (censored,) = found[CaveatKind.RAMP, True].found
+    assert (censored.arms, censored.numbers) == (("rmsnorm",), {"bore_all": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from normbench.config.compose import read as parse
 from normbench.data import pydocs
 from normbench.errors import UsageError
 from normbench.runs.plan import prepare
+from normbench.runs.summary import last_good_step
 from normbench.training.checkpoint import read
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "trainer.eval_batches=1",
@@ -254,3 +256,30 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: C
     assert found["status"] == "finished"
     assert found["metrics"]["loss/val"] < reference - 0.1
     tell(f"first command: validation loss {found['metrics']['loss/val']:.4f}, bigram model {reference:.4f}")
+
+
+# ---- a learning rate that grows until a run diverges
+
+
+def test_a_ramp_ends_with_the_largest_rate_that_it_bore(tmp_path: Path) -> None:
+    words = [*TINY, "norm=none", "optim=sgd", "optim.lr=1", "schedule=ramp", "probes=off", "trainer.grad_clip=0"]
+    run = train(tmp_path, *words, "schedule.final=1e9", "trainer.steps=60", "trainer.log_every=1")
+    summary = summary_of(run)
+    ramp = summary["ramp"]
+    assert (summary["status"], ramp["bore_all"], ramp["diverged"]) == ("diverged", False, True)
+    rates = {line["step"]: line["optim/lr"] for line in metrics_of(run) if "optim/lr" in line}
+    assert ramp["last_step"] < summary["step"]
+    assert ramp["largest_rate"] == summary["metrics"]["rate/largest"] == pytest.approx(rates[ramp["last_step"]])
+    gentle = summary_of(train(tmp_path, *words, "schedule.start=1e-6", "schedule.final=1e-5", "trainer.steps=5"))
+    assert (gentle["status"], gentle["ramp"]["bore_all"], gentle["ramp"]["last_step"]) == ("finished", True, 5)
+    assert gentle["metrics"]["rate/largest"] == pytest.approx(1e-5)
+    assert "ramp" not in summary_of(train(tmp_path, *words[:-3], "trainer.steps=2"))
+
+
+def test_a_run_bears_a_rate_while_it_keeps_half_of_what_it_learned() -> None:
+    fell = {1: 5.0, 10: 3.0, 20: 1.0, 30: 2.4, 40: 1.9, 50: 2.1, 60: 9.0}
+    assert last_good_step(fell, constant=3.0, factor=3.0) == 40, "2 is the middle between 3 and 1"
+    assert last_good_step(fell, constant=math.inf, factor=3.0) == 50, "3 is the middle between 5 and 1"
+    assert last_good_step(fell | {60: 1.5}, constant=3.0, factor=3.0) == 60
+    assert last_good_step({1: 5.0, 10: 14.0, 20: 16.0}, constant=3.0, factor=3.0) == 10, "it has learned nothing"
+    assert last_good_step({}, constant=3.0, factor=3.0) == 0

@@ -163,6 +163,7 @@ MISTAKES = {
     "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm is not KEY=VALUE, each with one value",
     "seed=0,1 sweep.exclude=seed=1 sweep.exclude=seed=0": "the grid is empty: none of its 2 runs is left (sweep.exclu",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
+    "schedule=ramp sweep.lr=auto": "sweep.lr=auto chooses by the final loss, which says nothing of a run whose rate",
     "optim.lr=interval(1e-4,1e-1)": "optim.lr=interval(1e-4,1e-1) is not a list of values: give optim.lr some",
     "seed=0,1 sweep.lr=optuna": "sweep.lr=optuna",
     "seed=0,1 hydra/sweeper=ax": "hydra/sweeper",

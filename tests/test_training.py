@@ -25,7 +25,7 @@ from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
 from normbench.training.optimizer import make_optimizer, parameter_groups, without_compiler
 from normbench.training.precision import make_precision
-from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
+from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Ramp, Schedule
 from normbench.types import Batch
 
 CPU = torch.device("cpu")
@@ -73,6 +73,14 @@ def test_one_cycle_linear_and_constant_have_their_landmarks() -> None:
     assert curve(Linear(warmup=0, final=0.2), 5) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     assert curve(Constant(warmup=0.1), 50) == curve(Constant(warmup=5), 50)
     assert curve(Constant(warmup=0.0), 5) == [1.0] * 5
+
+
+def test_a_ramp_grows_by_equal_factors_or_evenly() -> None:
+    found = curve(Ramp(warmup=0, start=0.01, final=100, form="exponential"), 5)
+    assert found == pytest.approx([0.01, 0.1, 1, 10, 100])
+    assert curve(Ramp(warmup=0, start=1, final=9, form="linear"), 5) == pytest.approx([1, 3, 5, 7, 9])
+    warmed = curve(Ramp(warmup=2, start=3, final=12, form="exponential"), 5)
+    assert warmed == pytest.approx([1, 2, 3, 6, 12])
 
 
 # ---- optimizer

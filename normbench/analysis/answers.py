@@ -380,6 +380,7 @@ class CaveatKind(StrEnum):
     MISSING_RUNS = "missing runs"
     LOST_RUNS = "lost runs"
     LEARNING_RATE = "learning rate"
+    RAMP = "growing learning rate"
     STEP_TIMES = "step times"
     SKEWED = "skewed differences"
     FEW_EXAMPLES = "few examples"

@@ -51,6 +51,7 @@ def find_caveats(
     """
     found = [
         *learning_rates(study, comparisons),
+        *growing_rates(study),
         *damaged_runs(study),
         *contradictions(study),
         *unequal_facts(study, comparisons),
@@ -303,6 +304,8 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
     values = arms_by_setting(study, LEARNING_RATE)
     if LEARNING_RATE in study.varied or not values or len(study.arms) < 2:
         return
+    if all(run.ramp for run in study.runs):  # which goes through all rates
+        return
     found = evidence_of(values)
     is_concerned = concerns_any(values, comparisons)
     if len(found) == 1 and not study.choices:
@@ -318,6 +321,29 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
     elif len(found) > 1 and is_concerned and ("optim" not in study.varied or LEARNING_RATE in asked_for(study)):
         sentence = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
         yield Caveat(kind=CaveatKind.SETTINGS, found=found, text=sentences.say_unequal(sentence, found))
+
+
+def growing_rates(study: RecordedStudy) -> Iterator[Caveat]:
+    """Find runs whose learning rate grew until they no longer learned, and those that bore all of it."""
+    ramps = [(arm, run) for arm, run in study.pairs if run.ramp]
+    if not ramps:
+        return
+    bore_all: dict[str, list[RecordedRun]] = {}
+    for arm, run in ramps:
+        own = bore_all.setdefault(arm.name, [])
+        if run.ramp["bore_all"]:
+            own.append(run)
+    diverged = sum(run.ramp["diverged"] for _, run in ramps)
+    found = Evidence("", tuple(bore_all), numbers={"diverged": diverged, "runs": len(ramps)})
+    yield Caveat(kind=CaveatKind.RAMP, serious=False, found=(found,), text=sentences.say_ramp(found))
+    censored = []
+    for name, runs in bore_all.items():
+        if runs:
+            rate = max(run.ramp["largest_rate"] for run in runs)
+            censored.append(Evidence(in_words(rate), (name,), numbers={"bore_all": len(runs)}))
+    if censored:
+        text = sentences.say_bore_all(censored)
+        yield Caveat(kind=CaveatKind.RAMP, found=tuple(censored), text=text)
 
 
 def rates_chosen_by_report(study: RecordedStudy) -> Caveat:

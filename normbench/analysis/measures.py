@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy, join_first
+from normbench.analysis.records import LARGEST_RATE, Arm, Curve, RecordedRun, RecordedStudy, join_first
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import ArgumentError
 from normbench.record.directory import extended_runs
@@ -52,6 +52,7 @@ class Metric:
         bounds: the lowest and the highest that a value can be.
         lower_is_better: or else higher is.
         judges: whether lower or higher is better at all.
+        in_doublings: whether a value is the binary logarithm of what is recorded, so that differences are of factors.
     """
 
     tag: str
@@ -62,6 +63,11 @@ class Metric:
     bounds: tuple[float, float] = (0.0, math.inf)
     lower_is_better: bool = True
     judges: bool = True
+    in_doublings: bool = False
+
+    def of(self, recorded: float) -> float:
+        """Return a recorded value in the metric's unit."""
+        return math.log2(recorded) if self.in_doublings else self.scale * recorded
 
     @property
     def kind(self) -> str:
@@ -73,11 +79,18 @@ class Metric:
         """Name it, such as `validation loss`."""
         if self.tag == BEST:
             return "best validation loss during training"
+        if self.tag == LARGEST_RATE:
+            return "largest learning rate"
         split = self.tag.partition("/")[2]
         if split not in SPLITS:
             return self.tag
         kind = self.kind.replace("bleu", "BLEU")
         return f"{SPLITS[split]} {kind}"
+
+    @property
+    def final_words(self) -> str:
+        """Name its last value, such as `final validation loss`."""
+        return self.words if self.tag == LARGEST_RATE else f"final {self.words}"
 
 
 def loss_on(split: str) -> Metric:
@@ -95,6 +108,12 @@ def bleu_on(split: str) -> Metric:
     return Metric(f"bleu/{split}", "points", "points", 1.0, 1, (0.0, 100.0), lower_is_better=False)
 
 
+def largest_rate() -> Metric:
+    """Return the largest learning rate that a run bore as it grew; differences are doublings of it."""
+    every = (-math.inf, math.inf)
+    return Metric(LARGEST_RATE, "doublings", "log₂", 1.0, 2, every, lower_is_better=False, in_doublings=True)
+
+
 METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all other kinds are losses
 
 
@@ -105,8 +124,14 @@ def finite_numbers(values: Iterable[float | None]) -> list[float]:
 
 def final(run: RecordedRun, metric: Metric) -> float:
     """Return the run's last value in the metric's unit, or its best for `best`; NaN for a run that did not finish."""
+    value = recorded_final(run, metric)
+    return NAN if value is None else metric.of(value)
+
+
+def recorded_final(run: RecordedRun, metric: Metric) -> float | None:
+    """Return the same as it is recorded; None for a run that did not finish, or has none."""
     if run.status != "finished":
-        return NAN
+        return None
     value: float | None
     if metric.tag == BEST:
         losses = finite_points(comparable(run, VALIDATION_LOSS)).values
@@ -116,13 +141,14 @@ def final(run: RecordedRun, metric: Metric) -> float:
     else:  # the summary has only some tags
         logged = finite_points(run.curves.get(metric.tag)).values
         value = logged[-1] if len(logged) else None
-    return NAN if value is None else metric.scale * float(value)
+    return None if value is None else float(value)
 
 
 def metrics_of(study: RecordedStudy, primary: str | None = None) -> tuple[Metric, ...]:
     """Return the metrics by which a study is judged, the primary one first.
 
-    They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss.
+    They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss. Runs whose
+    learning rate grew until they no longer learned are judged by how large it was.
 
     primary: the tag that a person puts first, or `best`.
 
@@ -133,7 +159,9 @@ def metrics_of(study: RecordedStudy, primary: str | None = None) -> tuple[Metric
     has_test = bool(finished) and all("loss/test" in run.metrics for run in finished)
     split = "test" if has_test else "val"
     usual = [loss_on(split)]
-    if study.runs[0].task.endswith("classification"):
+    if finished and all(run.ramp for run in finished):
+        usual = [largest_rate()]
+    elif study.runs[0].task.endswith("classification"):
         usual.insert(0, accuracy_on(split))
     if any(f"bleu/{split}" in run.metrics for run in finished):
         usual.insert(0, bleu_on(split))
@@ -173,6 +201,8 @@ def has_comparable_evaluations(run: RecordedRun) -> bool:
 
 def metric_of(tag: str) -> Metric:
     """Return the metric of a tag; for an unknown kind, one of which neither lower nor higher is better."""
+    if tag == LARGEST_RATE:
+        return largest_rate()
     kind, _, split = tag.partition("/")
     if kind in METRICS_OF_KINDS:
         return METRICS_OF_KINDS[kind](split)
@@ -386,6 +416,9 @@ def choose_yardstick(
         target: the validation loss (nats) to which times are measured; by default the mean at which the partner ends.
         metric: the tag of the primary metric; by default what suits the task.
     """
+    metrics = metrics_of(study, metric)
+    if metrics[0].in_doublings and target is None:  # losses at rates that grow are of no interest
+        return Yardstick(metrics, {}, False, TRAINING_LOSS, NAN)
     timed = VALIDATION_LOSS
     seconds = seconds_of_fastest(study.finished, timed)
     losses = [value_at(run, timed, seconds) for run in study.finished]
@@ -395,7 +428,7 @@ def choose_yardstick(
     targets = usual_targets(partners)
     if target is not None:
         targets = {arm.name: target for arm in study.arms}
-    return Yardstick(metrics_of(study, metric), targets, target is not None, timed, seconds)
+    return Yardstick(metrics, targets, target is not None, timed, seconds)
 
 
 def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
@@ -441,6 +474,7 @@ def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
     for arm, run in study.pairs:
         logged = shown_metrics(run)
         times = run.summary.get("step_time", {})
+        primary = recorded_final(run, yardstick.primary)
         target = yardstick.targets.get(arm.name, NAN)
         reached = step_at_target(run, target)
         at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
@@ -456,7 +490,7 @@ def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
             "step": run.step,
             "steps": run.steps,
             **logged,
-            yardstick.primary.tag: final(run, yardstick.primary) / yardstick.primary.scale,
+            yardstick.primary.tag: NAN if primary is None else primary,
             "best": best,
             "best_step": best_step,
             "gap": gap(run),
@@ -500,7 +534,9 @@ def best_during_training(run: RecordedRun, metric: Metric) -> tuple[float, int]:
 
 
 def gap(run: RecordedRun) -> float:
-    """Return the last validation loss less the last training loss (nats); NaN where the latter is not comparable."""
+    """Return the last validation loss less the last training loss (nats); NaN where that says nothing."""
+    if run.ramp:
+        return NAN
     if "loss/train_eval" in run.metrics:
         return final(run, loss_on("val")) - final(run, loss_on("train_eval"))
     if run.config.get("data.label_smoothing"):  # which the training loss alone has

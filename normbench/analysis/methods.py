@@ -110,7 +110,7 @@ def say_tests(answer: Answer) -> list[str]:
     parts = []
     if compared:
         text = (
-            f"The final {answer.question.metric.words} was compared with that of {name_arm(answer.baseline)}, paired "
+            f"The {answer.question.metric.final_words} was compared with that of {name_arm(answer.baseline)}, paired "
             "by seed, by two-sided t tests (Student 1908) with 95 % confidence intervals"
         )
         if any(one.effect_size is not None for one in differences):

@@ -31,6 +31,10 @@ def arms(columns: Collection[str], *, yardstick: Yardstick, evaluated: str, ran:
         "final validation loss less the mean training loss of the last logged steps, or that of a final evaluation of "
         "the training data where there is one.",
     ]
+    if yardstick.primary.in_doublings:
+        notes.append(
+            f"Of the {yardstick.primary.words} the mean is geometric, and the interval is that of its logarithms."
+        )
     timed = not math.isnan(yardstick.seconds)
     if timed:
         loss = "validation" if yardstick.timed == VALIDATION_LOSS else "training"

@@ -34,6 +34,7 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
+LARGEST_RATE = "rate/largest"  # the metric of a run whose learning rate grows
 PYTHON_WORDS = {"None": "–", "True": "true", "False": "false"}  # how a reader sees them
 
 # Keys that tell no arms apart: the seed, where a run is kept and where it runs, what is shown, saved or probed.
@@ -72,7 +73,8 @@ class RecordedRun:
     Attributes:
         name: the path of the directory from the given folder on.
         path: the directory.
-        status: as status.json has it, but `diverged` for a run that finished without a finite loss.
+        status: as status.json has it, but `diverged` for a run that finished without a finite loss, and `finished` for
+            one that diverged as its learning rate grew (`ramp`).
         step: the last one that it made.
         steps: how many it is to make.
         message: why it did not finish; empty where there is nothing to say.
@@ -120,7 +122,17 @@ class RecordedRun:
     @property
     def metrics(self) -> Mapping[str, float | None]:
         """Return its final metrics; empty for a run that did not finish."""
-        return self.summary["metrics"] if self.status == "finished" else {}
+        if self.status != "finished":
+            return {}
+        metrics: Mapping[str, float | None] = self.summary["metrics"]
+        if self.ramp:  # at the rates of its end its losses say nothing
+            return {tag: value for tag, value in metrics.items() if tag == LARGEST_RATE}
+        return metrics
+
+    @property
+    def ramp(self) -> Mapping[str, Any]:
+        """Return how far it came, if its learning rate grew until it no longer learned; else nothing."""
+        return self.summary.get("ramp") or {}
 
     @property
     def step_ms(self) -> float:
@@ -149,7 +161,10 @@ class RecordedRun:
 
     @property
     def trained(self) -> bool | None:
-        """Tell whether it is clearly better than a constant predictor, in loss or accuracy; None if not known."""
+        """Tell whether it is clearly better than a constant predictor, in loss or accuracy; None if not known.
+
+        That of a run whose learning rate grew until it no longer learned is not.
+        """
         known = list[bool]()
         usual_loss = self.constant.get("loss/val")
         for tag in ("loss/val", "loss/train"):
@@ -402,7 +417,10 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     altered = directory.find_altered() if summary else []
     if altered:
         raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
-    if state["status"] == "finished":
+    if summary.get("ramp"):
+        if state["status"] == "diverged":  # which is how such a run gives its result
+            state["status"] = "finished"
+    elif state["status"] == "finished":
         for tag in ("loss/val", "loss/test"):
             if summary["metrics"].get(tag, 0.0) is None:
                 state.update(status="diverged", message=f"its final {tag} is not finite")

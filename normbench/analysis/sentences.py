@@ -238,7 +238,7 @@ def say_asked(question: Question) -> str:
     verb = "do" if others else "does"
     of_model = "" if "model" in keys else f" of the model {model}"
     on_data = "" if "data" in keys else f" on {data}"
-    return f"What {verb} {factors} do to the final {question.metric.words}{of_model}{on_data}?"
+    return f"What {verb} {factors} do to the {question.metric.final_words}{of_model}{on_data}?"
 
 
 def say_held(question: Question) -> str:

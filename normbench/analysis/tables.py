@@ -27,6 +27,7 @@ from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
 from normbench.analysis.statistics import (
+    Interval,
     Sample,
     mean_interval,
     paired_difference,
@@ -159,8 +160,12 @@ def result_row(
     """Return the row of how well an arm ended. own: the rows of its runs. finished: those of the runs that finished."""
     row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
     for place, (metric, one) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
-        row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
-        row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
+        if metric.in_doublings:
+            row[metric.words] = significant(2**one.mean)
+            row["95 % interval" + " " * place] = factors(one.interval)
+        else:
+            row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
+            row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
     seeds = set(finished["seed"])
     if any(in_two_groups(arm, metric, seeds) for metric in yardstick.metrics):
         finished = finished[:0]  # of two groups there is no mean
@@ -173,6 +178,13 @@ def result_row(
         times = ended["target_seconds"].fillna(math.inf)
         row[f"time to {which}"] = time_to_target(times)
     return row
+
+
+def factors(interval: Interval | None) -> str:
+    """Write an interval of binary logarithms as one of what they are of."""
+    if interval is None:
+        return NONE
+    return f"{significant(2**interval.lower)} to {significant(2**interval.upper)}"
 
 
 def columns_during_training(runs: pd.DataFrame, yardstick: Yardstick) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from normbench.record.console import show_table
 from normbench.record.directory import Status
 from normbench.record.files import read_json
 from normbench.record.loggers import Scalar, finite
+from normbench.record.metrics import logged_lines
 from normbench.record.tensorboard import RESULTS, event_files
 from normbench.runs.ledger import make_ledger
 from normbench.runs.notes import caveats
@@ -33,6 +35,9 @@ def make_summary(
         kind = tag.partition("/")[0]
         if kind in RESULTS:
             results[tag] = value
+    ramp = ramp_result(run, loop, step if status == "diverged" else None)
+    if ramp and ramp["largest_rate"]:
+        results["rate/largest"] = ramp["largest_rate"]
     ledger = make_ledger(loop.model, norms, run.config.tree, run.device)
     return {
         "steps": run.steps,
@@ -52,7 +57,61 @@ def make_summary(
         "status": status,
         "step": step,
         "message": message,
+        **({"ramp": ramp} if ramp else {}),
     }
+
+
+def ramp_result(run: Run, loop: Loop, bad_step: int | None) -> dict[str, Any] | None:
+    """Return how far a run came whose learning rate grows; None of other runs.
+
+    `largest_rate` is the rate of its last good step, `last_step`, or None where it had none; `bore_all` tells whether
+    that is the last step of all, and `diverged` whether the guard has ended the run.
+
+    Args:
+        run: whose losses are logged.
+        loop: of the run.
+        bad_step: at which it diverged, counted from 1; None where it has not.
+    """
+    stepper = loop.stepper
+    if not stepper.schedule.ramps:
+        return None
+    loop.recorder.flush()
+    losses: dict[int, float] = {}
+    for line in logged_lines(run.directory.metrics):
+        if "loss/train" in line.numbers:
+            losses[int(line.step)] = line.numbers["loss/train"]
+    constant = run.data.describe().get("constant") or {}
+    factor = run.config.closed.trainer.divergence_factor
+    last = last_good_step(losses, constant.get("loss/val", math.inf), factor)
+    if bad_step is not None and last == max(losses, default=0):  # nothing was logged between
+        last = bad_step - 1
+    rate = stepper.base_lrs[0] * stepper.schedule.factor(last - 1, stepper.steps) if last else None
+    return {
+        "largest_rate": rate,
+        "last_step": last,
+        "bore_all": last == loop.steps,
+        "diverged": bad_step is not None,
+    }
+
+
+def last_good_step(losses: Mapping[int, float], constant: float, factor: float) -> int:
+    """Return the last logged step after which a run never again keeps half of what it had learned; 0 for none.
+
+    What it has learned is how far its training loss fell at the lowest below its first value or, if that is less, below
+    a constant guess. A run that learns nothing is judged as the guard does: by a multiple of its first loss.
+
+    Args:
+        losses: of training, by the step at which they are logged.
+        constant: the loss of a constant guess.
+        factor: by how much the guard allows a loss to exceed the first one.
+    """
+    if not losses:
+        return 0
+    first = losses[min(losses)]
+    start = min(first, constant)
+    lowest = min(losses.values())
+    most = (start + lowest) / 2 if lowest < start else factor * first
+    return max((step for step, loss in losses.items() if loss <= most), default=0)
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:

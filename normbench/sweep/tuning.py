@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json, write_json
@@ -37,6 +38,10 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
             if key_of(word) == RATE:
                 cure = "leave one of them out"
                 raise UsageError(f"{word} is not for sweep.lr={settings.lr}, which sets it itself: {cure}")
+        schedule = import_target(config.tree["schedule"]["_target_"])
+        if getattr(schedule, "ramps", False):
+            why = "chooses by the final loss, which says nothing of a run whose rate grows until it no longer learns"
+            raise UsageError(f"sweep.lr={settings.lr} {why}: leave it out, or choose another schedule")
         holdout = config.tree["data"].get("holdout")
         if holdout != 0:
             why = "what chooses must not judge: choose data with data.holdout, and leave it at 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from normbench.settings import Setting
 
@@ -18,7 +18,13 @@ def cosine(start: float, end: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A linear warm-up to 1, then what `decay` says."""
+    """A linear warm-up to 1, then what `decay` says.
+
+    Attributes:
+        ramps: whether the rate grows until runs no longer learn, so that their result is how far they came.
+    """
+
+    ramps = False
 
     warmup: Annotated[float, Setting("share (< 1) or number (≥ 1) of steps", low=0, high=1e9)]
 
@@ -78,3 +84,25 @@ class OneCycle(Cosine):
 
     def rise(self, progress: float) -> float:
         return cosine(self.start, 1.0, progress)
+
+
+@dataclass(frozen=True)
+class Ramp(Schedule):
+    """Warm-up, then from `start` to `final`: by equal factors, or evenly (the range test of Smith 2017, section 3.3).
+
+    A run that no longer learns or diverges on the way has borne the rates up to there, which is its result.
+    """
+
+    start: Annotated[float, Setting("factor on the learning rate at the first step", above=0, high=1e9)]
+    final: Annotated[float, Setting("factor on the learning rate at the last step", above=0, high=1e9)]
+    form: Annotated[Literal["exponential", "linear"], Setting("the rate grows by equal factors, or evenly")]
+
+    ramps = True
+
+    def rise(self, progress: float) -> float:
+        return self.start * progress
+
+    def decay(self, progress: float) -> float:
+        if self.form == "linear":
+            return self.start + (self.final - self.start) * progress
+        return self.start * (self.final / self.start) ** progress

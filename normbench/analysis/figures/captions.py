@@ -106,7 +106,7 @@ def differences(
     if panes > 1:
         caption.append("Left: what is near zero, with arrows to what is beyond; right: all.")
     return words(
-        f"differences of the final {metric.words}, paired by seed",
+        f"differences of the {metric.final_words}, paired by seed",
         caption,
         f"forest plot of the differences in {metric.unit} with {len(rows)} rows: {at_most(rows)}.",
     )
@@ -121,9 +121,9 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> F
         "Runs that diverged count as a constant predictor.",
     ]
     return words(
-        f"final {metric.words} by {subject} and {factor}",
+        f"{metric.final_words} by {subject} and {factor}",
         caption,
-        f"lines of the final {metric.words} over {factor}, one for each {subject}.",
+        f"lines of the {metric.final_words} over {factor}, one for each {subject}.",
     )
 
 
@@ -153,9 +153,9 @@ def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWord
         "What diverged counts as a constant predictor in the mean.",
     ]
     return words(
-        f"final {metric.words} over {y} and {x}",
+        f"{metric.final_words} over {y} and {x}",
         caption,
-        f"maps of the final {metric.words} over {y} and {x}, a panel each for {', '.join(arms)}.",
+        f"maps of the {metric.final_words} over {y} and {x}, a panel each for {', '.join(arms)}.",
     )
 
 
@@ -169,9 +169,9 @@ def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
     if crosses:
         caption.append("× at the upper edge, in a row for each arm: rates at which some of its runs diverged.")
     return words(
-        f"final {metric.words} against learning rate",
+        f"{metric.final_words} against learning rate",
         caption,
-        f"final {metric.words} against the learning rate, on a logarithmic axis, for {arms}.",
+        f"{metric.final_words} against the learning rate, on a logarithmic axis, for {arms}.",
     )
 
 
@@ -202,7 +202,7 @@ def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> FigureWords
         "Filled, and joined by the dotted line: no other arm is both faster and better.",
     ]
     return words(
-        f"step time against final {metric.words}",
+        f"step time against {metric.final_words}",
         caption,
-        f"step time in milliseconds against the final {metric.words} for {arms}; on the front: {', '.join(front)}.",
+        f"step time in milliseconds against the {metric.final_words} for {arms}; on the front: {', '.join(front)}.",
     )

@@ -197,7 +197,7 @@ def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> A
     highest = 0.19 / row_height - 1
     left.set(ylim=(lowest, highest), yticks=[])
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
+    about = f"difference of the {metric.final_words} ({metric.unit})\n← {better}      {worse} →"
     canvas.supxlabel(about, y=0.02 / height)
     first_pane: Axes = left
     return first_pane

@@ -121,7 +121,8 @@ def draw_against(
     panels, note = take_first(every, MOST_PANELS, "panels")
     cut = names_in(every[len(panels) :])
     note += tell_absent(arms if expected is None else expected, data, cut)
-    y = f"{what} {metric.words} ({metric.symbol})"
+    words = metric.final_words if what == "final" else f"{what} {metric.words}"
+    y = f"{words} ({metric.symbol})"
     panes = draw_panels(panels, axis, y, named="points" if data["arm"].is_unique else "lines")
     most = max(len(panel.entries) for panel in panels)
     is_beyond = set_limits(panes[0], data, metric, most, crosses)
