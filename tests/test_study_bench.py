@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
 from normbench.studies.bench import FORWARD, FORWARD_BACKWARD, Bench
 from normbench.studies.candidates import Candidate, are_alike, make_candidates, name_operators, peak_memory
+from normbench.studies.steps import steps
 from normbench.studies.timing import BLOCK, do_nothing, median_interval, seconds_of, time_in_turn
 from normbench.training.launches import count_operators
 
@@ -54,6 +56,14 @@ def test_a_step_without_norms_has_none_by_rules_either() -> None:
     assert norms and all(norm(x := torch.ones(1)) is x for norm in norms)
     _, norms = bench.training_step(one, one.tree, 2)
     assert bench.count_codes(norms) == "4 × native and 5 × torch.nn.functional.layer_norm"
+
+
+def test_steps_that_are_not_finite_are_timed_too() -> None:
+    one = subject("model.depth=8", "norm=none", "init=normal", "init.weight_std=1000", "trainer.steps=3")
+    model, norms = one.build()
+    assert not list(steps(one, model, norms))
+    take_next, _ = bench.training_step(one, one.tree, 3)
+    assert not math.isfinite([take_next() for _ in range(3)][-1].loss)
 
 
 def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:

@@ -340,8 +340,9 @@ def count_codes(norms: Sequence[nn.Module]) -> str:
 def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[nn.Module]]:
     """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
 
-    The learning rate is too small for any loss to become infinite, and gradients are clipped whatever their norm, where
-    they are clipped at all: with and without norms alike.
+    The learning rate is too small to change the loss, and gradients are clipped whatever their norm, where they are
+    clipped at all: with and without norms alike. A step that is not finite, as without norms a treatment of weights may
+    make it, takes as long as another and does not end the steps.
 
     Args:
         subject: whose model is trained.
@@ -354,7 +355,7 @@ def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[
     optim = {**tree["optim"], "lr": 1e-12}
     own = replace(subject, tree={**tree, "trainer": trainer, "optim": optim})
     model, norms = own.build()
-    remaining = steps(own, model, norms)
+    remaining = steps(own, model, norms, finite=False)
 
     def take_next() -> object:
         return next(remaining)

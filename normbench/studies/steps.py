@@ -47,8 +47,17 @@ def check_steps(subject: Subject) -> None:
     make_precision(trainer["precision"], subject.device)
 
 
-def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Iterator[TrainingStep]:
-    """Train as `normbench train` does, and yield each step before its update; end where it is not finite."""
+def steps(
+    subject: Subject, model: Model, norms: Mapping[str, nn.Module], *, finite: bool = True
+) -> Iterator[TrainingStep]:
+    """Train as `normbench train` does, and yield each step before its update.
+
+    Args:
+        subject: whose model is trained.
+        model: the model.
+        norms: of the model, by site.
+        finite: end before a step that is not finite.
+    """
     trainer = subject.tree["trainer"]
     precision = Precision(trainer["precision"], subject.device)
     stepper = build.make_stepper(subject.tree, model, norms, subject.data, precision, trainer["steps"])
@@ -56,7 +65,7 @@ def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Ite
     for number in range(stepper.steps):
         stepper.set_learning_rates(number)
         loss = stepper.gradients(stepper.local_batches(number))
-        if not stepper.admits(number, loss):
+        if not stepper.admits(number, loss) and finite:
             return
         yield TrainingStep(number, loss.item(), stepper.learning_rate, partial(stepper.mean_loss, number))
         stepper.update()
