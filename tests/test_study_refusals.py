@@ -28,8 +28,8 @@ CNN = ("model=cnn_plain", "model.width=4", "optim=sgd", "norm=none", "seed=0")
         ("smoothness", (*CNN, "trainer.precision=fp16"), "trainer.precision=fp16 scales the loss"),
         ("smoothness", (*CNN, "study.rates=-1"), "study.rates=[-1"),
         ("smoothness", (*CNN, "study.every=0"), "study.every=0"),
-        ("statistics", ("norm=layernorm",), "norm=layernorm keeps no running statistics: choose norm=batchnorm"),
-        ("statistics", ("norm.track_running_stats=false",), "keeps no running statistics"),
+        ("statistics", ("norm=layernorm",), "norm=layernorm keeps no running mean and variance: choose norm=batchnorm"),
+        ("statistics", ("norm.track_running_stats=false",), "keeps no running mean and variance"),
     ],
 )
 def test_what_a_study_cannot_measure_is_refused(

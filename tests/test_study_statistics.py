@@ -50,6 +50,20 @@ def test_averages_over_batches_are_update_bn_s() -> None:
     torch.testing.assert_close(model(x), theirs.eval()(x), rtol=1e-4, atol=1e-5)
 
 
+def test_averages_of_batchrenorm_are_batchnorm_s() -> None:
+    """It corrects towards the running statistics in training, which are those that are averaged."""
+    settings = {"renorm_after": 0, "r_max_at": 1, "d_max_at": 1}
+    renorm, norms = build("batchrenorm", model="cnn", task=IMAGES, norm_settings=settings)
+    batchnorm, plain_norms = build("batchnorm", model="cnn", task=IMAGES)
+    batches = [random_batch(IMAGES, 8, seed) for seed in range(3)]
+    average(renorm, norms.values(), batches)
+    average(batchnorm, plain_norms.values(), batches)
+    expected = dict(batchnorm.named_buffers())
+    for name, buffer in renorm.named_buffers():
+        torch.testing.assert_close(buffer, expected[name], rtol=1e-4, atol=1e-5)
+    assert all(norm.r_max == 3 and norm.momentum == 0.01 for norm in norms.values())
+
+
 def test_a_batch_is_normalized_by_its_own_statistics() -> None:
     _, norms = build("batchnorm", model="cnn", task=IMAGES)
     norm = norms["final"].eval()
@@ -86,4 +100,4 @@ def test_the_study_of_a_run(
     assert (rows["loss"].drop("running") != rows.loc["running", "loss"]).all()
     capsys.readouterr()
     told = refused(["study", "statistics", str(runs["text"])], capsys)
-    assert told.startswith("norm=rmsnorm keeps no running statistics: choose norm=batchnorm")
+    assert told.startswith("norm=rmsnorm keeps no running mean and variance: choose norm=batchnorm")

@@ -58,7 +58,8 @@ class SwitchableNorm(RunningNorm):
         self.check_counts(count, "use input with time or space, or another norm")
         var_in = var_in * count / (count - 1).clamp_min(1)
         mean_ln, var_ln = pool(mean_in, var_in, 1)
-        mean_bn, var_bn = self.of_batch(mean_in, var_in)
+        known = None if real is None else (count > 0).to(x.dtype)
+        mean_bn, var_bn = self.of_batch(mean_in, var_in, known)
         mean_share = self.mean_weight.to(x.dtype).softmax(0)
         var_share = self.var_weight.to(x.dtype).softmax(0)
         mean = mix(mean_share, [self.hold_mean(each) for each in (mean_in, mean_ln, mean_bn)])
@@ -66,13 +67,18 @@ class SwitchableNorm(RunningNorm):
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return scale_and_shift(y, weight, bias, 1).movedim(1, self.channel_dim)
 
-    def of_batch(self, mean_in: Tensor, var_in: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch's mean and variance of each feature, or in evaluation the running ones."""
+    def of_batch(self, mean_in: Tensor, var_in: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the batch's mean and variance of each feature, or in evaluation the running ones.
+
+        Args:
+            mean_in, var_in: of each sample.
+            known: 0 for a sample that is all padding, and 1 for others; None: no sample is.
+        """
         if self.track_running_stats and not self.training:
             running_mean = self.running_mean.to(mean_in.dtype)
             running_var = self.running_var.to(mean_in.dtype)
             return running_mean.view_as(mean_in[:1]), running_var.view_as(mean_in[:1])
-        mean, var = pool(mean_in, var_in, 0)
+        mean, var = pool(mean_in, var_in, 0, known)
         if self.track_running_stats:
             self.update_running(mean.flatten(), var.flatten())
         return mean, var
@@ -84,8 +90,18 @@ def mix(shares: Tensor, statistics: Sequence[Tensor]) -> Tensor:
     return shares[0] * of_instance + shares[1] * of_layer + shares[2] * of_batch
 
 
-def pool(mean: Tensor, var: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of equal parts together, by those of each part along an axis."""
-    together = mean.mean(dim, keepdim=True)
-    between = (mean - together).square()
-    return together, (var + between).mean(dim, keepdim=True)
+def pool(mean: Tensor, var: Tensor, dim: int, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of equal parts together, by those of each part along an axis.
+
+    Args:
+        mean, var: of each part.
+        dim: the axis.
+        known: 1 for parts that count, and 0 for others; None: all count.
+    """
+    if known is None:
+        together = mean.mean(dim, keepdim=True)
+        return together, (var + (mean - together).square()).mean(dim, keepdim=True)
+    n = known.sum(dim, keepdim=True).clamp_min(1)
+    together = (mean * known).sum(dim, keepdim=True) / n
+    squares = (var + (mean - together).square()) * known
+    return together, squares.sum(dim, keepdim=True) / n

@@ -49,7 +49,7 @@ class RunningStatistics(Study):
         found = [norm for norm in norms.values() if getattr(norm, "running_mean", None) is not None]
         if not found:
             cure = "choose norm=batchnorm, or instancenorm with norm.track_running_stats=true"
-            raise UsageError(f"norm={subject.settings['norm']} keeps no running statistics: {cure}")
+            raise UsageError(f"norm={subject.settings['norm']} keeps no running mean and variance: {cure}")
         return model, found
 
     def measure(self, subject: Subject) -> Iterator[Row]:

@@ -22,7 +22,8 @@ def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) ->
     """
     training = model.training
     model.eval()
-    plain = {"momentum": None, "freeze_after": None, "sync": False}
+    plain: dict[str, Any] = {"momentum": None, "freeze_after": None, "sync": False}
+    plain |= {"r_max": 1.0, "d_max": 0.0}  # batchrenorm computes with those that are averaged: it corrects nothing now
     kept = list[tuple[Any, dict[str, Any]]]()  # each norm's own settings
     for norm in norms:
         kept.append((norm, {name: getattr(norm, name) for name in plain if hasattr(norm, name)}))
