@@ -81,6 +81,8 @@ class NormFacts:
         sees_future: when the output at a time step can depend on later steps: `never`, `training` or `always`.
         needs_positions: whether statistics are taken over time or space alone: input without such axes has none.
         counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
+        once_a_pass: whether its state moves in the backward pass too, so that it can stand in no recurrent cell, which
+            calls it at each time step.
     """
 
     statistics_over: str
@@ -89,6 +91,7 @@ class NormFacts:
     sees_future: When = "never"
     needs_positions: bool = False
     counts_padding: bool = False
+    once_a_pass: bool = False
 
 
 def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
@@ -101,6 +104,7 @@ def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
         sees_future=max((each.sees_future for each in facts), key=severity.index),
         needs_positions=any(each.needs_positions for each in facts),
         counts_padding=any(each.counts_padding for each in facts),
+        once_a_pass=any(each.once_a_pass for each in facts),
     )
 
 
@@ -133,6 +137,8 @@ class Norm(nn.Module):
         acts: whether it contains an activation, so that CNNs and MLPs leave out their own beside it.
         exact_gradient: whether the backward pass is the formula's gradient; not where its authors, or a setting, take a
             part of the formula for a constant there.
+        later: settings with which it treats all batches as it treats the later ones of training; empty where it treats
+            all alike.
         treated: the parameters that the optimizer treats otherwise than a norm's.
         is_identity: whether it leaves its input as it is, so that a model may do without calling it.
         shared: whether it has its parameters together with the other norms of the same section or rule in its block.
@@ -145,6 +151,7 @@ class Norm(nn.Module):
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
     acts: ClassVar[bool] = False
     exact_gradient: bool = True
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     treated: ClassVar[Treated] = NOT_TREATED
     is_identity: ClassVar[bool] = False
 
@@ -184,8 +191,8 @@ def optional_norm(norm: NormFactory, num_features: int, *, channel_dim: int = -1
 
     Such places are in attention (slots `q`, `k`, `v` of each head; `q_all`, `k_all` of all heads together; `context`,
     what is read, before the output projection, and before that `heads`, the same with one feature for each head), in an
-    MLP (`hidden`, before its last linear map), after a learned shortcut (`shortcut`), after the stem (role `stem`) and
-    after the head (role `logits`).
+    MLP (`activation`, before that; `hidden`, before its last linear map), after a learned shortcut (`shortcut`), after
+    the stem (role `stem`) and after the head (role `logits`).
     """
     optional = getattr(norm, "optional", None)
     if optional is None:
@@ -371,6 +378,7 @@ class Model(nn.Module):
         residual: whether its blocks have a skip.
         has_positions: whether what its norms see has time or space beside batch and features.
         has_streams: whether it calls `enter` and `leave` of placements around its blocks.
+        recurrent: whether its norms are called at each time step.
         recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
         blocks: a ModuleList of placements, unless `anatomy` says otherwise.
     """
@@ -380,6 +388,7 @@ class Model(nn.Module):
     residual: ClassVar[bool] = True
     has_positions: ClassVar[bool] = True
     has_streams: ClassVar[bool] = False
+    recurrent: ClassVar[bool] = False
     recompute: bool | None = None
 
     def weights_drawn(self) -> None:

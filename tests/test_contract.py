@@ -73,6 +73,7 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     "norm=adanorm": "yes yes no yes no yes, no no",
     "norm=frn": "yes no yes yes no yes, no no",
     "norm=evonorm_b0": "yes no yes yes no no, yes no",
+    "norm=powernorm": "yes no no yes no yes, yes no",
     "norm=evonorm_s0": "no no no no no no, no no",
 }
 

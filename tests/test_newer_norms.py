@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -268,20 +269,21 @@ def test_switchable_starts_with_a_third_of_each_and_keeps_the_batch_s_statistics
 
 @pytest.mark.parametrize("padding", [0.0, 1e30, math.nan])
 def test_switchable_leaves_padding_out(padding: float) -> None:
-    """Texts of 5, 3 and 1 tokens, by the moments of each; a single token has no variance."""
-    lengths = [5, 3, 1]
-    x = torch.randn(3, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    """Texts of 5, 3 and 1 tokens, by the moments of each; one token has no variance, and none is no text."""
+    lengths = [5, 3, 1, 0]
+    x = torch.randn(4, 5, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) < torch.tensor(lengths)[:, None]
     norm = make("switchable", eps=0.1).double()
     y = norm(x.masked_fill(~mask.unsqueeze(-1), padding), mask)
-    rows = [row[:length] for row, length in zip(x, lengths, strict=True)]
+    rows = [row[:length] for row, length in zip(x, lengths, strict=True) if length]
     mean_in = torch.stack([row.mean(0) for row in rows])
     var_in = torch.stack([row.var(0) if len(row) > 1 else 0 * row[0] for row in rows])
     square = var_in + mean_in.square()
     mean = (mean_in + mean_in.mean(1, keepdim=True) + mean_in.mean(0)) / 3
     var_ln = square.mean(1, keepdim=True) - mean_in.mean(1, keepdim=True).square()
     var = (var_in + var_ln + square.mean(0) - mean_in.mean(0).square()) / 3
-    for row, found, length, center, spread in zip(rows, y, lengths, mean, var, strict=True):
+    assert not y[3].any()
+    for row, found, length, center, spread in zip(rows, y[:3], lengths[:3], mean, var, strict=True):
         torch.testing.assert_close(found[:length], (row - center) / (spread + 0.1).sqrt(), **DOUBLE)
         assert not found[length:].any()
 
@@ -338,7 +340,67 @@ def test_no_activation_stands_beside_a_norm_that_contains_one(model: str) -> Non
     assert activations("evonorm_s0", "post") == blocks + 1  # where a branch begins, and before the head
 
 
-@pytest.mark.parametrize("name", ["adanorm", "batchrenorm"])
+@pytest.mark.parametrize("padding", [None, 0.0, math.nan])
+def test_powernorm_trains_as_its_authors_code(padding: float | None) -> None:
+    """Two batches with their own statistics and two with running ones, by the equations of MaskPowerNorm."""
+    eps = 0.3
+    weight = torch.linspace(0.5, 2, FEATURES, dtype=torch.float64)
+    norm = with_values(make("powernorm", eps=eps, warmup_batches=2), weight=weight, bias=0.7)
+    square = torch.ones(FEATURES, dtype=torch.float64)
+    nu = torch.zeros(FEATURES, dtype=torch.float64)
+    for number in range(1, 5):
+        x = (values(number) * number).requires_grad_()
+        gradient = values(10 + number)
+        lengths = torch.tensor([5, 5, 5, 5] if padding is None else [5, 3, 4, 1])
+        mask = torch.arange(5) < lengths[:, None]
+        rows = x.detach()[mask].requires_grad_()
+        scaled = rows / (rows.square().mean(1, keepdim=True) + eps).sqrt()
+        own = scaled.detach().square().mean(0)
+        z = scaled.detach() / ((own if number <= 2 else square) + eps).sqrt()
+        corrected = gradient[mask] * weight - (1 - 0.9) * nu * z
+        scaled.backward(corrected / (own + eps).sqrt())
+        y = norm(x) if padding is None else norm(x.masked_fill(~mask.unsqueeze(-1), padding), mask)
+        y.backward(gradient)
+        torch.testing.assert_close(y[mask], weight * z + 0.7, **DOUBLE)
+        assert x.grad is not None and not x.grad[~mask].any()
+        torch.testing.assert_close(x.grad[mask], rows.grad, **DOUBLE)
+        nu = nu + (corrected * z).mean(0)
+        if number < 2:
+            square = square * (number - 1) / number + own / number
+        square = 0.9 * square + 0.1 * own
+        torch.testing.assert_close(norm.nu, nu, **DOUBLE)
+        torch.testing.assert_close(norm.running_square, square, **DOUBLE)
+    x = values()
+    scaled = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    torch.testing.assert_close(norm.eval()(x), weight * scaled / (square + eps).sqrt() + 0.7, **DOUBLE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_powernorm_stays_as_it_is_in_a_compiled_model() -> None:
+    plain = nn.Sequential(nn.Linear(FEATURES, FEATURES), make("powernorm", warmup_batches=1))
+    model = copy.deepcopy(plain)
+    compiled = torch.compile(model)
+    for number in range(1, 4):
+        for each in (plain, compiled):
+            each(random_input("sequence", seed=number) * number).cos().sum().backward()
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model[1].nu, plain[1].nu, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="impl=compile"):
+        make("powernorm", impl="compile")
+
+
+def test_powernorm_divides_groups_of_features_by_their_own_root() -> None:
+    x = values()
+    norm = make("powernorm", eps=0.0, groups=3).double().eval()
+    parts = x.unflatten(-1, (3, -1))
+    torch.testing.assert_close(norm(x), (parts / parts.square().mean(-1, keepdim=True).sqrt()).flatten(-2), **DOUBLE)
+    with pytest.raises(UsageError, match="groups=5 does not divide 12 features"):
+        make("powernorm", 12, groups=5)
+
+
+@pytest.mark.parametrize("name", ["adanorm", "batchrenorm", "powernorm"])
 def test_a_backward_pass_that_is_no_gradient_is_not_held_to_be_one(name: str) -> None:
     with pytest.raises(NotApplicable, match="constant in the backward pass"):
         gradients_are_right(NormPart({"norm": section("norm", name)}))

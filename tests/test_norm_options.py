@@ -184,7 +184,7 @@ def test_detached_statistics_add_nothing_to_the_gradient(name: str) -> None:
     assert norm.settings()["detach"] == "both" and not norm.exact_gradient
     x = random_input("sequence", torch.float64)
     torch.testing.assert_close(norm(x), random_norm(name, "sequence", impl="eager").double()(x), rtol=0, atol=0)
-    if name == "seednorm":  # whose gain reads all features, which is no statistic
+    if name in ("seednorm", "powernorm"):  # whose gain reads all features; whose backward pass moves ν each time
         return
     jacobian: Any = torch.autograd.functional.jacobian(norm, x)
     flat = jacobian.reshape(x.numel(), x.numel())

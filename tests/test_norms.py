@@ -128,6 +128,13 @@ def evonorm_s0(x: Tensor, p: dict[str, Tensor], image: bool) -> Tensor:
     return x / (1 + torch.exp(-p["v"] * x)) * scale
 
 
+def powernorm(x: Tensor) -> Tensor:
+    """In the first batch: of x/rms the root mean square of each feature over the batch, which has no gradient."""
+    y = x / rms(x)
+    square = (y.detach() ** 2).flatten(0, -2).sum(0) / (x.numel() // FEATURES)
+    return y / (square + EPS).sqrt()
+
+
 def by_blocks(x: Tensor) -> Tensor:
     """Standardized over blocks of two samples."""
     return torch.cat([standardized(block, tuple(range(x.ndim - 1))) for block in x.split(2)])
@@ -187,6 +194,7 @@ REFERENCES: dict[str, Reference] = {
     ),
     "evonorm_b0": lambda x, p, image: evonorm_b0(x, p),
     "evonorm_s0": evonorm_s0,
+    "powernorm": lambda x, p, image: powernorm(x),
 }
 
 

@@ -109,6 +109,7 @@ CASES: dict[str, list[str]] = {
     "blocks of batches": [*NANO, "norm=ghostbatchnorm", "norm.ghost=2"],
     "cnn, switchable": [*CNN, "norm=switchable"],
     "cnn, evonorm_b0": [*CNN, "norm=evonorm_b0"],
+    "running power": [*NANO, "norm=powernorm", "norm.warmup_batches=2"],
     "transformer, none": [*NANO, "norm=none", "model.tied=false", "placement=parallel"],
     "residual network": ["model=resnet20", *CNN[1:], "norm=groupnorm", "optim=sgd"],
     "mlp": ["model=mlp", *CNN[1:], "norm=layernorm", "placement=post"],

@@ -154,6 +154,7 @@ class NormPage:
             `in training` or `always`.
         pointwise: whether each value comes from one.
         invariances: whether norm(Wx) stays the same, by the change of W or x.
+        later: the same in later batches of training, where the norm treats these otherwise; else empty.
     """
 
     norm: Norm
@@ -166,8 +167,21 @@ class NormPage:
     pointwise: bool
     differs_in_evaluation: bool
     invariances: dict[str, bool]
+    later: dict[str, bool]
     forward: Cost
     backward: Cost
+
+    def is_invariant(self, change: str) -> bool:
+        """Tell whether norm(Wx) stays the same throughout training."""
+        return self.invariances[change] and self.later.get(change, True)
+
+    def tell_invariance(self, change: str) -> str:
+        """Say when norm(Wx) stays the same."""
+        first = "yes" if self.invariances[change] else "no"
+        if self.later.get(change, self.invariances[change]) == self.invariances[change]:
+            return first
+        later = "yes" if self.later[change] else "no"
+        return f"{first} in the first batches, {later} in later ones"
 
     @property
     def epsilon(self) -> str:
@@ -187,11 +201,11 @@ class NormPage:
         uses = []
         if self.crosses_samples == "never":
             uses.append("batches of any size: no sample depends on another")
-        if self.invariances["W × c"]:
+        if self.is_invariant("W × c"):
             uses.append(
                 "weights before it that grow: their steps shrink by themselves, as the gradient falls with 1 / c"
             )
-        if self.invariances["one sample × c"]:
+        if self.is_invariant("one sample × c"):
             uses.append("samples of unlike scale, which it brings to the same scale")
         if self.pointwise and self.computes:
             uses.append("fused operators: each output value depends on one input value alone")
@@ -211,7 +225,7 @@ class NormPage:
                 "language models, though it runs there: in training its statistics show them what they predict, and a "
                 "run warns of that"
             )
-        if not self.invariances["data × c"]:
+        if not self.is_invariant("data × c"):
             uses.append("inputs of unknown scale, which it does not remove: the starting values have to fit")
         return uses
 
@@ -226,6 +240,9 @@ def norm_page(part: NormPart) -> NormPage:
     evaluated = cells["sequence", False]
     later = slice(SHOWN[2] + 1, None)
     forward, backward = count_costs(part)
+    invariances_later: dict[str, bool] = {}
+    if getattr(norm, "later", {}):
+        invariances_later = {name: holds(invariant(part, change, later=True)) for name, change in INVARIANCES.items()}
     return NormPage(
         norm=norm,
         facts=build.norm_facts(part.tree),
@@ -237,6 +254,7 @@ def norm_page(part: NormPart) -> NormPage:
         pointwise=int(trained.sum()) == 1,
         differs_in_evaluation=holds(large(part, between_modes)),
         invariances={name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
+        later=invariances_later,
         forward=forward,
         backward=backward,
     )

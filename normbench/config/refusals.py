@@ -57,6 +57,11 @@ def lacks_positions(run: Combination) -> bool:
     return run.norm.needs_positions and not run.model.has_positions
 
 
+def moves_at_each_step(run: Combination) -> bool:
+    """Tell whether the norm's state moves once a pass, and the model calls it at each time step."""
+    return run.norm.once_a_pass and run.model.recurrent
+
+
 def lacks_branches(run: Combination) -> bool:
     """Tell whether the placement joins more branches than a residual block of the model has."""
     return run.model.residual and len(run.model.roles) < run.placement.min_branches
@@ -102,6 +107,13 @@ REFUSALS = (
         reason="its statistics run over time or space, and the features of this model have neither",
         instead="use layernorm, groupnorm or batchnorm, or a model with positions",
         applies=lacks_positions,
+    ),
+    Refusal(
+        ("norm", "model"),
+        what="powernorm in a recurrent model",
+        reason="its state moves in the backward pass too, and this model calls it at each time step",
+        instead="use layernorm, groupnorm or batchnorm, or a model without recurrence",
+        applies=moves_at_each_step,
     ),
     Refusal(
         ("placement", "model"),

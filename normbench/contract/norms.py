@@ -274,14 +274,26 @@ def draws_random_numbers(part: NormPart) -> Fact:
     return Fact(True, f"{drawn}: dropout after it gets other masks than with other norms")
 
 
-def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
-    """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β, as this fact says."""
+def invariant(part: NormPart, change: Change, fact: str = "", later: bool = False) -> str | Fact:
+    """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β, as this fact says.
+
+    Args:
+        part: the norm.
+        change: of W or x.
+        fact: that says so, if there is one.
+        later: in a batch that the norm treats as the later ones of training (`Norm.later`), not in the first.
+    """
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(part.width, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(6, 4, 5, generator=generator, dtype=torch.float64)
     takes_eps = "eps" in inspect.signature(part.made_class).parameters
-    settings = {"eps": 1e-30} if takes_eps else {}
+    settings: dict[str, Any] = {"eps": 1e-30} if takes_eps else {}
+    if later:
+        settings |= part.made_class.later
     norm = part.module("sequence", **settings).double()
+    if later:
+        for _ in range(2):
+            run(norm, x @ w.T)
     changed = nn.functional.linear(*change(x, w, w[0]))
     found = run_copy(norm, changed)
     expected = run(norm, x @ w.T)

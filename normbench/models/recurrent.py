@@ -151,6 +151,7 @@ class RNNSearch(Embedded):
     roles = ("cell",)
     residual = False
     has_positions = False
+    recurrent = True
     recompute = None  # each step needs the one before
 
     def __init__(

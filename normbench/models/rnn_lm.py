@@ -66,6 +66,7 @@ class RecurrentLM(Embedded):
     roles = ("cell",)
     residual = False
     has_positions = False
+    recurrent = True
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -38,6 +39,7 @@ class BatchRenorm(RunningNorm):
     )
     used_in = "Inception v3 of its author, with small batches and with classes that come together"
     exact_gradient = False
+    later = MappingProxyType({"renorm_after": 0, "r_max_at": 1, "d_max_at": 1})
     recorded = (*RunningNorm.recorded, "r_max", "d_max", "renorm_after", "r_max_at", "d_max_at")
 
     def __init__(
