@@ -582,7 +582,8 @@ def treatments_after_step(model: Model) -> list[Callable[[], None]]:
     modules_of: dict[int, dict[nn.Module, Site]] = {}
     for module in model.modules():
         noted = getattr(module, "treated_as", None)
-        if isinstance(noted, TreatedAs):
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        if isinstance(noted, TreatedAs) and is_trained:
             key = id(noted.treatment)
             treatments[key] = noted.treatment
             modules_of.setdefault(key, {})[module] = noted.site

@@ -16,7 +16,7 @@ from normbench.types import Branch, Placement, Site
 
 WIDTH = 5
 DEPTH = 3
-NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit")
+NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt")
 TWO = 2 * DEPTH  # branches in a stack of blocks with two
 
 
@@ -117,7 +117,14 @@ def scaled(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
     return x + second * g(n(x))
 
 
-REFERENCES = {"lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin}
+def ngpt(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    for function, rate in zip((f, g), own, strict=True):
+        alpha = (0.05 * math.sqrt(WIDTH) * rate).abs()
+        x = n(x + alpha * (n(function(x)) - x))
+    return x
+
+
+REFERENCES = {"lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin, "ngpt": ngpt}
 REFERENCES |= dict.fromkeys(("layerscale", "rezero", "skipinit"), scaled)
 
 
@@ -201,6 +208,18 @@ def test_admin_starts_at_the_published_gain(gain: str, start: float) -> None:
     for parameter in block.parameters():
         assert parameter.shape == (WIDTH,)
         assert torch.allclose(parameter, torch.tensor(start, dtype=torch.float64))
+
+
+def test_ngpt_starts_with_small_steps_and_takes_them_forwards() -> None:
+    block = make("ngpt", 1, f, g, start=0.2)
+    rates = list(block.parameters())
+    assert [rate.tolist() for rate in rates] == [pytest.approx([WIDTH**-0.5] * WIDTH)] * 2
+    first = n(0.8 * X + 0.2 * n(f(X)))
+    expected = n(0.8 * first + 0.2 * n(g(first)))
+    assert (block(X, mark=7) - expected).abs().max() < 1e-6
+    for rate in rates:
+        rate.data.neg_()
+    assert (block(X, mark=7) - expected).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])

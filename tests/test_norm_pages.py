@@ -62,6 +62,7 @@ FLOWS = {
     "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
     "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
     "layerscale": "x ─┬─ N ─ f ─ ·α ─⊕─→ x\n   └──────────────┘",
+    "ngpt": "x ─┬─ f ─ N ─ ·α ─⊕─ N ─→ x\n   └─ ·α ─────────┘",
 }
 
 
@@ -84,6 +85,15 @@ def test_docs_have_the_pages_as_they_are(group: str) -> None:
 
 
 # ---- norms
+
+
+def test_invariances_are_measured_in_later_batches_too() -> None:
+    renorm = norm_pages.norm_page(part_of("batchrenorm"))
+    assert renorm.tell_invariance("W × c") == "yes in the first batches, no in later ones"
+    assert renorm.tell_invariance("one sample × c") == "no"
+    assert not any("steps shrink" in use for use in renorm.good_for)
+    power = norm_pages.norm_page(part_of("powernorm"))
+    assert power.tell_invariance("W × c") == "yes" and power.later == power.invariances
 
 
 @pytest.mark.parametrize("norm", SHARED)

@@ -6,9 +6,9 @@ they write to the stream, and no slot else. Outside the blocks `embedding`, `ste
 A place is words joined by dots, each of which must fit a site:
 
     role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, logits, block
-    slot     which of its norms: in, out, inner, q, k, v, q_all, k_all, heads, context, hidden, shortcut, post, pre, and
-             of a cell input, state, memory; qk, qkv and qk_all stand for several, and input and state for all parts of
-             a GRU's
+    slot     which of its norms: in, out, sum, inner, q, k, v, q_all, k_all, heads, context, activation, hidden,
+             shortcut, post, pre, and of a cell input, state, memory; qk, qkv and qk_all stand for several, and input
+             and state for all parts of a GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
@@ -47,12 +47,14 @@ WORDS = {
     "final": "the norm before the head",
     "in": "what a branch reads",
     "out": "what a branch gives, or its sum with the stream",
+    "sum": "ngpt's norm of the sum, where out is what the branch gives",
     "inner": "between the maps of a branch",
     "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
     "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
     "heads": "what attention has read, by heads, which are the features",
     "context": "what attention has read, before its output map",
+    "activation": "what the MLP's activation reads; of one with a gate, the gate",
     "hidden": "the MLP's hidden features, before its last map",
     "stem": "the stream as it starts; of weights, the map that makes it",
     "shortcut": "after a learned shortcut",

@@ -236,14 +236,19 @@ class MLP(Branch):
         self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.norms = OptionalNorms()
-        self.norms.add(norm, hidden, site.at(slot="hidden"))
+        for slot in ("activation", "hidden"):
+            self.norms.add(norm, hidden, site.at(slot=slot))
 
-    def inside(self, x: Stream) -> Float[Tensor, "batch time hidden"]:
-        """Return what the last linear map reads."""
-        return self.activation(self.fc1(x))
+    def inside(self, x: Stream, mask: Mask | None) -> Float[Tensor, "batch time hidden"]:
+        """Return the hidden features, as they are before a norm of theirs."""
+        return self.act(self.fc1(x), mask)
+
+    def act(self, x: Float[Tensor, "batch time hidden"], mask: Mask | None) -> Float[Tensor, "batch time hidden"]:
+        """Return the activation of what it reads, normalized where there is such a norm."""
+        return self.activation(self.norms.normalize("activation", x, mask))
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
-        hidden = self.norms.normalize("hidden", self.inside(x), mask)
+        hidden = self.norms.normalize("hidden", self.inside(x, mask), mask)
         return self.dropout(self.fc2(hidden))
 
 
@@ -254,9 +259,9 @@ class GatedMLP(MLP):
         hidden = hidden or 8 * math.ceil(width / 3)
         super().__init__(width, activation, hidden=hidden, parts=2, **settings)
 
-    def inside(self, x: Stream) -> Float[Tensor, "batch time hidden"]:
+    def inside(self, x: Stream, mask: Mask | None) -> Float[Tensor, "batch time hidden"]:
         gate, up = self.fc1(x).chunk(2, dim=-1)
-        return self.activation(gate) * up
+        return self.act(gate, mask) * up
 
 
 def feed_forward(width: int, activation: str, **settings: Any) -> MLP:

@@ -53,7 +53,7 @@ class Residual(Placement):
         """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
         norms = nn.ModuleDict()
         for slot in self.slots_of(role):
-            width = branch.out_features if slot == "out" else branch.in_features
+            width = branch.out_features if slot in ("out", "sum") else branch.in_features
             site = self.site.at(role, slot, sole=len(self.slots) == 1)
             norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
         return norms
