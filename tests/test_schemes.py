@@ -354,6 +354,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     assert step == 0 and "x ─┬─ dyt ─ attention (q, k: rmsnorm) ─ dyt ─⊕─" in drawn.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pages_alone")
 def test_schemes_are_arms_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
