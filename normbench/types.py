@@ -41,6 +41,7 @@ class Site:
         side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
             `depth` and `branches` count the blocks of both, the encoder's first.
         length: the most positions that x can have; None where that has no bound.
+        width: features of the stream; None where that is not said.
         sole: whether it is the only norm of its branch that the placement makes, whose name does without the slot.
     """
 
@@ -53,6 +54,7 @@ class Site:
     side: Literal["", "encoder", "decoder"] = ""
     sides: tuple[int, int] = (0, 0)
     length: int | None = None
+    width: int | None = None
     sole: bool = False
 
     def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:

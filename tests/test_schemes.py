@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -453,3 +454,58 @@ def test_each_kind_of_block_is_drawn_once(words: list[str], drawing: str) -> Non
     before = torch.get_rng_state()
     assert draw_model(run.config.tree, made, run.config.choices.groups) == drawing.strip()
     assert torch.equal(before, torch.get_rng_state())
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.square().sum(-1, keepdim=True).sqrt()
+
+
+def ngpt_logits(ours: Any, tokens: Tensor) -> Tensor:
+    """nGPT's equations on the unit sphere, with what ours has learned.
+
+    Scales of queries and keys are shared by heads and come before the rotation, as those of any norm there; authors'
+    scale of the MLP's ungated half is ours of the hidden features, and √d·s_z theirs of the logits.
+    """
+    norms = ours.anatomy().norms
+    width, heads, size = 32, 4, 8
+    turn = torch.complex(*ours.rotation[:, : tokens.shape[1]])
+    h = unit(ours.stem.embedding.weight[tokens])
+    for number, block in enumerate(ours.blocks):
+        attention, mlp = block.branches["attention"], block.branches["mlp"]
+        q, k, v = (
+            (h @ weight.T).unflatten(-1, (heads, size)).transpose(1, 2) for weight in attention.qkv.weight.chunk(3)
+        )
+        turned = []
+        for name, x in (("q", q), ("k", k)):
+            x = unit(x) * norms[f"block{number:02d}.attention.{name}"].weight
+            pairs = torch.complex(*x.chunk(2, dim=-1)) * turn
+            turned.append(torch.cat((pairs.real, pairs.imag), dim=-1))
+        scores = math.sqrt(size) * turned[0] @ turned[1].transpose(-2, -1)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        read = scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ v
+        found = read.transpose(1, 2).flatten(2) @ attention.out.weight.T
+        h = unit(h + (0.05 * math.sqrt(width) * block.rates["attention"]).abs() * (unit(found) - h))
+        gate, up = (h @ weight.T for weight in mlp.fc1.weight.chunk(2))
+        gate = gate * norms[f"block{number:02d}.mlp.activation"].weight * math.sqrt(width)
+        hidden = gate * torch.sigmoid(gate) * up * norms[f"block{number:02d}.mlp.hidden"].weight
+        found = hidden @ mlp.fc2.weight.T
+        h = unit(h + (0.05 * math.sqrt(width) * block.rates["mlp"]).abs() * (unit(found) - h))
+    return math.sqrt(width) * norms["logits"].weight * (h @ ours.head.linear.weight.T)
+
+
+def test_ngpt_is_its_equations_on_the_unit_sphere() -> None:
+    ours: Any = made("ngpt").double()
+    tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for block in ours.blocks:
+            for rate in block.rates.values():
+                rate.normal_(std=0.5)
+        ours.stem.embedding.weight.copy_(unit(ours.stem.embedding.weight))  # which were so in float32
+        ours.scale.fill_(32**0.5)
+        logits = ours(tokens)
+        expected = ngpt_logits(ours, tokens)
+    assert logits.std() > 0.1, "of weights that do something"
+    torch.testing.assert_close(logits, expected, rtol=1e-11, atol=1e-11)
+    start, norms = make_model(read(["scheme=ngpt", *WORDS]).tree, TEXT, 0)
+    assert norms["logits"].weight.tolist() == [pytest.approx(32**-0.5)] * TEXT.vocabulary_size
+    assert start(tokens).abs().max() <= 1 + 1e-6, "cosines"

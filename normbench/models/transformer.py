@@ -459,7 +459,7 @@ class Transformer(Embedded):
         if read == "class_token":
             self.class_token = nn.Embedding(1, width)
             length += 1
-        outside = Site("outside", depth=depth, causal=task.causal, length=length)
+        outside = Site("outside", depth=depth, causal=task.causal, length=length, width=width)
         self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, outside)
         self.blocks = nn.ModuleList()
         for layer in range(depth):

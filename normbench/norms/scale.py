@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normbench.errors import UsageError
 from normbench.norms.common import AffineNorm, scale_and_shift
 from normbench.settings import Setting
-from normbench.types import NormFacts
+from normbench.types import NormFacts, Site
 
 
 class Scale(AffineNorm):
@@ -38,18 +39,36 @@ class Scale(AffineNorm):
         affine: Annotated[bool, Setting("learned γ")] = True,
         bias: Annotated[bool, Setting("learned β, where there is a γ")] = False,
         shape: Annotated[Literal["channel", "scalar"], Setting("a γ for each feature, or one for all")] = "channel",
-        gain0: Annotated[float, Setting("start of scale's γ", low=0, high=1e6)] = 1.0,
+        gain0: Annotated[
+            float | Literal["inverse_root_width"],
+            Setting("start of scale's γ; inverse_root_width: 1/√width of the stream", low=0, high=1e6),
+        ] = 1.0,
         shared: Annotated[bool, Setting("one γ for all norms of the same rule in a block")] = False,
+        site: Site | None = None,
         **place: Any,
     ) -> None:
+        start = inverse_root_width(site) if isinstance(gain0, str) else gain0
         size = 1 if shape == "scalar" else num_features
-        super().__init__(num_features, None, affine, bias, gain0=gain0, **place)
+        super().__init__(num_features, None, affine, bias, gain0=start, site=site, **place)
         self.shape = shape
         self.shared = shared
         if self.weight is not None:
-            self.weight = nn.Parameter(torch.full((size,), float(gain0)))
+            self.weight = nn.Parameter(torch.full((size,), float(start)))
         if self.bias is not None:
             self.bias = nn.Parameter(torch.zeros(size))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         return scale_and_shift(x, weight, bias, self.channel_dim)
+
+
+def inverse_root_width(site: Site | None) -> float:
+    """Return 1/√features of the stream at a site.
+
+    Raises:
+        UsageError: they are not known there.
+    """
+    if site is None or site.width is None:
+        where = f" at {site.name}" if site else ""
+        cure = "give a number, or use it at norm@logits of a Transformer"
+        raise UsageError(f"gain0=inverse_root_width finds no width of a stream{where}: {cure}")
+    return site.width**-0.5
