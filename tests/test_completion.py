@@ -13,7 +13,7 @@ from support import REPOSITORY
 from normbench.cli import COMPLETE, cli, main
 from normbench.commands.completion import SHELLS
 from normbench.config.groups import options
-from normbench.config.rules import WORDS
+from normbench.config.rules import words_for
 from normbench.config.schema import KEYS
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 
@@ -111,13 +111,17 @@ def test_keys_and_values_are_those_of_the_chosen_option(line: str, having: str, 
 
 
 def test_a_rule_for_places() -> None:
-    words = {f"norm@{word}=" for word in WORDS}
+    words = {f"norm@{word}=" for word in words_for("norm")}
     assert {*answers("train", "norm@")} == words
     assert list(answers("train", "norm@first3.q")) == ["norm@first3.qk=", "norm@first3.qk_all="]
     assert list(answers("train", "norm@qk=rms")) == ["norm@qk=rmsnorm"]
     assert list(answers("train", "norm@qk=rmsnorm", "norm@qk.e")) == ["norm@qk.eps=", "norm@qk.encoder="]
     assert list(answers("sweep", "norm@qk=none,rms")) == ["norm@qk=none,rmsnorm"]
     assert answers("train", "model@") == {}
+    of_blocks = ["first3", "last3", "blocks2-5", "encoder", "decoder"]
+    assert list(answers("train", "placement@")) == [f"placement@{word}=" for word in of_blocks]
+    found = answers("train", "weights@")
+    assert "weights@mlp=" in found and "weights@embedding=" in found and "weights@qk=" not in found
 
 
 def test_an_option_of_the_users_own(here: Path) -> None:

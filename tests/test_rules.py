@@ -255,6 +255,12 @@ def test_shared_gains_of_other_widths_are_refused() -> None:
         (["norm@atention.q=rmsnorm"], r"norm@atention.q fits no place of this model: did you mean attention\?"),
         (["norm@qk=rmsnorm,none"], r"norm@qk=rmsnorm,none gives several values"),
         (["~norm@qk"], r"~norm@qk takes a rule back"),
+        (["norm@first1=dyt", "norm@first4=rmsnorm"], r"norm@first1 holds nowhere, since norm@first4 wins"),
+        (
+            ["norm@qk=rmsnorm", "norm@qkv=dyt"],
+            r"norm@qk holds nowhere, since norm@qkv wins at its places: leave it out",
+        ),
+        (["placement@first2=post", "placement@first25pct=pre"], r"placement@first2 holds nowhere"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], message: str) -> None:

@@ -339,11 +339,42 @@ def test_own_classes_replace_a_schemes() -> None:
     assert tree["at"]["norm@qk_all"] == {"_target_": "torch.nn.Identity"}
 
 
-def test_mistakes() -> None:
+def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"scheme=lama is unknown: did you mean llama\?"):
         read(["scheme=lama", *WORDS])
-    with pytest.raises(UsageError, match="is not a setting of model=cnn"):
-        prepare(read(["scheme=llama", "model=cnn", "data=digits", "trainer.steps=3"]))
+    message = (
+        r"scheme=llama sets model.\w+, which is not a setting of model=cnn: choose model=.* or model=\w+, or give norm"
+    )
+    with pytest.raises(UsageError, match=message):
+        read(["scheme=llama", "model=cnn", "data=digits", "trainer.steps=3"])
+    own = [f"hydra.searchpath=[{tmp_path}]", *WORDS]
+    write(tmp_path, "scheme/one.yaml", "scheme: other\n")
+    write(tmp_path, "scheme/other.yaml", "scheme: one\n")
+    with pytest.raises(UsageError, match=r"scheme=one builds on itself: take the line scheme out of other.yaml"):
+        read(["scheme=one", *own])
+    write(tmp_path, "experiment/ruled.yaml", "# @package _global_\nat:\n  norm@qk:\n    eps: 1.0\n")
+    with pytest.raises(UsageError, match=r"experiment=ruled has a section at: give rules as words"):
+        read(["experiment=ruled", *own])
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_a_scheme_gives_way_to_a_persons_rules() -> None:
+    prepare(read(["scheme=qwen3", "norm@q=dyt", "norm@k=dyt", *WORDS]))  # leave norm@qk no place
+
+
+def test_a_scheme_builds_on_another(tmp_path: Path) -> None:
+    write(tmp_path, "scheme/mine.yaml", "scheme: olmo2\nnorm: dyt\nmodel.mlp: gelu\n")
+    own = [f"hydra.searchpath=[{tmp_path}]", *WORDS]
+    config = read(["scheme=mine", *own])
+    by_hand = read(["scheme=olmo2", "norm=dyt", "model.mlp=gelu", *own])
+    assert config.tree == by_hand.tree
+    assert config.choices.groups["scheme"] == "mine"
+    write(tmp_path, "experiment/chosen.yaml", "# @package _global_\ndefaults:\n  - override /scheme: mine\n")
+    assert read(["experiment=chosen", *own]).tree == config.tree
 
 
 def test_a_scheme_of_ones_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, 
 from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
-from normbench.config.groups import options, section_of
+from normbench.config.groups import options, recipe_of
 from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
 
@@ -236,7 +236,7 @@ def keys_of_schemes(study: RecordedStudy) -> list[str]:
     found: dict[str, None] = {}
     for scheme in {run.config.get("scheme") for run in study.runs}:
         if scheme in options("scheme"):
-            found |= dict.fromkeys(section_of("scheme", scheme))
+            found |= dict.fromkeys(recipe_of(scheme))
     return [*found]
 
 

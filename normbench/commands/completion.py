@@ -15,7 +15,7 @@ from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
 from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
-from normbench.config.rules import WORDS, group_of, is_rule
+from normbench.config.rules import group_of, is_rule, words_for
 from normbench.config.schema import KEYS
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
@@ -87,7 +87,7 @@ def complete_rule(
     if value is None:
         before = f"{place}." if place else f"{group}@"
         found = {f"{before}{key}=": each.doc for key, each in settings.items()}
-        for word, line in WORDS.items():
+        for word, line in words_for(group).items():
             found[f"{before}{word}="] = line
         return found
     if setting in settings:

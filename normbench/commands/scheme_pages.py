@@ -7,7 +7,7 @@ from rich.markdown import Markdown
 from normbench.build import lay_out
 from normbench.commands.report import console
 from normbench.config.compose import read
-from normbench.config.groups import options, section_of
+from normbench.config.groups import options, recipe_of
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
 from normbench.settings import show
@@ -25,7 +25,7 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
 
 def page_of(name: str) -> str:
     """Return the page of a scheme in Markdown: what it is, its words, and the blocks of the default model with it."""
-    words = " ".join(f"{key}={show(value)}" for key, value in section_of("scheme", name).items())
+    words = " ".join(f"{key}={show(value)}" for key, value in recipe_of(name).items())
     run = prepare(read([f"scheme={name}"]))
     made = lay_out(run.config.tree, run.data.task)
     drawing = draw_model(run.config.tree, made, run.config.choices.groups)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,9 +29,12 @@ from normbench.config.groups import (
     check_option,
     chosen_options,
     config_directory,
+    content,
     find_own_classes,
+    leave_out_said,
     options,
     options_with,
+    recipe_of,
     section_of,
 )
 from normbench.config.rules import RULES, is_rule, read_rule, section_at
@@ -105,7 +108,8 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     with start_hydra():
         for words in points:
             with translate_errors():
-                every_word = (*words_of_scheme(words), *words)
+                scheme_words = words_of_scheme(words)
+                every_word = (*scheme_words, *words)
                 rules = read_rules(every_word)
                 chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
                 # points that set the same keys are written over each other, since copying takes longer than all else
@@ -114,7 +118,8 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
                 if alike not in composed or not all(map(can_be_overwritten, settings)):
                     composed[alike] = compose(chosen)
                 config, groups = composed[alike]
-                apply(config, groups, settings)
+                refuse_section_of_rules(config, groups, own_folders(words))
+                apply(config, groups, settings, {key_of(word) for word in scheme_words})
                 found.append(replace(finish(config, groups, every_word, rules), words=tuple(words)))
     return found
 
@@ -150,6 +155,23 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
         config.pop(SCHEME, None)  # whose words are among those of the line
     options = {group: str(option) for group, option in runtime.choices.items() if group in GROUPS}
     return config, options
+
+
+def refuse_section_of_rules(config: DictConfig, groups: Mapping[str, str], folders: Sequence[Path]) -> None:
+    """Refuse a YAML that has the section of rules, which are words.
+
+    Raises:
+        UsageError: with the option whose YAML it is.
+    """
+    if RULES not in config:
+        return
+    named = [
+        f"{group}={option}"
+        for group, option in groups.items()
+        if option in options(group, *folders) and RULES in content(group, option, tuple(folders))
+    ]
+    cure = "give rules as words, such as norm@qk=rmsnorm, or as lines of a scheme"
+    raise UsageError(f"{either(named) or 'a YAML'} has a section {RULES}: {cure}")
 
 
 def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], rules: Mapping[str, Tree]) -> Config:
@@ -232,19 +254,19 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
         UsageError: there is no such scheme.
     """
     given = {key_of(word): word.partition("=")[2] for word in words}
-    scheme = given.get(SCHEME, "null")
+    folders = own_folders(words)
+    scheme = given.get(SCHEME) or scheme_of_experiment(given.get("experiment", ""), *folders)
     if scheme == "null":
         return []
-    folders = own_folders(words)
-    check_option(SCHEME, scheme, *folders)
-    recipe = section_of(SCHEME, scheme, *folders)
-    replaced = [key for key in recipe if key in given or f"{key}._target_" in given]
-    found: list[str] = []
-    for key, value in recipe.items():
-        option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
-        if key not in replaced and not option_is_replaced:
-            found.append(f"{key}={show(value)}")
-    return found
+    recipe = leave_out_said(recipe_of(scheme, *folders), given)
+    return [f"{key}={show(value)}" for key, value in recipe.items()]
+
+
+def scheme_of_experiment(experiment: str, *folders: Path) -> str:
+    """Return the scheme that an experiment's YAML chooses; `null` where there is none."""
+    if experiment not in options("experiment", *folders):
+        return "null"
+    return str(content("experiment", experiment, folders)["defaults"].get(SCHEME, "null"))
 
 
 def keys_of_schemes(words: Sequence[str]) -> set[str]:
@@ -258,7 +280,7 @@ def keys_of_schemes(words: Sequence[str]) -> set[str]:
             every = "(" in named  # such as glob(*)
             for scheme in known:
                 if every or scheme in named.split(","):
-                    found.update(section_of(SCHEME, scheme, *folders))
+                    found.update(recipe_of(scheme, *folders))
     return found
 
 
@@ -378,8 +400,16 @@ def text(override: Override) -> str:
     return override.input_line or ""
 
 
-def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Override]) -> None:
+def apply(
+    config: DictConfig, groups: dict[str, str], settings: Iterable[Override], of_scheme: Collection[str] = ()
+) -> None:
     """Write settings into a composed configuration.
+
+    Args:
+        config: what was composed.
+        groups: the option of each group.
+        settings: as Hydra's parser reads them.
+        of_scheme: the keys that a scheme sets, and no word of the person.
 
     Raises:
         UsageError: a key that there is not.
@@ -394,6 +424,11 @@ def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Overrid
                 del values[name]
         elif known or takes(section, name, values):
             OmegaConf.update(config, key, override.value(), merge=True, force_add=not known)
+        elif key in of_scheme and section in groups:
+            chosen = f"{section}={groups[section]}"
+            having = either(f"{section}={option}" for option in options_with(section, name))
+            what = f"scheme={groups[SCHEME]} sets {key}, which is not a setting of {chosen}"
+            raise UsageError(f"{what}: choose {having}, or give norm and placement in place of the scheme")
         else:
             raise UsageError(explain_unknown(key, config, groups))
 

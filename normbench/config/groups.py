@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -184,6 +184,40 @@ def section_of(group: str, option: str, *more: Path) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key != "defaults"}
 
 
+def recipe_of(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the words of a scheme by their keys, with those of the scheme that it builds on, if it names one.
+
+    Args:
+        scheme: its name.
+        more: folders with further options.
+        above: the schemes that build on it.
+
+    Raises:
+        UsageError: there is no such scheme, or it builds on itself.
+    """
+    check_option("scheme", scheme, *more)
+    if scheme in above:
+        raise UsageError(f"scheme={scheme} builds on itself: take the line scheme out of {above[-1]}.yaml")
+    own = dict(content("scheme", scheme, more))
+    del own["defaults"]
+    base = own.pop("scheme", None)
+    if base is None:
+        return own
+    found = leave_out_said(recipe_of(str(base), *more, above=(*above, scheme)), own)
+    return {**found, **own}
+
+
+def leave_out_said(recipe: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the words of a recipe without those that given keys say otherwise, and without the settings of these."""
+    replaced = [key for key in recipe if key in given or f"{key}._target_" in given]
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
+        if key not in replaced and not option_is_replaced:
+            found[key] = value
+    return found
+
+
 def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
     """Return the settings of what an option names: those of its class, and what its YAML sets besides."""
     section = section_of(group, option, *more)
@@ -207,7 +241,7 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
             given[key] = value
     scheme = given.get("scheme", "")
     if scheme in options("scheme", *more):
-        given = section_of("scheme", scheme, *more) | given
+        given = recipe_of(scheme, *more) | given
     found: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
         by_default = found.get(group, defaults[group])

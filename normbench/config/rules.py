@@ -68,6 +68,12 @@ WORDS = {
     "decoder": "the other side",
 }
 
+# The words for any rule, the only ones for placements, which are of whole blocks; those beside them for weights; and
+# those for weights alone.
+OF_BLOCKS = ("first3", "last3", "blocks2-5", "encoder", "decoder")
+OF_WEIGHTS = ("attention", "cross", "mlp", "conv", "linear", "cell", "out", "stem")
+OF_WEIGHTS_ALONE = ("embedding", "head")
+
 # Words for several slots at once.
 SLOTS = {
     "qk": ("q", "k"),
@@ -169,6 +175,15 @@ def best_rule(rules: Iterable[Rule], site: Site, asked_for: bool = False) -> Rul
         if holds and (best is None or len(rule.words) >= len(best.words)):
             best = rule
     return best
+
+
+def words_for(group: str) -> dict[str, str]:
+    """Return the words that places of a group may have, with their meanings."""
+    if group == "placement":
+        return {word: WORDS[word] for word in OF_BLOCKS}
+    if group == "weights":
+        return {word: WORDS[word] for word in (*OF_WEIGHTS, *OF_WEIGHTS_ALONE, *OF_BLOCKS)}
+    return {word: meaning for word, meaning in WORDS.items() if word not in OF_WEIGHTS_ALONE}
 
 
 # ---- keys and sections

@@ -14,12 +14,12 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
-from normbench.config.rules import RULES, section_at, sections_of
+from normbench.config.rules import RULES, read_rule, section_at, sections_of
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
-from normbench.settings import Tree
+from normbench.settings import Tree, key_of
 from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
 from normbench.types import Data, NormFacts
@@ -116,7 +116,7 @@ def fit_to_data(config: Config, data: Data, parent: RunDirectory | None, stack: 
         UsageError: a setting that does not fit the data, the run that it extends, or seeds as one model.
     """
     if RULES in config.tree:
-        build.lay_out(config.tree, data.task)  # refuses a rule that fits no place
+        check_rules(config, build.lay_out(config.tree, data.task))
     steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
@@ -158,6 +158,25 @@ def warn_once(sentence: str) -> None:
 
 
 # ---- what is refused
+
+
+def check_rules(config: Config, made: build.Assembled) -> None:
+    """Refuse a rule that the person has given and that holds nowhere, since others win at all of its places.
+
+    One that fits no place is refused as the model is made. A scheme's may give way to the person's own words.
+
+    Raises:
+        UsageError: with a rule that wins.
+    """
+    given = {key_of(word).removesuffix("._target_") for word in config.words}
+    sections = {"norm": made.norm_sections, "placement": made.placement_sections}
+    for key in config.tree[RULES]:
+        rule = read_rule(key)
+        holding = sections.get(rule.group, {})
+        winners = [section for site, section in holding.items() if section and rule.fits(site)]
+        if key in given and winners and key not in winners:
+            what = f"{key} holds nowhere, since {winners[0]} wins at its places"
+            raise UsageError(f"{what}: leave it out, or give it later or with more words")
 
 
 def check_compile(config: Config, device: torch.device) -> None:
@@ -276,7 +295,7 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     for run in runs:
         path = run.directory.path
         if not run.directory.config.exists():
-            content = fingerprint(without(run.config.tree, UNHASHED_KEYS))
+            content = fingerprint(settings_in(run.config.tree))
             wanted[content] = run
             words = path.name.rpartition("-")[0]
             patterns.add((path.parent, f"{words}-????????"))
@@ -288,7 +307,7 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
         ended = RunDirectory(path)
         if not ended.read_result():
             continue
-        content = fingerprint(without(ended.configuration(), UNHASHED_KEYS))
+        content = fingerprint(settings_in(ended.configuration()))
         difference = difference_of(wanted[content], ended) if content in wanted else ""
         if difference:
             del wanted[content]
@@ -296,6 +315,11 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     if len(found) > 1:
         return f"{found[0]}; and so for {len(found) - 1:,} more"
     return found[0] if found else None
+
+
+def settings_in(tree: Tree) -> dict[str, Any]:
+    """Return all of a configuration that changes a run's numbers, with the order of its rules."""
+    return {"config": without(tree, UNHASHED_KEYS), "rules": list(tree.get(RULES, {}))}
 
 
 def difference_of(run: Run, ended: RunDirectory) -> str:
