@@ -279,7 +279,26 @@ def vit22b(x: Tensor, model: Any) -> Tensor:
     return rms(x, model.final_norm)
 
 
-FORMULAS = {"hybridnorm": hybridnorm, "keel": keel, "normformer": normformer, "vit22b": vit22b}
+def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
+    """RMSNorm without a gain, and with one that is fixed at 1.2 where a norm of queries or keys is given."""
+    y = x / (x.square().mean(-1, keepdim=True) + 1.1920929e-07).sqrt()
+    return y if norm is None else 1.2 * y
+
+
+def nanochat(x: Tensor, model: Any) -> Tensor:
+    x = start = bare_rms(x)
+    for number, block in enumerate(model.blocks):
+        assert [block.gain.item(), block.start_gain.item()] == pytest.approx(
+            [1.15 - 0.05 * number, 0.2 - 0.075 * number]
+        )
+        attention, mlp = block.branches.values()
+        x = block.gain * x + block.start_gain * start
+        x = x + attended(attention, bare_rms(x), {"q": bare_rms, "k": bare_rms}, model.rotation)
+        x = x + mlp.fc2(mlp.fc1(bare_rms(x)).clamp_min(0))
+    return bare_rms(x)
+
+
+FORMULAS = {"nanochat": nanochat, "hybridnorm": hybridnorm, "keel": keel, "normformer": normformer, "vit22b": vit22b}
 
 
 @pytest.mark.parametrize("scheme", FORMULAS)
@@ -368,12 +387,12 @@ def test_a_scheme_gives_way_to_a_persons_rules() -> None:
 
 def test_a_scheme_builds_on_another(tmp_path: Path) -> None:
     write(tmp_path, "scheme/mine.yaml", "scheme: olmo2\nnorm: dyt\nmodel.mlp: gelu\n")
+    write(tmp_path, "experiment/chosen.yaml", "# @package _global_\ndefaults:\n  - override /scheme: mine\n")
     own = [f"hydra.searchpath=[{tmp_path}]", *WORDS]
     config = read(["scheme=mine", *own])
     by_hand = read(["scheme=olmo2", "norm=dyt", "model.mlp=gelu", *own])
     assert config.tree == by_hand.tree
     assert config.choices.groups["scheme"] == "mine"
-    write(tmp_path, "experiment/chosen.yaml", "# @package _global_\ndefaults:\n  - override /scheme: mine\n")
     assert read(["experiment=chosen", *own]).tree == config.tree
 
 
