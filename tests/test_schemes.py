@@ -280,9 +280,9 @@ def vit22b(x: Tensor, model: Any) -> Tensor:
 
 
 def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
-    """RMSNorm without a gain, and with one that is fixed at 1.2 where a norm of queries or keys is given."""
+    """RMSNorm without a gain; with one fixed at 1.2, in float32, where a norm of queries or keys is given."""
     y = x / (x.square().mean(-1, keepdim=True) + 1.1920929e-07).sqrt()
-    return y if norm is None else 1.2 * y
+    return y if norm is None else torch.tensor(1.2).item() * y
 
 
 def nanochat(x: Tensor, model: Any) -> Tensor:
