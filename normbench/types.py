@@ -266,6 +266,10 @@ class Placement(nn.Module):
         """Return what is read of the streams x after the last block of a stack, in front of the final norm."""
         return x
 
+    def sketch(self, x: Any) -> Any:
+        """Return how a drawing x passes through the block: as `forward` does, if that is something one can draw."""
+        return self(x)
+
 
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
 

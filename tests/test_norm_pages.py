@@ -60,6 +60,7 @@ FLOWS = {
     "admin": "x ─┬─ f ──⊕─ N ─→ x\n   └─ ·α ─┘",
     "resi_dual": "x ─ f ─→ z\nx ─⊕─ N ─→ x\nz ─┘\nr ─⊕─→ r\nz ─┘",
     "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
+    "hyper_connections": "x ─┬─ read ─ N ─ f ─ write ─⊕─→ x\n   └─ mix ──────────────────┘",
     "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
     "layerscale": "x ─┬─ N ─ f ─ ·α ─⊕─→ x\n   └──────────────┘",
     "ngpt": "x ─┬─ f ─ N ─ ·α ─⊕─ N ─→ x\n   └─ ·α ─────────┘",
@@ -208,7 +209,7 @@ def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
     tree = {"placement": section_of("placement", placement)}
     page = placement_page(tree)
     assert page.flow == FLOWS[placement]
-    several = {"siamese": 3, "resi_dual": 1}  # whose norms are drawn in more lines, or twice
+    several = {"siamese": 3, "resi_dual": 1, "hyper_connections": 2}  # whose norms are drawn in more lines, or twice
     assert page.norms == several.get(placement, FLOWS[placement].splitlines()[0].count("N"))
 
 

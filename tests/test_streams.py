@@ -70,6 +70,86 @@ def test_formula_of_a_stack(name: str) -> None:
     assert (blocks[-1].leave(x) - REFERENCES[name](X, own)).abs().max() < 1e-12
 
 
+STREAMS = 3
+
+
+def hyper_connections(x: Tensor, own: list[list[Tensor]], dynamic: bool) -> Tensor:
+    """Appendix J of Zhu et al. 2024, stream by stream; own: what each branch has learned."""
+    streams = [x] * STREAMS
+    for place, (mix, write, *of_streams) in enumerate(own):
+        read, carry = mix[:, 0], mix[:, 1:]
+        weights = []
+        for i, stream in enumerate(streams):
+            added = torch.zeros(*stream.shape[:-1], STREAMS + 2, dtype=torch.float64)
+            if dynamic:
+                mix_map, mix_scale, write_map, write_scale = of_streams
+                added[..., :-1] = mix_scale * torch.tanh(n(stream) @ mix_map)
+                added[..., -1:] = write_scale * torch.tanh(n(stream) @ write_map)
+            weights.append(added + torch.cat((read[i : i + 1], carry[i], write[i : i + 1])))
+        branch = (f, g)[place % 2]
+        z = branch(n(sum(weights[i][..., :1] * streams[i] for i in range(STREAMS))))
+        mixed = []
+        for j in range(STREAMS):
+            carried = sum(weights[i][..., j + 1, None] * streams[i] for i in range(STREAMS))
+            mixed.append(carried + weights[j][..., -1:] * z)
+        streams = mixed
+    return torch.stack(streams).sum(0)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_formula_of_hyper_connections(dynamic: bool) -> None:
+    blocks: Any = [make("hyper_connections", k, f, g, streams=STREAMS, dynamic=dynamic) for k in range(DEPTH)]
+    starts = []
+    own = []
+    for block in blocks:
+        for connection in block.connections.values():
+            starts.append(int(connection.mix[:, 0].argmax()))
+            own.append(moved(connection))
+    assert starts == [0, 1, 2, 0, 1, 2]  # the stream that each branch reads
+    x = blocks[0].enter(X)
+    for block in blocks:
+        x = block(x, mark=7)
+    expected = hyper_connections(X, own, dynamic)
+    assert (blocks[-1].leave(x) - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+def test_what_hyper_connections_start_with_does_not_decay() -> None:
+    model, norms = build(placement="hyper_connections")
+    decayed, others = parameter_groups(model, norms.values(), weight_decay=0.1, decay_norms=False)
+    connection: Any = model.blocks[0].connections["mlp"]
+    assert {id(connection.mix), id(connection.write)} <= {id(each) for each in others["params"]}
+    assert {id(connection.mix_map), id(connection.write_map)} <= {id(each) for each in decayed["params"]}
+
+
+def test_hyper_connections_start_as_pre_norm() -> None:
+    """Each stream does, and the output is their sum, whose factor of 4 the final norm takes out."""
+    made, usual = make("hyper_connections", 1, f, g), make("pre", 1, f, g)
+    x = made(made.enter(X), mark=7)
+    torch.testing.assert_close(x, usual(X, mark=7).expand(4, -1, -1, -1), rtol=0, atol=1e-12)
+    assert made.slots_of("mlp") == ("streams", "in")  # type: ignore[operator]  # a Residual's
+    logits = []
+    for placement in ("hyper_connections", "pre"):
+        model, _ = build(placement=placement, norm_settings={"eps": 0.0})
+        logits.append(model(random_batch(TEXT).inputs))
+    torch.testing.assert_close(*logits)
+
+
+def test_hyper_connections_of_images_write_by_the_pixels_that_are_kept() -> None:
+    x = numbers(2, 5, 4, 4)
+    block: Any = make("hyper_connections", 1, lambda x: x[..., ::2, ::2], channel_dim=1, streams=2)
+    block.branches["attention"].shortcut = lambda x: x[..., ::2, ::2]
+    (connection,) = block.connections.values()
+    mix, write, mix_map, mix_scale, write_map, write_scale = moved(connection)
+    found = block(torch.stack((x, 2 * x)), mark=7)
+    last = torch.stack((x, 2 * x)).movedim(2, -1)
+    weights = mix.view(2, 1, 1, 1, 3) + mix_scale * torch.tanh(n(last.movedim(-1, 2)).movedim(2, -1) @ mix_map)
+    mixed = torch.einsum("sbhwt,sbhwd->tbhwd", weights, last)
+    z = n(mixed[0].movedim(-1, 1))[..., ::2, ::2]
+    written = write.view(2, 1, 1, 1, 1) + write_scale * torch.tanh(n(last.movedim(-1, 2)).movedim(2, -1) @ write_map)
+    kept = mixed[1:].movedim(-1, 2)[..., ::2, ::2]
+    torch.testing.assert_close(found, kept + written.movedim(-1, 2)[..., ::2, ::2] * z, rtol=0, atol=1e-12)
+
+
 def test_the_start_of_the_stream_is_mixed_in_less_and_less() -> None:
     """As in nanochat: from the first block to the last r is 1.15 to 1.05 and λ 0.20 to 0.05; one alone starts so."""
     blocks = [make("x0", layer, f, g) for layer in range(DEPTH)]
@@ -152,7 +232,7 @@ def test_a_model_that_takes_one_stream_is_refused() -> None:
 # ---- what looks at the stream
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", [*SEVERAL, "hyper_connections"])
 def test_blocks_are_computed_again_to_the_same_bits(name: str) -> None:
     batch = random_batch(TEXT)
     found = []

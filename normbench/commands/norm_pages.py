@@ -449,8 +449,8 @@ def placement_page(tree: Any) -> PlacementPage:
     site = Site("block", 1, LAYERS, branches=2 * LAYERS)  # the first block may be an exception
     block = make_placement(branches, make_norm, site)
     norms = count_steps(block.norms)
-    if block.streams == 1:
-        return PlacementPage(block, str(block(Flow())), norms)
+    if not hasattr(block, "names"):
+        return PlacementPage(block, str(block.sketch(Flow())), norms)
     last = make_placement(branches, make_norm, replace(site, layer=LAYERS - 1))
     return PlacementPage(
         block,

@@ -138,7 +138,7 @@ REFUSALS = (
     ),
     Refusal(
         ("placement", "model"),
-        what="resi_dual, siamese or x0 in a model of your own that does not call enter and leave of its blocks",
+        what="resi_dual, siamese, x0 or hyper_connections in a model of your own that takes one stream",
         reason="the placement has several streams, and the model does not call enter and leave around its blocks",
         instead="call them and say has_streams = True in the model's class, or use placement=pre",
         applies=lacks_streams,

@@ -7,8 +7,8 @@ A place is words joined by dots, each of which must fit a site:
 
     role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, logits, block
     slot     which of its norms: in, out, sum, inner, q, k, v, q_all, k_all, heads, context, activation, hidden,
-             shortcut, post, pre, and of a cell input, state, memory; qk, qkv and qk_all stand for several, and input
-             and state for all parts of a GRU's
+             shortcut, post, pre, streams, and of a cell input, state, memory; qk, qkv and qk_all stand for several,
+             and input and state for all parts of a GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
@@ -50,6 +50,7 @@ WORDS = {
     "sum": "ngpt's norm of the sum, where out is what the branch gives",
     "inner": "between the maps of a branch",
     "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
+    "streams": "what tells hyper_connections how streams are read, mixed and written",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
     "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
     "heads": "what attention has read, by heads, which are the features",

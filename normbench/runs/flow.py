@@ -257,4 +257,4 @@ def draw_block(
         return nn.Identity() if name == "none" else Step(name)
 
     block: Any = make_placement(branches, make_norm, site)
-    return draw_streams(block) if block.streams > 1 else str(block(Flow()))
+    return draw_streams(block) if hasattr(block, "names") else str(block.sketch(Flow()))
