@@ -120,6 +120,7 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
             **dict.fromkeys((f"keeps {axes}" for axes in trials.AXES.values()), "to ["),
             **dict.fromkeys(CHANGED_SHAPES, "add to branch.shortcut(x)"),
             "skip is residual_gain · x": "",
+            "streams enter and leave": " to [",
         },
         "Drawing": {"made and run without random numbers": "draws from torch"},
     },
