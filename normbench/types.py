@@ -348,11 +348,13 @@ class Anatomy:
     Attributes:
         stem: what makes the stream from the inputs; None where nothing does.
         norms: all of the model, by the name of their site.
+        head: what makes logits of the stream; None where nothing is known to.
     """
 
     stem: nn.Module | None
     blocks: tuple[Block, ...]
     norms: Mapping[str, nn.Module]
+    head: nn.Module | None = None
 
     @property
     def outer_norms(self) -> dict[str, nn.Module]:
@@ -414,7 +416,8 @@ class Model(nn.Module):
             side = site.side if isinstance(site, Site) else ""
             blocks.append(Block(placement, layer, side, branches, norms_in(placement), channel_dim))
         stem: Any = getattr(self, "stem", None)
-        return Anatomy(stem, tuple(blocks), norms_in(self))
+        head: Any = getattr(self, "head", None)
+        return Anatomy(stem, tuple(blocks), norms_in(self), head)
 
 
 class Task(ABC):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import IMAGES, TEXT, TRANSLATIONS, build, section
 
-from normbench.models import Kaiming, Normal, Orthogonal, Scaled, Xavier
+from normbench.models import Fixup, Kaiming, Magneto, Normal, Orthogonal, Scaled, TFixup, Xavier
 
 WORDS: dict[str, Any] = {"embedding_std": 0.02, "residual_scale": False}
 INITS: dict[str, Any] = {
@@ -19,7 +19,18 @@ INITS: dict[str, Any] = {
     "kaiming": Kaiming(**WORDS),
     "scaled": Scaled(**WORDS),
     "orthogonal": Orthogonal(**WORDS),
+    "fixup": Fixup(**WORDS),
+    "tfixup": TFixup(**{**WORDS, "embedding_std": "auto"}),
+    "magneto": Magneto(**WORDS),
 }
+
+LATER = tuple(f"blocks.{layer}." for layer in (2, 3, 4))  # those of the decoder after two of the encoder
+
+
+def own_weights(init: Any, **how: Any) -> dict[str, torch.Tensor]:
+    """Those of a model in its own depth and width."""
+    model, _ = build(init=init, **how)
+    return {name: value.detach() for name, value in model.named_parameters()}
 
 
 def weights(init: Any, **how: Any) -> dict[str, torch.Tensor]:
@@ -90,6 +101,55 @@ def test_the_decoder_s_blocks_are_counted_anew() -> None:
     keys = [key for key in xavier if key.endswith("fc1.weight")]
     ratios = {int(key.split(".")[1]): (scaled[key] / xavier[key]).mean().item() for key in keys}
     assert ratios == pytest.approx({0: 1, 1: 0.5**0.5, 2: 1, 3: 0.5**0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "of_one_stack", "of_encoder", "of_decoder", "of_cross"),
+    [
+        ("tfixup", 0.67 * 4**-0.25, 0.67 * 2**-0.25, 27**-0.25, 27**-0.25),
+        ("magneto", math.log(8) ** 0.5, (math.log(9) * math.log(4) / 3) ** 0.5, math.log(9) ** 0.5, 1),
+    ],
+)
+def test_values_output_maps_and_mlps_of_each_stack_have_their_gain(
+    name: str, of_one_stack: float, of_encoder: float, of_decoder: float, of_cross: float
+) -> None:
+    """Against Xavier's start: of 4 blocks, and of 2 + 3 blocks with attention of the decoder to the encoder."""
+    pair: dict[str, Any] = {"model": "seq2seq", "task": TRANSLATIONS, "depth": 2, "decoder_depth": 3}
+    embedding = (9 * 4) ** -0.25 if name == "tfixup" else 0.02 * 8  # of 64 features
+    for how, gains, scale in (
+        ({}, {"": of_one_stack}, embedding),
+        (pair, {"": of_encoder, "decoder": of_decoder, "cross": of_cross}, 18**-0.25 if name == "tfixup" else 0.16),
+    ):
+        xavier, found = weights(INITS["xavier"], **how), weights(INITS[name], **how)
+        for key, weight in xavier.items():
+            where = "cross" if ".cross." in key else "decoder" if how and key.startswith(LATER) else ""
+            expected = weight.double()
+            parts = list(expected.chunk(3 if "qkv" in key else 2 if ".kv." in key else 1))
+            if ".branches." in key and ".q." not in key and weight.ndim > 1:
+                parts[-1] *= gains[where]
+            if key == "stem.embedding.weight":
+                expected *= scale / 0.02 / 8
+            elif key == "positions.weight" and name == "tfixup":
+                expected /= 0.02 * 8
+            torch.testing.assert_close(found[key].double(), expected, rtol=1e-6, atol=0)
+
+
+def test_fixup_scales_all_maps_of_a_branch_but_the_last_which_is_0() -> None:
+    """Two maps in a branch, and three: of B blocks × 1/√B, and × B^(−1/4); √(2 / fan_out) elsewhere."""
+    for model, depth, last, power in (("cnn", {"depth": 6}, "conv2", -0.5), ("resnet50", {}, "conv3", -0.25)):
+        how: dict[str, Any] = {"norm": "none", "model": model, "task": IMAGES, **depth}
+        found = own_weights(INITS["fixup"], **how)
+        drawn = own_weights(Normal(**WORDS, weight_std=1.0), **how)
+        branches = len({key.split(".")[1] for key in found if key.startswith("blocks.")})
+        for key, weight in found.items():
+            if weight.ndim < 2:
+                continue
+            std = math.sqrt(2 / weight[:, 0].numel())
+            if f".{last}." in key or key == "head.weight":
+                std = 0.0
+            elif ".branches." in key and "projection" not in key:
+                std *= branches**power
+            torch.testing.assert_close(weight, drawn[key] * std, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", INITS)

@@ -3,12 +3,13 @@
 | parameter | value |
 |---|---|
 | weight of a linear map or convolution | what `init=` makes of one standard-normal draw (std × draw) × `init.factor` |
-| embedding (tokens, positions, class token) | `init.embedding_std` × one standard-normal draw |
+| embedding (tokens, positions, class token) | `init.embedding_std`, or 1/√width, × one standard-normal draw |
 | factor on a text's embedding | 1 / root mean square of what it multiplies, with `model.embedding_scale=unit` |
 | bias | 0 |
 | a branch's scaled weights | × the placement's gain (DeepNorm's β) |
 | all weights of a branch | × what `init=` gives its block's place (`init=scaled`: 1/√place, from 1) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
+| any weight | × what `init=` then makes of the whole model (`Initialization.finish`): `fixup`, `tfixup`, `magneto` |
 | norms | untouched: a norm knows its own start |
 | anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
 
@@ -23,14 +24,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normbench.settings import Setting
-from normbench.types import Block, Branch, Model, Placement, stable_seed
+from normbench.types import Anatomy, Block, Branch, Model, Placement, stable_seed
 
+EmbeddingStd = Annotated[
+    float | Literal["auto"], Setting("standard deviation of embeddings; auto: 1/√width", low=0, high=1e3)
+]
 Factor = Annotated[float, Setting("factor on all weights but embeddings", above=0, high=1e4)]
 
 
@@ -39,13 +43,13 @@ class Initialization(ABC):
     """How wide the weights start.
 
     Args:
-        embedding_std: standard deviation of embeddings.
+        embedding_std: standard deviation of embeddings; "auto": 1/√width.
         residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019,
             §2.3).
         factor: on all weights but embeddings, whose size `embedding_std` and `model.embedding_scale` say.
     """
 
-    embedding_std: Annotated[float, Setting("standard deviation of embeddings", low=0, high=1e3)]
+    embedding_std: EmbeddingStd
     residual_scale: Annotated[bool, Setting("GPT-2's 1/√branches on weights that write to the stream")]
     factor: Factor = field(default=1.0, kw_only=True)
 
@@ -57,9 +61,31 @@ class Initialization(ABC):
         """Return the start of a weight (out, in, ...) that has this standard-normal draw."""
         return draw * self.std(draw[0].numel(), draw[:, 0].numel())
 
+    def embedding(self, draw: Tensor) -> Tensor:
+        """Return the start of an embedding (number, width) that has this standard-normal draw."""
+        std = draw.shape[1] ** -0.5 if self.embedding_std == "auto" else self.embedding_std
+        return draw * std
+
     def at_place(self, place: int) -> float:
         """Return the factor on the weights of the block at this place, from 1, of its stack."""
         return 1.0
+
+    def finish(self, anatomy: Anatomy) -> None:
+        """Scale the weights, which are drawn, by where in the model they stand.
+
+        Here the weights that branches name, by their placement's gain, and with `residual_scale` by 1/√branches.
+        """
+        placed = []
+        for block in anatomy.blocks:
+            if isinstance(block.module, Placement):
+                for branch in residual_branches(block):
+                    placed.append((block.module, branch))
+        for placement, branch in placed:
+            for weight in branch.scaled_weights():
+                weight.mul_(placement.branch_gain)
+            if self.residual_scale:
+                for weight in branch.output_weights():
+                    weight.mul_(1.0 / math.sqrt(len(placed)))
 
 
 @dataclass(frozen=True)
@@ -116,6 +142,96 @@ class Orthogonal(Initialization):
         return orthonormal.reshape(draw.shape)
 
 
+@dataclass(frozen=True)
+class Fixup(Initialization):
+    """√(2 / fan_out), in branches × B^(−1/(2m−2)), and 0 where branches and the model end: Zhang et al. 2019.
+
+    Of the m weights that a branch scales, those that write to the stream start at 0 and the others are multiplied;
+    there are B residual branches. The output layer starts at 0, where it has a weight of its own. √(2 / fan_out) is
+    that of the authors' ResNets, but for their stems, which keep torch's start.
+    """
+
+    def std(self, fan_in: int, fan_out: int) -> float:
+        return math.sqrt(2.0 / fan_out)
+
+    def finish(self, anatomy: Anatomy) -> None:
+        super().finish(anatomy)
+        branches = [branch for block in anatomy.blocks for branch in residual_branches(block)]
+        for branch in branches:
+            scaled = branch.scaled_weights()
+            if len(scaled) > 1:
+                for weight in scaled:
+                    weight.mul_(len(branches) ** (-1 / (2 * len(scaled) - 2)))
+            for weight in branch.output_weights():
+                weight.zero_()
+        for module in modules_in(anatomy.head):
+            if isinstance(module, nn.Linear):
+                module.weight.zero_()
+
+
+@dataclass(frozen=True)
+class TFixup(Xavier):
+    """Xavier, in branches × 0.67·N^(−¼), in a decoder × (9M)^(−¼): T-Fixup (Huang et al. 2020, §3.3), normal draw.
+
+    N and M are the blocks of encoder and decoder; a single stack is scaled as an encoder. Scaled are values, output
+    maps and MLPs. The embedding of tokens starts at `embedding_std` × (9N)^(−¼). Queries and keys start as the paper
+    says; the authors' code has them smaller by 1/√2.
+    """
+
+    def finish(self, anatomy: Anatomy) -> None:
+        super().finish(anatomy)
+        blocks_of = Counter(block.side for block in anatomy.blocks)
+        for block in anatomy.blocks:
+            count = blocks_of[block.side]
+            gain = (9 * count) ** -0.25 if block.side == "decoder" else 0.67 * count**-0.25
+            scale_weights(residual_branches(block), gain)
+        first_stack = blocks_of[anatomy.blocks[0].side]
+        for module in modules_in(anatomy.stem):
+            if isinstance(module, nn.Embedding):
+                module.weight.mul_((9 * first_stack) ** -0.25)
+
+
+@dataclass(frozen=True)
+class Magneto(Xavier):
+    """Xavier, in branches × √ln 2L of L blocks: Magneto, with Sub-LN (Wang et al. 2022b, figure 2), normal draw.
+
+    In an encoder–decoder of N and M blocks × √(ln 3M · ln 2N / 3) in the encoder, and × √ln 3M in the decoder, whose
+    attention to the encoder keeps Xavier's start. Scaled are values, output maps and MLPs.
+    """
+
+    def finish(self, anatomy: Anatomy) -> None:
+        super().finish(anatomy)
+        blocks_of = Counter(block.side for block in anatomy.blocks)
+        for block in anatomy.blocks:
+            square = math.log(2 * blocks_of[block.side])
+            if block.side == "decoder":
+                square = math.log(3 * blocks_of["decoder"])
+            elif block.side == "encoder":
+                square *= math.log(3 * blocks_of["decoder"]) / 3
+            scale_weights(residual_branches(block, without="cross"), math.sqrt(square))
+
+
+def modules_in(part: nn.Module | None) -> list[nn.Module]:
+    """Return a part of a model and all inside; nothing where there is none."""
+    return [] if part is None else list(part.modules())
+
+
+def residual_branches(block: Block, without: str = "") -> list[Branch]:
+    """Return the branches of a block that say which of their weights scale, but for one role."""
+    found = []
+    for role, branch in block.branches.items():
+        if isinstance(branch, Branch) and role != without:
+            found.append(branch)
+    return found
+
+
+def scale_weights(branches: Iterable[Branch], gain: float) -> None:
+    """Multiply the weights that branches scale."""
+    for branch in branches:
+        for weight in branch.scaled_weights():
+            weight.mul_(gain)
+
+
 @torch.no_grad()
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
@@ -123,9 +239,9 @@ def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn
     for name, module in model.named_modules():
         if module not in inside_norms:
             draw_weight(name, module, init, seed)
-    blocks = model.anatomy().blocks
-    scale_by_place(blocks, init, inside_norms)
-    scale_branches(blocks, init)
+    anatomy = model.anatomy()
+    scale_by_place(anatomy.blocks, init, inside_norms)
+    init.finish(anatomy)
     model.weights_drawn()
 
 
@@ -136,7 +252,7 @@ def draw_weight(name: str, module: nn.Module, init: Initialization, seed: int) -
     generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
     draw = torch.randn(module.weight.shape, generator=generator)
     if isinstance(module, nn.Embedding):
-        module.weight.copy_(draw * init.embedding_std)
+        module.weight.copy_(init.embedding(draw))
     else:  # of a FusedLinear each part by itself
         parts = [init.weight(part) for part in draw.chunk(getattr(module, "parts", 1))]
         module.weight.copy_(torch.cat(parts) * init.factor)
@@ -155,18 +271,3 @@ def scale_by_place(blocks: Iterable[Block], init: Initialization, inside_norms: 
             for module in branch.modules():
                 if isinstance(module, nn.Linear | nn.Conv2d) and module not in inside_norms:
                     module.weight.mul_(factor)
-
-
-def scale_branches(blocks: Iterable[Block], init: Initialization) -> None:
-    """Multiply the weights that branches name by their placement's gain, and with `residual_scale` by 1/√branches."""
-    placed = []
-    for block in blocks:
-        for branch in block.branches.values():
-            if isinstance(block.module, Placement) and isinstance(branch, Branch):
-                placed.append((block.module, branch))
-    for placement, branch in placed:
-        for weight in branch.scaled_weights():
-            weight.mul_(placement.branch_gain)
-        if init.residual_scale:
-            for weight in branch.output_weights():
-                weight.mul_(1.0 / math.sqrt(len(placed)))
