@@ -43,6 +43,8 @@ class Site:
         length: the most positions that x can have; None where that has no bound.
         width: features of the stream; None where that is not said.
         sole: whether it is the only norm of its branch that the placement makes, whose name does without the slot.
+        since_change: how many blocks stand before it from the last on that has changed the stream's shape; None where
+            no block of the model does.
     """
 
     role: str
@@ -56,6 +58,7 @@ class Site:
     length: int | None = None
     width: int | None = None
     sole: bool = False
+    since_change: int | None = None
 
     def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:
         """Return a place in the same block, with this slot, and by default with its own role."""
@@ -209,14 +212,21 @@ class Branch(nn.Module):
     A branch knows which of its weights scale with the placement; the placement knows by how much.
 
     Attributes:
+        stride: by how much it shrinks height and width.
         scaled, output: names of the modules with the weights that `scaled_weights` and `output_weights` return.
     """
 
     in_features: int
     out_features: int
     channel_dim: int = -1
+    stride: int = 1
     scaled: ClassVar[tuple[str, ...]] = ()
     output: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def changes_shape(self) -> bool:
+        """Tell whether the stream has another shape after it."""
+        return self.in_features != self.out_features or self.stride > 1
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Return x in the shape of the branch's output: x itself, unless the branch changes the shape."""

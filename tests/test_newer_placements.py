@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TEXT, TRANSLATIONS, build, random_batch, section
+from support import IMAGES, TEXT, TRANSLATIONS, build, random_batch, section
 from torch import Tensor, nn
 
 from normbench import build as builder
@@ -16,7 +16,7 @@ from normbench.types import Branch, Placement, Site
 
 WIDTH = 5
 DEPTH = 3
-NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt")
+NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt", "nf")
 TWO = 2 * DEPTH  # branches in a stack of blocks with two
 
 
@@ -124,7 +124,13 @@ def ngpt(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
     return x
 
 
-REFERENCES = {"lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin, "ngpt": ngpt}
+def nf(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    first, second = own
+    x = x + 0.2 * first * f(n(x / math.sqrt(1 + 0.04 * 2 * layer)))
+    return x + 0.2 * second * g(n(x / math.sqrt(1 + 0.04 * (2 * layer + 1))))
+
+
+REFERENCES = {"nf": nf, "lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin, "ngpt": ngpt}
 REFERENCES |= dict.fromkeys(("layerscale", "rezero", "skipinit"), scaled)
 
 
@@ -175,10 +181,28 @@ def test_each_side_of_a_translator_is_a_stack(side: str, layer: int, place: int)
     assert make("admin", layer, *functions, side=side, gain="linear").residual_gain == math.sqrt(branches)
 
 
+def test_nf_expects_the_deviation_anew_where_the_shape_has_changed() -> None:
+    """DeepMind's loop over the blocks of stages, the last three of which change the shape."""
+    model, _ = build("none", "nf", "resnet18", IMAGES, blocks=[2, 3, 1, 1])
+    blocks: Any = model.blocks
+    expected = 1.0
+    for layer, block in enumerate(blocks):
+        assert block.betas["conv"] == pytest.approx(1 / expected, rel=1e-12)
+        expected = math.sqrt((1.0 if layer in (2, 5, 6) else expected**2) + 0.04)
+    block = blocks[2].double()
+    (gain,) = moved(block)
+    branch = block.branches["conv"]
+    x = numbers(2, branch.in_features, 6, 6)
+    read = torch.relu(x / math.sqrt(1.08))
+    y = branch.conv2(torch.relu(branch.conv1(read)))
+    skip = branch.projection(read[:, :, ::2, ::2])
+    assert (block(x) - (skip + 0.2 * gain * y)).abs().max() < 1e-12
+
+
 # ---- how they start
 
 
-@pytest.mark.parametrize("name", ["rezero", "skipinit"])
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "nf"])
 def test_a_factor_of_0_is_the_identity(name: str) -> None:
     block = make(name, 1, f, g)
     assert torch.equal(block(X, mark=7), X)

@@ -62,6 +62,7 @@ FLOWS = {
     "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
     "hyper_connections": "x ─┬─ read ─ N ─ f ─ write ─⊕─→ x\n   └─ mix ──────────────────┘",
     "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
+    "nf": "x ─┬─ ·α ─ N ─ f ─ ·α ─⊕─→ x\n   └───────────────────┘",
     "layerscale": "x ─┬─ N ─ f ─ ·α ─⊕─→ x\n   └──────────────┘",
     "ngpt": "x ─┬─ f ─ N ─ ·α ─⊕─ N ─→ x\n   └─ ·α ─────────┘",
 }

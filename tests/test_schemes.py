@@ -342,6 +342,40 @@ def test_a_scheme_is_words_that_a_person_may_write(scheme: str) -> None:
     assert config.words == (f"scheme={scheme}", *WORDS)
 
 
+def test_a_block_of_nf_resnet_is_its_authors_function() -> None:
+    """Activations times their constant, convolutions of the standardized weights by themselves; in float64 to 1e-12."""
+    words = ["scheme=nf_resnet", "model=resnet50", "model.width=4", "model.blocks=[1,2,1,1]", "trainer.steps=3"]
+    model, _ = make_model(read([*words, "data=digits"]).tree, IMAGES, 0)
+    blocks: Any = model.double().blocks
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    def standardized(convolution: Any, x: Tensor, **how: int) -> Tensor:
+        v = convolution.parametrizations.weight.original
+        flat = v.flatten(1)
+        centered = flat - flat.mean(1, keepdim=True)
+        weight = centered / centered.square().sum(1, keepdim=True).clamp_min(1e-4).sqrt()
+        return nn.functional.conv2d(x, weight.view_as(v), **how)
+
+    def relu(x: Tensor) -> Tensor:
+        return x.clamp_min(0) * 1.7139588594
+
+    with torch.no_grad():
+        for number, k in ((1, 1), (2, 1)):  # the first changes the shape, and so one block stands before the second
+            block = blocks[number]
+            branch = block.branches["conv"]
+            block.gains["conv"].fill_(0.7)
+            x = drawn(2, branch.in_features, 6, 6)
+            seen = relu(x) / math.sqrt(1 + 0.04 * k)
+            y = standardized(branch.conv1, seen)
+            y = standardized(branch.conv2, relu(y), stride=branch.stride, padding=1)
+            y = standardized(branch.conv3, relu(y))
+            skip = standardized(branch.projection, seen[:, :, ::2, ::2]) if number == 1 else x
+            torch.testing.assert_close(block(x), skip + 0.2 * 0.7 * y, rtol=0, atol=1e-12)
+
+
 def test_a_persons_own_words_win() -> None:
     tree = read(["scheme=olmo2", "norm=dyt", "norm@qk_all.eps=1e-3", "model=small", *WORDS]).tree
     assert tree["norm"]["_target_"].endswith("DyT") and "eps" not in tree["norm"]

@@ -99,18 +99,18 @@ def test_standardized_weights_have_mean_0_and_variance_1() -> None:
 
 
 def test_scaled_standardized_weights_keep_the_variance_of_what_they_multiply() -> None:
-    module = treated(ScaledStandardized(), convolution())
+    module = treated(ScaledStandardized(scale=1.7), convolution())
     gain = torch.tensor([0.5, 1.0, 2.0, -3.0], dtype=torch.float64)
     module.parametrizations.weight[0].gain.data.copy_(gain)
     v = drawn(module).flatten(1)
     mean = v.mean(1, keepdim=True)
     product = 27 * ((v - mean) ** 2).mean(1, keepdim=True)
-    expected = gain[:, None] * (v - mean) / product.sqrt()
+    expected = 1.7 * gain[:, None] * (v - mean) / product.sqrt()
     torch.testing.assert_close(module.weight.flatten(1), expected, **DOUBLE)
-    torch.testing.assert_close(module.weight.flatten(1).square().sum(1), gain.square(), **DOUBLE)
+    torch.testing.assert_close(module.weight.flatten(1).square().sum(1), (1.7 * gain).square(), **DOUBLE)
     with torch.no_grad():
         module.parametrizations.weight.original.mul_(1e-4)  # n·σ² is under its least value 1e-4 now
-    expected = gain[:, None] * 1e-4 * (v - mean) / 1e-2
+    expected = 1.7 * gain[:, None] * 1e-4 * (v - mean) / 1e-2
     torch.testing.assert_close(module.weight.flatten(1), expected, **DOUBLE)
 
 

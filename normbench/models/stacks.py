@@ -190,10 +190,12 @@ class BlockStack(Model):
             site = Site("stem", depth=depth)
             self.stem_norm = optional_norm(norm, width, channel_dim=self.channel_dim, site=site)
         self.blocks = nn.ModuleList()
+        since_change = 0
         for layer, shape in enumerate(shapes):
-            site = Site("block", layer, depth, branches=depth)
+            site = Site("block", layer, depth, branches=depth, since_change=since_change)
             inside = NormActivation(norm, self.channel_dim, site.at(role), ACTIVATIONS[activation], norm_order)
             branch = self.branch(*shape, inside)
+            since_change = 1 if branch.changes_shape else since_change + 1
             block = placement({role: branch}, norm, site)
             if acts(norm_before(block, role)):
                 branch.activation = nn.Identity()
