@@ -16,7 +16,7 @@ from normbench.types import Branch, Placement, Site
 
 WIDTH = 5
 DEPTH = 3
-NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt", "nf")
+NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt", "nf", "fixup")
 TWO = 2 * DEPTH  # branches in a stack of blocks with two
 
 
@@ -130,7 +130,14 @@ def nf(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
     return x + 0.2 * second * g(n(x / math.sqrt(1 + 0.04 * (2 * layer + 1))))
 
 
-REFERENCES = {"nf": nf, "lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin, "ngpt": ngpt}
+def fixup(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    before_1, before_2, gain_1, gain_2, after_1, after_2 = own
+    x = x + gain_1 * f(n(x + before_1)) + after_1
+    return x + gain_2 * g(n(x + before_2)) + after_2
+
+
+REFERENCES = {"nf": nf, "fixup": fixup, "lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin}
+REFERENCES["ngpt"] = ngpt
 REFERENCES |= dict.fromkeys(("layerscale", "rezero", "skipinit"), scaled)
 
 

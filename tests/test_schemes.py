@@ -24,6 +24,7 @@ from normbench.placements import Pre
 from normbench.record.files import read_json
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
+from normbench.training.optimizer import parameter_groups
 from normbench.types import Model
 
 SIZES = ["model.depth=3", "model.width=32", "model.heads=4", "model.context=16", "device=cpu", "threads=1"]
@@ -374,6 +375,19 @@ def test_a_block_of_nf_resnet_is_its_authors_function() -> None:
             y = standardized(branch.conv3, relu(y))
             skip = standardized(branch.projection, seen[:, :, ::2, ::2]) if number == 1 else x
             torch.testing.assert_close(block(x), skip + 0.2 * 0.7 * y, rtol=0, atol=1e-12)
+
+
+def test_fixup_starts_without_its_branches_and_learns_their_numbers_at_a_tenth_of_the_rate() -> None:
+    words = ["scheme=fixup", "model=resnet18", "model.width=4", "model.blocks=[2,1,1,1]", "trainer.steps=3"]
+    model, norms = make_model(read([*words, "data=digits"]).tree, IMAGES, 0)
+    blocks: Any = model.blocks
+    x = torch.randn(2, 4, 6, 6)
+    assert torch.equal(blocks[0](x), x)
+    assert torch.equal(blocks[2](x), blocks[2].branches["conv"].shortcut(x))
+    assert not model(torch.randn(2, *IMAGES.image_shape)).any()
+    *_, slow = parameter_groups(model, norms.values(), 0.1, decay_norms=False)
+    assert slow["lr_factor"] == 0.1 and slow["weight_decay"] == 0.0
+    assert [parameter.numel() for parameter in slow["params"]] == [1] * 3 * len(blocks)
 
 
 def test_a_persons_own_words_win() -> None:

@@ -80,8 +80,10 @@ class Flow:
         """Return it with the step that a gradient does not pass."""
         return self.through("stopgrad")
 
-    def __add__(self, other: Flow) -> Flow:
-        """Return the sum, with what the two have in common before it."""
+    def __add__(self, other: Flow | Tensor) -> Flow:
+        """Return the sum, with what the two have in common before it; with a learned number a step more."""
+        if isinstance(other, Tensor):
+            return self.through("+b")
         if self.source != other.source:
             return Flow((Joint((self, other)),), source="")
         common = 0
