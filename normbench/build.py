@@ -32,7 +32,7 @@ from normbench.config.rules import (
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
-from normbench.models import initialize
+from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.loggers import Logger
@@ -299,10 +299,24 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
             refused = f"model={names['model']}, which cannot"
         if refused:
             raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
+    if scales_rates(tree):
+        if not issubclass(made["optim"], torch.optim.Adam):
+            raise CombinationRefused(
+                f"init={names['init']} has learning rates for Adam: use optim=adamw, not optim={names['optim']}"
+            )
+        if treats_weights(tree):
+            given = in_words(tree, names, "weights")
+            raise CombinationRefused(f"init={names['init']} scales weights as they are, not {given}: leave that out")
     if tree["trainer"].get("shard") and orthogonalizes(tree):
         given = f"optim={names['optim']} needs whole matrices, and trainer.shard=true cuts them"
         raise CombinationRefused(f"{given}: leave out one of the two")
     return facts
+
+
+def scales_rates(tree: Tree) -> bool:
+    """Tell whether the start of weights comes with learning rates of their own."""
+    _, made = target(tree, "init")
+    return getattr(made, "lr_factors", None) is not Initialization.lr_factors
 
 
 def treats_weights(tree: Tree) -> bool:
@@ -776,7 +790,8 @@ def make_stepper(
     """
     trainer = tree["trainer"]
     weight_decay = tree["optim"].get("weight_decay", 0.0)
-    groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"])
+    lr_factors = factory(tree, "init")().lr_factors(model.anatomy())
+    groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"], lr_factors)
     if orthogonalizes(tree):
         groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
     return Stepper(

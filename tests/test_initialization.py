@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import IMAGES, TEXT, TRANSLATIONS, build, section
 
-from normbench.models import Fixup, Kaiming, Magneto, Normal, Orthogonal, Scaled, TFixup, Xavier
+from normbench.models import Fixup, Kaiming, Magneto, MaximalUpdate, Normal, Orthogonal, Scaled, TFixup, Xavier
 
 WORDS: dict[str, Any] = {"embedding_std": 0.02, "residual_scale": False}
 INITS: dict[str, Any] = {
@@ -150,6 +150,22 @@ def test_fixup_scales_all_maps_of_a_branch_but_the_last_which_is_0() -> None:
             elif ".branches." in key and "projection" not in key:
                 std *= branches**power
             torch.testing.assert_close(weight, drawn[key] * std, rtol=1e-6, atol=0)
+
+
+def test_mup_has_table_3_s_starts_and_rates() -> None:
+    """At four times the base width: of Yang et al. 2022's table 3 what differs from `normal` at the base."""
+    mup = MaximalUpdate(**WORDS, weight_std=0.02, base_width=16)
+    normal = weights(Normal(**WORDS, weight_std=0.02), tied=False)
+    model, _ = build(init=mup, width=64, depth=4, tied=False)
+    factors = mup.lr_factors(model.anatomy())
+    for key, weight in model.named_parameters():
+        scale, rate = 1.0, 1.0
+        if ".branches." in key and weight.ndim == 2:
+            scale, rate = 0.5, 0.25
+        elif key == "head.linear.weight":
+            scale, rate = 0.25, 0.25
+        assert torch.equal(weight, normal[key] * scale), key
+        assert factors.get(weight, 1.0) == rate, key
 
 
 @pytest.mark.parametrize("name", INITS)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from normbench import build as builder
 from normbench.config.compose import read
-from normbench.errors import ContractError
+from normbench.errors import ContractError, UsageError
 from normbench.norms.seednorm import SeeDNorm
 from normbench.placements.layerscale import LayerScale
 from normbench.record.recorder import Silent
@@ -147,3 +147,47 @@ def test_a_part_that_speaks_of_what_it_has_not_is_refused(monkeypatch: pytest.Mo
     model, norms = build("seednorm")
     with pytest.raises(ContractError, match=r"SeeDNorm\.treated speaks of alhpa"):
         parameter_groups(model, norms.values(), DECAY, decay_norms=False)
+
+
+# ---- rates that go with how weights start
+
+MUP = ["norm=layernorm", "placement=pre", "weights=plain", "model.tied=false", "model.width=32", "probes=off"]
+
+
+def test_mup_at_its_base_width_trains_as_normal_to_the_bit() -> None:
+    normal = session(*MUP, "init=normal").loop
+    mup = session(*MUP, "init=mup", "init.base_width=32", "model.base_head=16").loop
+    for step in range(3):
+        take_step(normal, step)
+        take_step(mup, step)
+    assert_same_bits(mup.model, normal.model)
+    assert len(mup.optimizer.param_groups) == 2
+
+
+def test_mup_lowers_the_rate_of_matrices_and_not_their_decay_in_a_step() -> None:
+    loop = session(*MUP, "init=mup", "init.base_width=8", "model.base_head=4").loop
+    model: Any = loop.model
+    (slow,) = [group for group in loop.optimizer.param_groups if group.get("lr_factor")]
+    assert slow["lr_factor"] == 0.25 and slow["weight_decay"] * slow["lr_factor"] == DECAY
+    found = {id(weight) for weight in slow["params"]}
+    of_branches = [weight for weight in model.blocks[0].branches.parameters() if weight.ndim == 2]
+    assert found == {*map(id, of_branches), id(model.head.linear.weight)}
+    attention = model.blocks[0].branches["attention"].inner
+    q, k, v = torch.randn(3, 1, 2, 5, 16, dtype=torch.float64)
+    logits = attention.logits(q, k, None)
+    torch.testing.assert_close(logits.tril(), (q @ k.mT * (4**0.5 / 16)).tril())
+    torch.testing.assert_close(attention(q, k, v, None), logits.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("model.tied=true", "set model.tied=false"),
+        ("optim=sgd", "use optim=adamw, not optim=sgd"),
+        ("weights=spectral", "not weights=spectral: leave that out"),
+    ],
+)
+def test_what_mup_does_not_go_with_is_refused_in_a_sentence(word: str, sentence: str) -> None:
+    words = [each for each in WORDS if not each.startswith("optim.")]
+    with pytest.raises(UsageError, match=sentence):
+        Session(prepare(read([*words, *MUP, "init=mup", word])))

@@ -7,6 +7,7 @@ from normbench.models.initialization import (
     Initialization,
     Kaiming,
     Magneto,
+    MaximalUpdate,
     Normal,
     Orthogonal,
     Scaled,

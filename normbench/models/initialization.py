@@ -9,7 +9,7 @@
 | a branch's scaled weights | × the placement's gain (DeepNorm's β) |
 | all weights of a branch | × what `init=` gives its block's place (`init=scaled`: 1/√place, from 1) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
-| any weight | × what `init=` then makes of the whole model (`Initialization.finish`): `fixup`, `tfixup`, `magneto` |
+| any weight | × what `init=` makes of the whole model, such as `fixup`, `tfixup`, `magneto` and `mup` |
 | norms | untouched: a norm knows its own start |
 | anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
 
@@ -24,11 +24,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.types import Anatomy, Block, Branch, Model, Placement, stable_seed
 
@@ -70,6 +71,13 @@ class Initialization(ABC):
         """Return the factor on the weights of the block at this place, from 1, of its stack."""
         return 1.0
 
+    def lr_factors(self, anatomy: Anatomy) -> dict[nn.Parameter, float]:
+        """Return factors on the learning rate of weights, which go with how they start; without one it is 1.
+
+        AdamW's decay, which is a share of the learning rate, stays as it is without them.
+        """
+        return {}
+
     def finish(self, anatomy: Anatomy) -> None:
         """Scale the weights, which are drawn, by where in the model they stand.
 
@@ -96,6 +104,50 @@ class Normal(Initialization):
 
     def std(self, fan_in: int, fan_out: int) -> float:
         return self.weight_std
+
+
+@dataclass(frozen=True)
+class MaximalUpdate(Normal):
+    """µP: starts and Adam's rates of all widths that go with those of one (Yang et al. 2022, table 3).
+
+    m = width / `base_width`, the width being that of the stream. The weights of branches start at `weight_std`/√m and
+    the output layer at `weight_std`/m; both have 1/m of the learning rate. Embeddings, stem, biases and norms are as at
+    every width. So at the base width all is as with `init=normal`. The decay of weights is as without a factor, as
+    in the authors' package.
+
+    All widths inside a branch are to grow with the stream's, and attention divides its logits by the size of a head
+    instead of its root: see `model.base_head`.
+    """
+
+    base_width: Annotated[
+        int, Setting("width at which weights and learning rates are as without µP", low=1, high=10**5)
+    ]
+
+    def finish(self, anatomy: Anatomy) -> None:
+        super().finish(anatomy)
+        growth = self.growth(anatomy)
+        for weight in inner_weights(anatomy):
+            weight.mul_(growth**-0.5)
+        for weight in output_weights(anatomy):
+            weight.mul_(1 / growth)
+
+    def lr_factors(self, anatomy: Anatomy) -> dict[nn.Parameter, float]:
+        weights = [*inner_weights(anatomy), *output_weights(anatomy)]
+        return dict.fromkeys(weights, 1 / self.growth(anatomy))
+
+    def growth(self, anatomy: Anatomy) -> float:
+        """Return how many times as wide as the base a model is.
+
+        Raises:
+            UsageError: it has no stem, or no output layer of its own.
+        """
+        if anatomy.stem is None or isinstance(anatomy.stem, nn.Identity):
+            raise UsageError("init=mup is for a model whose stream has a stem: use a residual one")
+        if not output_weights(anatomy):
+            raise UsageError("init=mup is for a model with an output layer of its own: set model.tied=false")
+        branch: Any = next(iter(anatomy.blocks[0].branches.values()))
+        width: int = branch.in_features
+        return width / self.base_width
 
 
 @dataclass(frozen=True)
@@ -144,7 +196,7 @@ class Orthogonal(Initialization):
 
 @dataclass(frozen=True)
 class Fixup(Initialization):
-    """√(2 / fan_out), in branches × B^(−1/(2m−2)), and 0 where branches and the model end: Zhang et al. 2019.
+    """√(2 / fan_out), in branches × B^(−1/(2m−2)), and 0 where branches and the model end: Zhang et al. 2019b.
 
     Of the m weights that a branch scales, those that write to the stream start at 0 and the others are multiplied;
     there are B residual branches. The output layer starts at 0, where it has a weight of its own. √(2 / fan_out) is
@@ -164,9 +216,8 @@ class Fixup(Initialization):
                     weight.mul_(len(branches) ** (-1 / (2 * len(scaled) - 2)))
             for weight in branch.output_weights():
                 weight.zero_()
-        for module in modules_in(anatomy.head):
-            if isinstance(module, nn.Linear):
-                module.weight.zero_()
+        for weight in output_weights(anatomy):
+            weight.zero_()
 
 
 @dataclass(frozen=True)
@@ -214,6 +265,23 @@ class Magneto(Xavier):
 def modules_in(part: nn.Module | None) -> list[nn.Module]:
     """Return a part of a model and all inside; nothing where there is none."""
     return [] if part is None else list(part.modules())
+
+
+def inner_weights(anatomy: Anatomy) -> list[nn.Parameter]:
+    """Return the weights of all linear maps and convolutions in branches, less those of norms."""
+    in_norms = {module for norm in anatomy.norms.values() for module in norm.modules()}
+    found = list[nn.Parameter]()
+    for block in anatomy.blocks:
+        for branch in block.branches.values():
+            for module in branch.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d) and module not in in_norms:
+                    found.append(module.get_parameter("weight"))
+    return found
+
+
+def output_weights(anatomy: Anatomy) -> list[nn.Parameter]:
+    """Return the weights of the output layer; none where it is a tied embedding."""
+    return [module.get_parameter("weight") for module in modules_in(anatomy.head) if isinstance(module, nn.Linear)]
 
 
 def residual_branches(block: Block, without: str = "") -> list[Branch]:

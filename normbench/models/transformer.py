@@ -40,6 +40,10 @@ OF_IMAGES = ("image_classification",)
 
 HeadCount = Annotated[int, Setting("attention heads; they divide the width", low=1, high=10**5)]
 Context = Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7, tasks=OF_TEXTS)]
+BaseHead = Annotated[
+    int | None,
+    Setting("size of a head, of width base, at which logits are as usual: q·k·√base/size", low=1, high=10**5),
+]
 Dropout = Annotated[float, Setting("share of values dropped in training", low=0, below=1)]
 Position = Annotated[Literal["learned", "rotary"], Setting("position embedding")]
 Activation = Annotated[
@@ -85,20 +89,27 @@ class DotProductAttention(InnerAttention):
     """softmax(q·k/√size)·v of each head (Vaswani et al. 2017, equation 1), with dropout of the weights.
 
     Padding comes after a text, where causal attention does not look: it needs no mask.
+
+    Attributes:
+        scale: what q·k is multiplied by; None: 1/√size.
     """
 
-    def __init__(self, causal: bool, dropout: float) -> None:
+    def __init__(self, causal: bool, dropout: float, scale: float | None = None) -> None:
         super().__init__()
         self.causal = causal
         self.dropout_p = dropout
+        self.scale = scale
 
     def forward(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Heads:
         dropout_p = self.dropout_p if self.training else 0.0
         seen = None if mask is None or self.causal else mask[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p, scale=self.scale
+        )
 
     def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
-        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        products = q @ k.transpose(-2, -1)
+        logits = products / math.sqrt(q.shape[-1]) if self.scale is None else products * self.scale
         if self.causal:
             seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         elif mask is not None:
@@ -124,13 +135,14 @@ class MultiHead(Branch):
         causal: bool,
         bias: bool,
         dropout: float,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
         self.heads = heads
         for name, linear in maps.items():
             self.add_module(name, linear)
-        self.inner = DotProductAttention(causal, dropout)
+        self.inner = DotProductAttention(causal, dropout, scale)
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.norms = OptionalNorms()
@@ -417,6 +429,8 @@ class Transformer(Embedded):
             `learned` is one learned scalar, starting at √width (DyT's LLaMA form).
         patch: side of an image patch in pixels.
         pool: `mean` or `class_token`, for a classifier.
+        base_head: size of a head at which attention's logits are q·k/√size; they are q·k·√base_head/size, which µP
+            wants of larger heads. None: q·k/√size at any size.
     """
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
@@ -441,6 +455,7 @@ class Transformer(Embedded):
         embedding_scale: EmbeddingScale,
         patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4, tasks=OF_IMAGES)],
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from", tasks=OF_CLASSES)],
+        base_head: BaseHead = None,
     ) -> None:
         super().__init__()
         stem: TokenStem | PatchStem
@@ -461,12 +476,14 @@ class Transformer(Embedded):
             length += 1
         outside = Site("outside", depth=depth, causal=task.causal, length=length, width=width)
         self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, outside)
+        scale = None if base_head is None else math.sqrt(base_head) / (width // heads)
         self.blocks = nn.ModuleList()
         for layer in range(depth):
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
             about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
             branches: dict[str, Branch] = {}
-            branches["attention"] = Attention(width, heads, causal=task.causal, site=site.at("attention"), **about)
+            at_attention = site.at("attention")
+            branches["attention"] = Attention(width, heads, causal=task.causal, scale=scale, site=at_attention, **about)
             branches["mlp"] = feed_forward(width, mlp, site=site.at("mlp"), **about)
             self.blocks.append(placement(branches, norm, site))
         self.final_norm: nn.Module | None = None

@@ -6,10 +6,10 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,38 +27,68 @@ DECORATED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "s
 
 
 def parameter_groups(
-    model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
+    model: nn.Module,
+    norms: Iterable[nn.Module],
+    weight_decay: float,
+    decay_norms: bool,
+    lr_factors: Mapping[nn.Parameter, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others).
 
     What a norm, a placement or a treatment of weights says of a parameter of its own (`treated`) counts before that.
     Parameters with a factor on the learning rate are in further groups, which have it as `lr_factor`.
 
+    Args:
+        model: whose parameters are trained.
+        norms: of the model.
+        weight_decay: of those that decay.
+        decay_norms: whether norms' parameters do.
+        lr_factors: further factors on the learning rate, which leave the decay in a step as it is without them.
+
     Raises:
         ContractError: one speaks of what it does not have.
     """
     in_norms = {parameter for norm in norms for parameter in norm.parameters()}
     treatments = find_treatments(model)
-    by_treatment = defaultdict[Treatment, list[nn.Parameter]](list)
+    by_kind = defaultdict[Kind, list[nn.Parameter]](list)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        decay, lr_factor = treatments.get(parameter, Treatment())
-        if decay is None:
-            decay = decay_norms if parameter in in_norms else parameter.ndim >= 2
-        by_treatment[Treatment(decay, lr_factor)].append(parameter)
+        decays, treated_factor = treatments.get(parameter, Treatment())
+        if decays is None:
+            decays = decay_norms if parameter in in_norms else parameter.ndim >= 2
+        starting_factor = 1.0 if lr_factors is None else lr_factors.get(parameter, 1.0)
+        by_kind[Kind(decays, treated_factor, starting_factor)].append(parameter)
     groups = list[dict[str, Any]]()
-    for treatment in sorted(by_treatment, key=group_order):
-        group = {"params": by_treatment[treatment], "weight_decay": weight_decay if treatment.decay else 0.0}
-        if treatment.lr != 1:
-            group[LR_FACTOR] = treatment.lr
+    for kind in sorted(by_kind, key=Kind.order):
+        group = {"params": by_kind[kind], "weight_decay": weight_decay / kind.starting_factor if kind.decays else 0.0}
+        if kind.lr_factor != 1:
+            group[LR_FACTOR] = kind.lr_factor
         groups.append(group)
     return groups
 
 
-def group_order(treatment: Treatment) -> tuple[bool, float, bool]:
-    """Return by what groups are sorted: those without a factor first, and of each factor the decayed ones."""
-    return (treatment.lr != 1, treatment.lr, not treatment.decay)
+class Kind(NamedTuple):
+    """What the parameters of a group have in common.
+
+    Attributes:
+        decays: whether they do.
+        treated_factor: on the learning rate, which parts of the model ask for; the decay in a step has it too.
+        starting_factor: on the learning rate, which goes with how weights start; the decay in a step does without.
+    """
+
+    decays: bool
+    treated_factor: float
+    starting_factor: float
+
+    @property
+    def lr_factor(self) -> float:
+        """Return the factor on the learning rate."""
+        return self.treated_factor * self.starting_factor
+
+    def order(self) -> tuple[bool, float, bool]:
+        """Return by what groups are sorted: those without a factor first, and of each factor the decayed ones."""
+        return (self.lr_factor != 1, self.lr_factor, not self.decays)
 
 
 def find_treatments(model: nn.Module) -> dict[nn.Parameter, Treatment]:
