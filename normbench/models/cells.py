@@ -194,8 +194,8 @@ class GRU(Cell):
     """A gated recurrent unit with norms (Cho et al. 2014; norms as in Nematus, Zhang & Sennrich 2019).
 
     r, z = σ(N(Wx + b) + N(Uh)), the two gates as one vector; h̃ = tanh(N(Wx + b) + r ⊙ N(Uh)); h ← (1 − z) ⊙ h̃ + z ⊙ h.
-    With LayerNorm these are equations 23 to 25 of Ba et al. 2016, but for b. Without norms this is torch.nn.GRU with a
-    `bias_hh` of 0.
+    With LayerNorm this is the GRU of Ba et al. 2016, in their code. Without norms it is torch.nn.GRU with a `bias_hh`
+    of 0.
     """
 
     maps = 3
