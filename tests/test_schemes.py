@@ -13,6 +13,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from test_recording import plugin, texts
 from test_runs import TINY, train
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from normbench.analysis.arms import write_arms
 from normbench.build import make_model, start_model
@@ -25,7 +26,7 @@ from normbench.record.files import read_json
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
 from normbench.training.optimizer import parameter_groups
-from normbench.types import Model
+from normbench.types import ImageClassification, Model
 
 SIZES = ["model.depth=3", "model.width=32", "model.heads=4", "model.context=16", "device=cpu", "threads=1"]
 WORDS = [*SIZES, "trainer.steps=3"]
@@ -332,15 +333,80 @@ def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
     assert norms["final"].weight.eq(1).all() and norms["stem"].weight.eq(1).all()
 
 
+def batch_norm(x: Tensor, norm: Any) -> Tensor:
+    """Return Ioffe & Szegedy's y of a batch of images, with the γ and β of a norm of ours."""
+    mean = x.mean((0, 2, 3), keepdim=True)
+    variance = (x - mean).square().mean((0, 2, 3), keepdim=True)
+    y = (x - mean) / torch.sqrt(variance + norm.eps)
+    return norm.weight.view(-1, 1, 1) * y + norm.bias.view(-1, 1, 1)
+
+
+def resnet_v1(ours: Any, images: Tensor) -> Tensor:
+    """Return the logits of He et al. 2016a, figure 2 and table 1, with the weights of a model of ours.
+
+    The stride of three convolutions is the second one's (Goyal et al. 2017), as in torchvision.
+    """
+    norms = ours.anatomy().norms
+    if images.shape[-1] > 64:
+        x = batch_norm(F.conv2d(images, ours.stem[0].weight, stride=2, padding=3), norms["stem"])
+        x = F.max_pool2d(F.relu(x), 3, stride=2, padding=1)
+    else:
+        x = F.relu(batch_norm(F.conv2d(images, ours.stem.weight, padding=1), norms["stem"]))
+    for number, block in enumerate(ours.blocks):
+        branch = block.branches["conv"]
+        weights = [branch.get_parameter(f"{name}.weight") for name in branch.scaled]
+        own = [norms[name] for name in block_norms(number, len(weights))]
+        strided = 0 if len(weights) == 2 else 1
+        y = x
+        for place, (weight, norm) in enumerate(zip(weights, own, strict=True)):
+            if place:
+                y = F.relu(y)
+            stride = branch.stride if place == strided else 1
+            y = batch_norm(F.conv2d(y, weight, stride=stride, padding=weight.shape[-1] // 2), norm)
+        if isinstance(branch.projection, nn.Conv2d):
+            x = F.conv2d(x, branch.projection.weight, stride=branch.stride)
+            x = batch_norm(x, norms[f"block{number:02d}.conv.shortcut"])
+        x = F.relu(x + y)
+    return F.linear(x.mean((2, 3)), ours.head.weight, ours.head.bias)
+
+
+def block_norms(number: int, convolutions: int) -> list[str]:
+    """Return the names of the norms after the convolutions of a block."""
+    inner = ["inner"] if convolutions == 2 else ["inner1", "inner2"]
+    return [*(f"block{number:02d}.conv.{slot}" for slot in inner), f"block{number:02d}.conv"]
+
+
+@pytest.mark.parametrize(("model", "side"), [("resnet18", 72), ("resnet50", 16)])
+def test_resnet_v1_is_the_published_network(model: str, side: int) -> None:
+    """Logits and gradients in float64, with the statistics of a batch."""
+    task = ImageClassification(5, image_shape=(3, side, side))
+    words = ["scheme=resnet_v1", f"model={model}", "model.width=4", "model.blocks=[1,2,1,1]", "trainer.steps=3"]
+    ours: Any
+    ours, norms = make_model(read(words).tree, task, 0)
+    ours.double()
+    with torch.no_grad():
+        for norm in norms.values():
+            for parameter in norm.parameters():
+                parameter.normal_()
+    images = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0)).double()
+    logits, expected = ours(images), resnet_v1(ours, images)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+    parameters = [*ours.parameters()]
+    found = torch.autograd.grad(logits.sin().sum(), parameters)
+    wanted = torch.autograd.grad(expected.sin().sum(), parameters)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("scheme", options("scheme"))
 def test_a_scheme_is_words_that_a_person_may_write(scheme: str) -> None:
+    words = ["model=resnet18", "trainer.steps=3"] if scheme == "resnet_v1" else WORDS
     recipe = [f"{key}={value}" for key, value in section_of("scheme", scheme).items()]
-    by_hand = read([*recipe, *WORDS])
-    config = read([f"scheme={scheme}", *WORDS])
+    by_hand = read([*recipe, *words])
+    config = read([f"scheme={scheme}", *words])
     assert config.tree == by_hand.tree
     assert config.choices.words[0] == scheme and config.choices.groups["scheme"] == scheme
     assert "scheme" not in by_hand.choices.groups
-    assert config.words == (f"scheme={scheme}", *WORDS)
+    assert config.words == (f"scheme={scheme}", *words)
 
 
 def test_a_block_of_nf_resnet_is_its_authors_function() -> None:
@@ -409,6 +475,8 @@ def test_own_classes_replace_a_schemes() -> None:
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"scheme=lama is unknown: did you mean llama\?"):
         read(["scheme=lama", *WORDS])
+    with pytest.raises(UsageError, match="is for blocks with a skip, and this model has none"):
+        make_model(read(["model=cnn_plain", "model.activation_at=sum", "trainer.steps=3"]).tree, IMAGES, 0)
     message = (
         r"scheme=llama sets model.\w+, which is not a setting of model=cnn: choose model=.* or model=\w+, or give norm"
     )

@@ -8,6 +8,7 @@ from normbench.build import lay_out
 from normbench.commands.report import console
 from normbench.config.compose import read
 from normbench.config.groups import options, recipe_of
+from normbench.errors import UsageError
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
 from normbench.settings import show
@@ -24,9 +25,27 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
 
 
 def page_of(name: str) -> str:
-    """Return the page of a scheme in Markdown: what it is, its words, and the blocks of the default model with it."""
+    """Return the page of a scheme in Markdown: what it is, its words, and the blocks of a model with it."""
     words = " ".join(f"{key}={show(value)}" for key, value in recipe_of(name).items())
-    run = prepare(read([f"scheme={name}"]))
-    made = lay_out(run.config.tree, run.data.task)
-    drawing = draw_model(run.config.tree, made, run.config.choices.groups)
-    return f"## {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n```text\n{drawing}\n```\n"
+    model, drawing = draw_first_model(name)
+    drawn = f"Drawn with `{model}`:\n\n" if model else ""
+    return f"## {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n{drawn}```text\n{drawing}\n```\n"
+
+
+def draw_first_model(scheme: str) -> tuple[str, str]:
+    """Return the first model that a scheme goes with as words, none for the default one, and its blocks as drawn.
+
+    Raises:
+        UsageError: it goes with no model.
+    """
+    refused: UsageError | None = None
+    for words in ([], *([f"model={model}"] for model in options("model"))):
+        try:
+            run = prepare(read([f"scheme={scheme}", *words]))
+            made = lay_out(run.config.tree, run.data.task)
+        except UsageError as error:
+            refused = refused or error
+            continue
+        return " ".join(words), draw_model(run.config.tree, made, run.config.choices.groups)
+    assert refused is not None
+    raise refused

@@ -20,6 +20,10 @@ Strides = Annotated[list[int], Setting("by how much each stage shrinks height an
 
 Image = Float[Tensor, "batch channels height width"]
 Channels = tuple[int, int]  # in, out
+ActivationAt = Annotated[
+    Literal["branch", "sum"],
+    Setting("activation between blocks: before the branch, as ResNet v2, or after the sum, as v1"),
+]
 Layout = Annotated[
     Literal["auto", "channels_last", "contiguous"], Setting("how images and weights lie in memory; auto: by device")
 ]
@@ -63,7 +67,21 @@ def unsafe_convolutions(model: nn.Module) -> str:
     return f"{', '.join(unsafe)}: {what}, whose gradients can be wrong on a CPU; {cure} instead"
 
 
-class ConvBranch(Branch):
+class ActivatedBranch(Branch):
+    """A branch that begins with an activation, through which the skip may pass too, as in a ResNet v1.
+
+    There the activation stands after the sum: the stream here is that sum, and its next readers are branch and skip.
+    """
+
+    activation: nn.Module
+    activates_skip = False
+
+    def skipped(self, x: Image) -> Image:
+        """Return what the skip has of the stream."""
+        return self.activation(x) if self.activates_skip else x
+
+
+class ConvBranch(ActivatedBranch):
     """activation, 3 × 3 convolution, norm and activation, 3 × 3 convolution: a ResNet v2 branch less its first norm.
 
     That norm, or the one after the branch, is the placement's. (batch, in, height, width) to
@@ -88,12 +106,12 @@ class ConvBranch(Branch):
 
     def shortcut(self, x: Image) -> Image:
         """Return every `stride`-th pixel, with zeros in new channels: no parameters (He et al. 2016a, option A)."""
-        x = every_nth_pixel(x, self.stride)
+        x = every_nth_pixel(self.skipped(x), self.stride)
         new = self.out_features - self.in_features
         return F.pad(x, (0, 0, 0, 0, 0, new)) if new else x
 
 
-class ProjectedShortcut(Branch):
+class ProjectedShortcut(ActivatedBranch):
     """A branch whose shortcut learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B).
 
     A norm stands after what it learns, where one is asked for.
@@ -111,6 +129,7 @@ class ProjectedShortcut(Branch):
             self.shortcut_norm = inside.optional(channels[1], "shortcut")
 
     def shortcut(self, x: Image) -> Image:
+        x = self.skipped(x)
         x = every_nth_pixel(x, self.stride)  # and not a stride of the convolution: see `unsafe_convolutions`
         x = self.projection(x)
         return x if self.shortcut_norm is None else self.shortcut_norm(x)
@@ -193,6 +212,11 @@ class ConvStack(BlockStack):
         blocks: how many each stage has.
         strides: of each stage's first block, or, where it is `pooled`, of its last one.
         layout: how images and weights lie in memory, which changes the time of a step and its last digits.
+        activation_at: where the activation between blocks stands: before the `branch`, or after the `sum`, so that the
+            skip passes through it too, and the norm of the stem, where one is asked for, stands before its max-pool.
+
+    Raises:
+        UsageError: numbers that do not fit each other, or an activation after sums that are not there.
     """
 
     roles = ("conv",)
@@ -210,7 +234,11 @@ class ConvStack(BlockStack):
         strides: Strides,
         norm_order: NormOrder,
         layout: Layout = "auto",
+        activation_at: ActivationAt = "branch",
     ) -> None:
+        if activation_at == "sum" and not self.residual:
+            what = "model.activation_at=sum is for blocks with a skip, and this model has none"
+            raise UsageError(f"{what}: leave it out, or use model=resnet18 or cnn")
         for name, numbers in (("blocks", blocks), ("strides", strides)):
             if len(numbers) != len(stages):
                 raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(stages)} stages: give as many")
@@ -229,6 +257,8 @@ class ConvStack(BlockStack):
                 shapes.append(((channels, out), own_stride))
                 channels = out
         super().__init__(stem, shapes, task, *factories, activation="relu", norm_order=norm_order)
+        if activation_at == "sum":
+            self.activate_sums()
         self.layout = layout
         self.lies = "contiguous"
         self.lay_out()
@@ -245,6 +275,16 @@ class ConvStack(BlockStack):
         if wanted != self.lies:
             self.lies = wanted
             self.to(memory_format=FORMATS[wanted])  # type: ignore[call-overload]  # not in torch's stubs
+
+    def activate_sums(self) -> None:
+        """Let skips pass through the activation before each branch, and move the stem's norm before its max-pool."""
+        for module in self.blocks.modules():
+            if isinstance(module, ActivatedBranch):
+                module.activates_skip = True
+        if isinstance(self.stem, nn.Sequential) and self.stem_norm is not None:
+            convolution, pool = self.stem
+            self.stem = nn.Sequential(convolution, self.stem_norm, pool)
+            self.stem_norm = None
 
     def layout_on(self, device: torch.device) -> str:
         """Return how images and weights lie in memory on a device."""
@@ -286,6 +326,7 @@ class ConvNet(ConvStack):
         strides: Strides,
         norm_order: NormOrder,
         layout: Layout = "auto",
+        activation_at: ActivationAt = "branch",
     ) -> None:
         if depth % len(stages):
             each = depth // len(stages)
@@ -294,7 +335,7 @@ class ConvNet(ConvStack):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages of this model: {cure}")
         blocks = [depth // len(stages)] * len(stages)
         sizes: Any = {"width": width, "stages": stages, "blocks": blocks, "strides": strides}
-        super().__init__(*given, **sizes, norm_order=norm_order, layout=layout)
+        super().__init__(*given, **sizes, norm_order=norm_order, layout=layout, activation_at=activation_at)
 
     def make_stem(self, channels: int, side: int, width: int, stride: int) -> tuple[nn.Module, int]:
         return nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), 1
@@ -310,6 +351,7 @@ class PlainConvNet(ConvNet):
 class ResNet(ConvStack):
     """A ResNet of two convolutions a block (He et al. 2016a, table 1, 18 and 34 layers) with v2's order inside.
 
+    With `activation_at=sum` it has v1's order, ReLU after the sum of skip and branch; `scheme=resnet_v1` is v1 whole.
     Images of more than 64 pixels start with a 7 × 7 convolution of stride 2 and a 3 × 3 max-pool of stride 2, smaller
     ones with a 3 × 3 convolution.
 
