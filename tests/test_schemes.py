@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, REPOSITORY, TEXT, documented
+from support import IMAGES, REPOSITORY, TEXT, TRANSLATIONS, documented
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from test_recording import plugin, texts
 from test_runs import TINY, train
@@ -660,7 +660,7 @@ def ngpt_logits(ours: Any, tokens: Tensor) -> Tensor:
 
 
 def test_ngpt_is_its_equations_on_the_unit_sphere() -> None:
-    ours: Any = made("ngpt").double()
+    ours: Any = made("ngpt", "norm.eps=0", "norm@qk.eps=0").double()
     tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for block in ours.blocks:
@@ -672,6 +672,8 @@ def test_ngpt_is_its_equations_on_the_unit_sphere() -> None:
         expected = ngpt_logits(ours, tokens)
     assert logits.std() > 0.1, "of weights that do something"
     torch.testing.assert_close(logits, expected, rtol=1e-11, atol=1e-11)
+    _, in_translator = make_model(read(["scheme=ngpt", *WORDS, "model=seq2seq"]).tree, TRANSLATIONS, 0)
+    assert in_translator["logits"].weight[0].item() == pytest.approx(32**-0.5)
     start, norms = make_model(read(["scheme=ngpt", *WORDS]).tree, TEXT, 0)
     assert norms["logits"].weight.tolist() == [pytest.approx(32**-0.5)] * TEXT.vocabulary_size
     assert start(tokens).abs().max() <= 1 + 1e-6, "cosines"

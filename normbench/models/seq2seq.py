@@ -111,6 +111,7 @@ class Seq2Seq(Embedded):
             branches=2 * depth + 3 * decoder_depth,
             sides=(depth, decoder_depth),
             length=task.context,
+            width=width,
         )
         self.start_stream(width, width // heads, position, embedding_scale, unit, dropout, norm, whole)
         encoder = replace(whole, side="encoder")
