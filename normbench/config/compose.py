@@ -243,8 +243,9 @@ def leave_out_absent(tree: dict[str, Any]) -> None:
             del tree[section]
     for path, usual in LEFT_OUT.items():
         section, _, name = path.partition(".")
-        if tree[section].get(name) == usual:
-            del tree[section][name]
+        values = tree.get(section)
+        if isinstance(values, dict) and values.get(name) == usual:
+            del values[name]
 
 
 def words_of_scheme(words: Sequence[str]) -> list[str]:
