@@ -12,7 +12,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
-from normbench.analysis.answers import Caveat, CaveatKind
+from normbench.analysis.answers import Caveat, CaveatKind, StepKind
 from normbench.analysis.facts import given_settings
 from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
@@ -300,3 +300,15 @@ def test_a_ramp_that_diverges_is_a_result(tmp_path: Path) -> None:
     assert ended.numbers == {"diverged": 5, "runs": 6}
     (censored,) = found[CaveatKind.RAMP, True].found
     assert (censored.arms, censored.numbers) == (("rmsnorm",), {"bore_all": 1})
+    assert StepKind.OWN_RATES not in {step.kind for step in answer.next}, "which a sweep of ramps refuses"
+
+
+def test_a_ramp_of_somebody_else_is_read_with_care(tmp_path: Path) -> None:
+    for seed, rate in enumerate((0.1, -1.0, 0.2)):
+        make_ramp(tmp_path, "layernorm", seed, rate)
+    make_run(tmp_path, norm="layernorm", seed=3, summary={"ramp": "all of it"}, status="diverged")
+    answer = make_report([tmp_path]).answer
+    (arm,) = answer.arms
+    assert arm.results[0].n == 2
+    (damaged,) = [caveat for caveat in answer.caveats if caveat.kind == CaveatKind.DAMAGED_RUN]
+    assert "summary.json" in damaged.text

@@ -23,7 +23,7 @@ from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
 from normbench.analysis.sentences import say
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, effect_size, p_value
+from normbench.analysis.wording import bound, effect_size, p_value, with_unit
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -341,3 +341,13 @@ def test_p_is_not_rounded_over_the_level_and_bounds_have_no_exponent() -> None:
     assert {p: p_value(p) for p in chances} == chances
     bounds = {1.23e-5: "0.000013", 2e-5: "0.00002", 1e-7: "0.0000001", 0.0123: "0.013"}
     assert {value: bound(value) for value in bounds} == bounds
+
+
+def test_a_unit_of_1_is_in_the_singular() -> None:
+    assert [with_unit("1", unit) for unit in ("doublings", "percentage points", "nats", "")] == [
+        "1 doubling",
+        "1 percentage point",
+        "1 nat",
+        "1",
+    ]
+    assert with_unit("1.0", "nats") == "1.0 nats"

@@ -231,7 +231,7 @@ def more_seeds(study: RecordedStudy, comparisons: Sequence[Comparison], margin: 
 
 def confirm_elsewhere(study: RecordedStudy) -> NextStep:
     """Return how to see whether what was found holds elsewhere."""
-    if LEARNING_RATE not in study.varied and not study.fairly_chosen:
+    if LEARNING_RATE not in study.varied and not study.fairly_chosen and not study.ramps:
         return NextStep(StepKind.OWN_RATES, own_rates(study))
     name = f"{study.runs[0].config.get('name')}-longer"
     steps = str(2 * study.runs[0].steps)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from normbench.analysis.answers import Evidence
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import FEWEST_RANKS
-from normbench.analysis.wording import equals, fixed
+from normbench.analysis.wording import count, equals, fixed
 
 MOST = 6  # arms or runs that a sentence names
 MOST_OF_ONE_VALUE = 4  # arms
@@ -120,10 +120,10 @@ def say_unequal_choices(own: Evidence, other: Evidence) -> str:
 def say_ramp(found: Evidence) -> str:
     """Say how runs whose learning rate grew have their result, also those that diverged."""
     diverged, runs = found.numbers["diverged"], found.numbers["runs"]
+    no_failure = f"that {diverged} of {runs} runs diverged further on is no failure; " if diverged else ""
     return (
         "the learning rate grew in each run, and the largest rate is the last one at which a run kept half of what it "
-        f"had learned; that {diverged} of {runs} runs diverged further on is no failure; a slower growth finds smaller "
-        "rates, and the largest rate is not one to train at"
+        f"had learned; {no_failure}a slower growth finds smaller rates, and the largest rate is not one to train at"
     )
 
 
@@ -131,7 +131,8 @@ def say_bore_all(found: Iterable[Evidence]) -> str:
     """Say which arms have runs that bore all rates, so that theirs is not known."""
     arms = []
     for one in found:
-        arms.append(f"{one.arms[0]} in {one.numbers['bore_all']} runs, up to {one.value}")
+        runs = count(int(one.numbers["bore_all"]), "run")
+        arms.append(f"{one.arms[0]} in {runs}, up to {one.value}")
     text = "no rate was too large, so the largest that is borne lies above: raise schedule.final"
     return f"{join_first(arms, MOST)}: {text}"
 

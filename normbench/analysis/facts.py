@@ -40,7 +40,7 @@ def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
     """Return how many parameters the smallest and the largest model have; None where that is not known."""
     known = list[int]()
     for run in runs:
-        total = run.ledger.get("parameters", {}).get("total", 0)
+        total = counts_of(run).get("total", 0)
         if total:
             known.append(total)
     if not known:
@@ -50,14 +50,16 @@ def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
 
 def trained_of(runs: Sequence[RecordedRun]) -> tuple[int, int] | None:
     """Return the fewest and the most parameters that a run trains; None where all train all."""
-    numbers = list[int]()
-    for run in runs:
-        counts = run.ledger.get("parameters", {})
-        if counts:
-            numbers.append(counts.get("trained", counts["total"]))
-    if numbers and any("trained" in run.ledger.get("parameters", {}) for run in runs):
-        return min(numbers), max(numbers)
-    return None
+    known = [counts for counts in map(counts_of, runs) if counts]
+    if not any("trained" in counts for counts in known):
+        return None
+    numbers = [counts.get("trained", counts["total"]) for counts in known]
+    return min(numbers), max(numbers)
+
+
+def counts_of(run: RecordedRun) -> Mapping[str, int]:
+    """Return how many parameters the model of a run has, in all and by what they are; empty where that is not known."""
+    return run.ledger.get("parameters") or {}
 
 
 def sizes(parameters: tuple[int, int] | None) -> str:

@@ -304,7 +304,7 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
     values = arms_by_setting(study, LEARNING_RATE)
     if LEARNING_RATE in study.varied or not values or len(study.arms) < 2:
         return
-    if all(run.ramp for run in study.runs):  # which goes through all rates
+    if study.ramps:
         return
     found = evidence_of(values)
     is_concerned = concerns_any(values, comparisons)
@@ -331,7 +331,7 @@ def growing_rates(study: RecordedStudy) -> Iterator[Caveat]:
     bore_all: dict[str, list[RecordedRun]] = {}
     for arm, run in ramps:
         own = bore_all.setdefault(arm.name, [])
-        if run.ramp["bore_all"]:
+        if run.ramp["bore_all"] and run.ramp["largest_rate"]:
             own.append(run)
     diverged = sum(run.ramp["diverged"] for _, run in ramps)
     found = Evidence("", tuple(bore_all), numbers={"diverged": diverged, "runs": len(ramps)})

@@ -67,7 +67,9 @@ class Metric:
 
     def of(self, recorded: float) -> float:
         """Return a recorded value in the metric's unit."""
-        return math.log2(recorded) if self.in_doublings else self.scale * recorded
+        if not self.in_doublings:
+            return self.scale * recorded
+        return math.log2(recorded) if recorded > 0 else NAN  # somebody else's record may hold any number
 
     @property
     def kind(self) -> str:

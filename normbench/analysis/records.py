@@ -298,6 +298,11 @@ class RecordedStudy:
         return len(self.choices) == len(self.runs)
 
     @property
+    def ramps(self) -> bool:
+        """Tell whether the learning rate of every run grew until it no longer learned, and so took all rates."""
+        return all(run.ramp for run in self.runs)
+
+    @property
     def plans(self) -> list[list[str]]:
         """Return the words of each sweep that noted them beside the runs."""
         found = []

@@ -150,7 +150,9 @@ def count(number: int, word: str) -> str:
 
 
 def with_unit(words: str, unit: str) -> str:
-    """Write a number with its unit, where it has one."""
+    """Write a number with its unit, where it has one: `2 points`, `1 point`."""
+    if words == "1":
+        unit = unit.removesuffix("s")
     return f"{words} {unit}" if unit else words
 
 

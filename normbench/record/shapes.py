@@ -16,7 +16,13 @@ STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
 OPEN = {"_target_": str}
 # One command of ours and nothing after it: words, and in quotes what a shell would take for its own.
 COMMAND = re.compile(r"""normbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+""", re.ASCII)
-LEDGER = {"operators_a_step": NUMBER, "host_share_of_step": NUMBER, "batches_a_step": NUMBER}
+RAMP = {"largest_rate": NUMBER, "last_step": int, "bore_all": bool, "diverged": bool}
+LEDGER = {
+    "operators_a_step": NUMBER,
+    "host_share_of_step": NUMBER,
+    "batches_a_step": NUMBER,
+    "parameters": ({"total": int, str: int}, NoneType),
+}
 STRETCH = {"steps": int, "eval_batches": (int, NoneType)}
 SESSION = {
     "choices": {str: str},
@@ -43,6 +49,7 @@ SHAPES: dict[str, Shape] = {
         "norm_facts": dict,
         "ledger": LEDGER,
         DIGESTS: (dict, NoneType),
+        "ramp": (RAMP, NoneType),
     },
     CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
 }

@@ -85,7 +85,7 @@ def ramp_result(run: Run, loop: Loop, bad_step: int | None) -> dict[str, Any] | 
     last = last_good_step(losses, constant.get("loss/val", math.inf), factor)
     if bad_step is not None and last == max(losses, default=0):  # nothing was logged between
         last = bad_step - 1
-    rate = stepper.base_lrs[0] * stepper.schedule.factor(last - 1, stepper.steps) if last else None
+    rate = stepper.base_lr * stepper.schedule.factor(last - 1, stepper.steps) if last else None
     return {
         "largest_rate": rate,
         "last_step": last,
