@@ -17,6 +17,7 @@ from normbench import build as builder
 from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
 from normbench.errors import UsageError
+from normbench.probes import Probes
 from normbench.runs.ledger import make_ledger, parameter_counts
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session, prepare_torch
@@ -211,6 +212,8 @@ def test_some_parameters_alone_are_trained(trained: str, prefixes: list[str]) ->
     names = {"norm": in_norms, "head": set(model.head.parameters())}
     expected = set().union(*(names[prefix] for prefix in prefixes))
     assert {parameter for parameter in model.parameters() if parameter.requires_grad} == expected
+    probed = Probes(model, {"updates"}).groups
+    assert {parameter for parameters in probed.values() for parameter in parameters} == expected
     data = tiny_data(TEXT)
     stepper = builder.make_stepper(tree, model, norms, data, make_precision("fp32", CPU), steps=2)
     for number in range(2):

@@ -302,7 +302,7 @@ def tracks_features(norm: nn.Module) -> bool:
 def parameters_by_place(
     model: Model, blocks: Iterable[Block], norms: Iterable[nn.Module]
 ) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters by where they are, each in one group.
+    """Return the parameters that are trained by where they are, each in one group.
 
     The groups are: each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`),
     what else the block has (`block03.placement`), and the rest of the model (`outside`).
@@ -314,8 +314,8 @@ def parameters_by_place(
     in_a_group = set[nn.Parameter]()
 
     def add_group(name: str, parameters: Iterable[nn.Parameter]) -> None:
-        """Make a group of those parameters that are in none so far."""
-        own = [parameter for parameter in parameters if parameter not in in_a_group]
+        """Make a group of those parameters that are trained, and in none so far."""
+        own = [parameter for parameter in parameters if parameter.requires_grad and parameter not in in_a_group]
         if own:
             groups[name] = own
             in_a_group.update(own)
