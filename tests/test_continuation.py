@@ -160,6 +160,7 @@ def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
         (extension(parent, 40), "trainer.steps=40 does not extend a run of 40 steps"),
         (extension(parent, 60, "norm=rmsnorm"), "norm=rmsnorm cannot be changed with extend="),
         (extension(parent, 60, "trainer.ema=0.5"), "trainer.ema=0.5 cannot be changed with extend="),
+        (extension(parent, 60, "trainer.train=norms"), "trainer.train=norms cannot be changed with extend="),
     ):
         child = server.start(refused, tmp_path)
         assert child.wait() == 2 and child.output.startswith(f"normbench: {sentence}")

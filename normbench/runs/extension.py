@@ -20,7 +20,7 @@ from normbench.types import Data
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", LOGGER)
 # What of the trainer may not be changed, since the checkpoint holds states that belong to it.
-FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
+FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema", "trainer.train")
 
 
 def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
@@ -58,7 +58,7 @@ def apply_word(tree: dict[str, Any], word: str, config: Config) -> None:
     """
     path = key_of(word)
     if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
-        why = "everything but trainer.* is the run's own, and of that precision, accumulate and ema"
+        why = "everything but trainer.* is the run's own, and of that precision, accumulate, ema and train"
         raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")
     section, _, key = path.rpartition(".")
     values = lookup(tree, section) if section else tree
