@@ -316,7 +316,7 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
 def scales_rates(tree: Tree) -> bool:
     """Tell whether the start of weights comes with learning rates of their own."""
     _, made = target(tree, "init")
-    return getattr(made, "lr_factors", None) is not Initialization.lr_factors
+    return getattr(made, "lr_factors", Initialization.lr_factors) is not Initialization.lr_factors
 
 
 def treats_weights(tree: Tree) -> bool:
@@ -420,10 +420,13 @@ class ByPlace:
             for word in (site.role, site.slot, site.side):
                 if word:
                     words[word] = None
+        for word, slots in SLOTS.items():
+            if not words.keys().isdisjoint(slots):
+                words[word] = None
         for rule in self.rules:
             if not any(self.applies(rule, site) for site in self.sections):
                 unknown = [word for word in rule.words if not any(fits(word, site) for site in self.sections)]
-                near = nearest(unknown[0], [*words, *SLOTS]) if unknown else ""
+                near = nearest(unknown[0], words) if unknown else ""
                 depth = "first3, last3, blocks2-5 and first25pct say which blocks"
                 there = f"a place is words joined by dots, here {', '.join(words)}; {depth}"
                 raise UsageError(f"{rule.key} fits no place of this model: {near}{there}")
@@ -591,7 +594,7 @@ def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
 
 
 def treatments_after_step(model: Model) -> list[Callable[[], None]]:
-    """Return what the treatments of a model's weights do behind each step of the optimizer; most do nothing."""
+    """Return what the treatments of a model's weights do after each step of the optimizer; most do nothing."""
     treatments: dict[int, Weights] = {}
     modules_of: dict[int, dict[nn.Module, Site]] = {}
     for module in model.modules():
@@ -733,7 +736,7 @@ def start_model(tree: Tree, task: Task, seed: int) -> Assembled:
     made = assemble(tree, task, seed)
     initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
     made.treat_weights(seed)
-    freeze_others(made.model, made.norms.values(), tree["trainer"].get("train", "all"))
+    freeze_others(made.model, made.norms.values(), tree.get("trainer", {}).get("train", "all"))
     return made
 
 

@@ -253,6 +253,10 @@ def test_shared_gains_of_other_widths_are_refused() -> None:
         (["model@qk=nano"], r"model@qk is not a rule for places"),
         (["norm@mlp=dyt", "placement=parallel"], r"norm@mlp fits no place of this model"),
         (["norm@atention.q=rmsnorm"], r"norm@atention.q fits no place of this model: did you mean attention\?"),
+        (
+            ["weights@qk=unit"],
+            r"weights@qk fits no place of this model: a place is words joined by dots, here embedding",
+        ),
         (["norm@qk=rmsnorm,none"], r"norm@qk=rmsnorm,none gives several values"),
         (["~norm@qk"], r"~norm@qk takes a rule back"),
         (["norm@first1=dyt", "norm@first4=rmsnorm"], r"norm@first1 holds nowhere, since norm@first4 wins"),
