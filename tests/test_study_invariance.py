@@ -10,7 +10,7 @@ from studied import measured, subject, subjects, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from normbench.studies.block_invariance import Call, blocks_frame, measure_block, tell_blocks
+from normbench.studies.block_invariance import Call, blocks_frame, exponent_of, measure_block, tell_blocks
 from normbench.studies.invariance import (
     CHANGES,
     SIX_CHANGES,
@@ -177,6 +177,11 @@ def test_what_a_block_makes_of_its_stream_by_hand(
     own = next(row for row in scaled if row["stream_scale"] == 1)
     largest = scaled[-1]["stream_rms"] / own["stream_rms"]
     assert largest == pytest.approx(100.0**exponent)
+
+
+def test_a_block_that_gives_0_has_no_exponent() -> None:
+    assert exponent_of(0.5, 2.0) == pytest.approx(1.0)
+    assert np.isnan(exponent_of(0.0, 0.0)) and np.isnan(exponent_of(0.0, 1.0))
 
 
 def test_findings_are_four_tables_and_two_figures(rows: pd.DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -110,7 +111,7 @@ def measure_block(block: Block, call: Call) -> Iterator[Row]:
         return y
 
     before = through(x)
-    exponent = np.log(rms(through(2 * x)) / rms(through(x / 2))) / np.log(4)
+    exponent = exponent_of(rms(through(x / 2)), rms(through(2 * x)))
     for change, apply in CHANGES.items():
         changed = apply(x)
         after = through(changed)
@@ -128,6 +129,11 @@ def measure_block(block: Block, call: Call) -> Iterator[Row]:
         yield row
     for scale in SCALES:
         yield {"stream_scale": scale, "stream_rms": rms(through(scale * x))}
+
+
+def exponent_of(half: float, twice: float) -> float:
+    """Return the exponent with which something grows from half of a scale to twice the scale; NaN where it is 0."""
+    return math.log(twice / half, 4) if half and twice else math.nan
 
 
 def rms(x: Tensor) -> float:

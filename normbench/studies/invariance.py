@@ -18,6 +18,7 @@ from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.build import facts_of, lay_out, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
+from normbench.errors import UsageError
 from normbench.studies.block_invariance import blocks_frame, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, keys_of
@@ -179,6 +180,9 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
     """Return random data like those that enter the first norm, and what enters the first and the last, by site.
 
     Norms of rules, which may be others, do not count.
+
+    Raises:
+        UsageError: all are of rules.
     """
     model, norms = subject.build()
     seen = dict[str, NormInput]()
@@ -189,6 +193,9 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
     sections = lay_out(subject.tree, subject.task).norm_sections
     of_rules = [site.name for site, section in sections.items() if section != "norm"]
     sites = [site for site in norms if site not in of_rules]
+    if not sites:
+        what = "rules choose the norm at every place, so that none is left of those that the study measures"
+        raise UsageError(f"{what}: leave a rule out, or choose that norm as norm=NAME")
     for site in (sites[0], sites[-1]):
         norms[site].register_forward_pre_hook(partial(see, site))
     batch = to_device(subject.data.train_batch(0), subject.device)
@@ -208,7 +215,9 @@ def without_eps(subject: Subject) -> dict[str, float]:
 
 
 def with_norm(subject: Subject, x: Inputs, channel_dim: int, settings: dict[str, float]) -> Layer:
-    """Return norm(Wx) with the norm in training, under other settings."""
+    """Return norm(Wx) with the norm in training, under other settings, and with γ at 1 where it starts elsewhere."""
+    if "gain0" in subject.tree["norm"]:
+        settings = {**settings, "gain0": 1.0}
     factory = NormPart(subject.tree).factory(**settings)
     norm: nn.Module = factory(x.shape[-1], channel_dim=channel_dim)
     norm.to(x).requires_grad_(False)
