@@ -87,8 +87,12 @@ class Setting:
     @property
     def bounds(self) -> str:
         """The bounds in words, to follow what they bound: ` from 0 to below 1`."""
-        to = "to" if math.isfinite(self.low) else "up to"
-        named = (("from", self.low), ("above", self.above), (to, self.high), (f"{to} below", self.below))
+        to, below = "up to", "below"
+        if math.isfinite(self.low):
+            to, below = "to", "to below"
+        elif math.isfinite(self.above):
+            below = "and below"
+        named = (("from", self.low), ("above", self.above), (to, self.high), (below, self.below))
         words = ""
         for word, bound in named:
             if math.isfinite(bound):
