@@ -23,7 +23,7 @@ from normbench.studies.position import see_stream
 from normbench.studies.propagation import Passing, what_passed
 from normbench.studies.robustness import apply_change, drop
 from normbench.training.optimizer import parameter_groups
-from normbench.types import Model
+from normbench.types import Model, NormFacts
 
 SEVERAL = ("resi_dual", "siamese", "x0")
 
@@ -222,7 +222,7 @@ def test_a_model_that_takes_one_stream_is_refused() -> None:
         roles = ("layer",)
 
     data: Any = type("Images", (), {"kind": "image_classification"})
-    facts: Any = type("Facts", (), {"sees_future": "never", "needs_positions": False})
+    facts = NormFacts("features of one position", centers=False)
     rule = refusal(facts, Siamese, Own, data)
     assert rule is not None and "several streams" in rule.reason
     Own.has_streams = True
