@@ -135,9 +135,11 @@ def test_hyper_connections_start_as_pre_norm() -> None:
 
 
 def test_hyper_connections_of_images_write_by_the_pixels_that_are_kept() -> None:
-    x = numbers(2, 5, 4, 4)
+    """Of an odd number too."""
+    x = numbers(2, 5, 7, 7)
     block: Any = make("hyper_connections", 1, lambda x: x[..., ::2, ::2], channel_dim=1, streams=2)
     block.branches["attention"].shortcut = lambda x: x[..., ::2, ::2]
+    block.branches["attention"].stride = 2
     (connection,) = block.connections.values()
     mix, write, mix_map, mix_scale, write_map, write_scale = moved(connection)
     found = block(torch.stack((x, 2 * x)), mark=7)

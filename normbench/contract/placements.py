@@ -32,6 +32,7 @@ class Stub(Branch):
         self.channel_dim = trials.channel_dim(layout)
         self.in_features = trials.WIDTH
         self.out_features = GROWN if grows else trials.WIDTH
+        self.stride = 2 if grows and layout == "image" else 1
         self.a = nn.Parameter(torch.tensor(a, dtype=torch.float64))
         self.context: dict[str, Any] = {}
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from normbench.placements import Residual, mask_of
 from normbench.settings import Setting
@@ -65,8 +64,9 @@ class HyperConnections(Residual):
     With `placement.dynamic=true` these numbers depend on the position: s·tanh(N(xᵢ)·w) is added to each, with a vector
     w for aᵢ, one for each column of Aᵢⱼ and one for bᵢ, which start at 0, and learned factors s, which start at 0.01.
     This N is one for all streams (slot `streams`). `placement.streams` is n; a, A and b do not decay.
-    Zhu et al. 2024 (hyper-connections), appendix J. In a CNN, where a block has a stride, b is taken at the pixels that
-    it keeps.
+    Zhu et al. 2024 (hyper-connections), appendix J. Their section 4 also scales the standard deviation of the weights
+    that write to the streams by a factor of √n at the start, which is left out here: `init=` says how weights start.
+    In a CNN, where a block has a stride, b is taken at the pixels that it keeps.
     """
 
     slots = ("streams", "in")
@@ -117,7 +117,7 @@ class HyperConnections(Residual):
         carried = f.shortcut(mixed[1:].flatten(0, 1)).unflatten(0, (self.streams, -1))
         write = write if f.channel_dim == -1 else write.movedim(-1, f.channel_dim + 1)
         if self.is_dynamic and f.channel_dim == 1:  # an image, of which a block with a stride keeps some pixels
-            write = F.interpolate(write[:, :, 0], z.shape[2:]).unsqueeze(2)
+            write = write[..., :: f.stride, :: f.stride]
         return carried + write * z
 
     def weights(self, x: Tensor, role: str, context: dict[str, Any]) -> tuple[Tensor, Tensor]:
