@@ -376,6 +376,19 @@ def block_norms(number: int, convolutions: int) -> list[str]:
     return [*(f"block{number:02d}.conv.{slot}" for slot in inner), f"block{number:02d}.conv"]
 
 
+@pytest.mark.parametrize(
+    "words", ["norm=none placement=fixup init=fixup", "norm=none placement=nf", "norm=frn placement=skipinit"]
+)
+def test_skips_pass_through_an_activation_after_the_sum(words: str) -> None:
+    """Of blocks whose branches start at 0, also where a norm is the activation before the branch."""
+    sizes = ["model=resnet18", "model.width=4", "model.blocks=[2,1,1,1]", "trainer.steps=3"]
+    tree = read([*words.split(), *sizes, "data=digits", "model.activation_at=sum"]).tree
+    model, _ = make_model(tree, IMAGES, 0)
+    first: Any = model.anatomy().blocks[0].module
+    x = torch.randn(2, 4, 6, 6)
+    assert torch.equal(first(x), x.relu())
+
+
 @pytest.mark.parametrize(("model", "side"), [("resnet18", 72), ("resnet50", 16)])
 def test_resnet_v1_is_the_published_network(model: str, side: int) -> None:
     """Logits and gradients in float64, with the statistics of a batch."""

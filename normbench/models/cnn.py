@@ -78,7 +78,7 @@ class ActivatedBranch(Branch):
 
     def skipped(self, x: Image) -> Image:
         """Return what the skip has of the stream."""
-        return self.activation(x) if self.activates_skip else x
+        return F.relu(x) if self.activates_skip else x
 
 
 class ConvBranch(ActivatedBranch):

@@ -43,7 +43,7 @@ class Fixup(Pre):
             f: Any = self.branches[role]
             norms: Any = self.norms[role]
             read = x + self.inner_biases[role].to(x.dtype)
-            skip = f.shortcut(read) if f.changes_shape else x
+            skip = f.shortcut(read if f.changes_shape else x)
             y = f(norms["in"](read, **mask_of(context)), **context)
             x = skip + (self.gains[role].to(x.dtype) * y + self.outer_biases[role].to(x.dtype))
         return x

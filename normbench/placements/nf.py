@@ -43,7 +43,7 @@ class NormalizerFree(Pre):
             f: Any = self.branches[role]
             norms: Any = self.norms[role]
             read = self.betas[role] * x
-            skip = f.shortcut(F.relu(read)) if f.changes_shape else x
+            skip = f.shortcut(F.relu(read) if f.changes_shape else x)
             y = f(norms["in"](read, **mask_of(context)), **context)
             x = skip + (self.alpha * self.gains[role].to(x.dtype)) * y
         return x
