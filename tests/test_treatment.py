@@ -149,6 +149,20 @@ def test_a_part_that_speaks_of_what_it_has_not_is_refused(monkeypatch: pytest.Mo
         parameter_groups(model, norms.values(), DECAY, decay_norms=False)
 
 
+class OwnRate(torch.optim.SGD):
+    """An optimizer that gives its first group a rate of its own."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self.param_groups[0]["lr"] = 3 * lr
+
+
+def test_rates_that_an_optimizer_gives_its_groups_stay() -> None:
+    words = [word for word in WORDS if not word.startswith("optim.")]
+    stepper = Session(prepare(read([*words, "optim._target_=test_treatment.OwnRate", "optim.lr=0.01"]))).loop.stepper
+    assert stepper.base_lrs[:2] == pytest.approx([0.03, 0.01])
+
+
 # ---- rates that go with how weights start
 
 MUP = ["norm=layernorm", "placement=pre", "weights=plain", "model.tied=false", "model.width=32", "probes=off"]

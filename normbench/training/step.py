@@ -80,7 +80,7 @@ class Stepper:
     def __post_init__(self) -> None:
         self.parameters = [*self.model.parameters()]
         self.base_lr: float = self.optimizer.param_groups[0]["lr"]
-        self.base_lrs = [self.base_lr * group.get(LR_FACTOR, 1.0) for group in self.optimizer.param_groups]
+        self.base_lrs = [group["lr"] * group.get(LR_FACTOR, 1.0) for group in self.optimizer.param_groups]
         self.grad_norm = torch.zeros((), device=self.device)
         self.wrapped: nn.Module = self.group.wrap(self.model)
         self.forward = self.wrapped
