@@ -135,6 +135,14 @@ def test_batchnorm_of_each_position_has_statistics_of_each_time_step() -> None:
     assert norms["state"].num_batches_tracked.tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
+def test_statistics_of_each_time_step_freeze_after_as_many_batches() -> None:
+    cell = LSTM(5, 6, lambda size, **place: BatchNorm(size, per_position=True, freeze_after=2, **place), SITE)
+    for _ in range(4):
+        cell.run(torch.randn(8, 7, 5), None, time_steps(None, 7))
+    for norm in cell.norms.values():
+        assert norm.num_batches_tracked.tolist() == [2] * 7  # type: ignore[union-attr, operator]
+
+
 # ---- the model
 
 

@@ -436,7 +436,10 @@ class RunningNorm(AffineNorm):
         mean, var, count, centered = moments(x, real, dims, sync, self.detach)
         self.check_counts(count, "use larger batches or longer texts")
         if self.freeze_after:
-            moves = self.num_batches_tracked.max() < self.freeze_after
+            tracked = self.num_batches_tracked
+            if self.positions:
+                tracked = tracked[self.first_position : self.first_position + mean.shape[1]]
+            moves = tracked.max() < self.freeze_after
             self.take_in(mean, var, count, moves)
             old_mean, old_var = self.running_like(x)
             mean = mean.where(moves, old_mean)
