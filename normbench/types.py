@@ -43,8 +43,8 @@ class Site:
         length: the most positions that x can have; None where that has no bound.
         width: features of the stream; None where that is not said.
         sole: whether it is the only norm of its branch that the placement makes, whose name does without the slot.
-        since_change: how many blocks stand before it from the last on that has changed the stream's shape; None where
-            no block of the model does.
+        since_change: how many blocks stand before it, counted from the last that changes the stream's shape, with that
+            one; None where the model does not count them.
     """
 
     role: str
