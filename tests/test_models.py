@@ -48,6 +48,7 @@ REFUSED = {
     *itertools.product(NORMS, ["b2t", "parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
+    *itertools.product(["powernorm"], PLACEMENTS, ["rnnsearch", "rnn_lm"]),
 }
 
 
