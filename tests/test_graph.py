@@ -65,11 +65,12 @@ def test_recorded_steps_are_the_ordinary_ones_with_every_setting(words: list[str
     assert recorded == pytest.approx(plain, rel=1e-3 if "bf16" in words[0] else 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the mode is a prototype of torch
 def test_a_replayed_step_waits_for_nothing() -> None:
     loop = make_loop([*small("nano"), "norm=batchnorm", "trainer.compile=graph"], TEXT)
     trained(loop, 5)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(5):
             loop.train_step()
     finally:

@@ -296,13 +296,14 @@ def test_probes_change_nothing(norm: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the mode is a prototype of torch
 def test_probing_does_not_wait_for_a_gpu() -> None:
     """Everything up to `numbers` runs under CUDA's sync debug mode `error`."""
     model, _ = build("batchnorm", "sandwich")
     inputs, targets, *_ = random_batch(TEXT).map(torch.Tensor.cuda)
     TEXT.loss(model.cuda()(inputs), targets).backward()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with Probes(model, FULL).watch(histograms=True) as reading:
             TEXT.loss(model(inputs), targets).backward()
     finally:

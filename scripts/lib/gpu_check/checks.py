@@ -148,8 +148,8 @@ def trainings() -> Iterator[tuple[str, list[str], Task]]:
 @contextmanager
 def refuse_waits() -> Iterator[None]:
     """Let whatever waits for the device inside raise."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -803,7 +803,7 @@ def check_seeding() -> Outcome:
 
 
 CHECKS = {
-    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 180, check_waits),
+    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 300, check_waits),
     "agrees": Check("losses are those of the CPU, to rounding", 180, check_agreement),
     "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, check_repeats),
     "stack": Check("seeds of a model with attention train as one model", 30, check_stack),
