@@ -212,7 +212,7 @@ def watch(places: Places) -> None:
     trace(checkpoint.Checkpoints, "save", lambda _, state: places.within("checkpoint", f"saved {state['step']}"))
     part(checkpoint.Checkpoints, save_best="best weights")
     part(loop.Loop, evaluate="evaluation", train_step="training", log="logging")
-    part(build, make_model="building")
+    part(build, start_model="building")
     part(session, truncate_metrics="truncating metrics", truncate_events="truncating events")
     part(session, copy_record="copying")
     part(session.Session, prepare="preparation", finish="finish")

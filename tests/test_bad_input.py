@@ -37,7 +37,7 @@ UNKNOWN = {
     "trainer.steps.foo=3": "trainer.steps.foo is unknown",
     "+optim.foo=1": "optim.foo is unknown",
     "norm=rmsnorm norm.groups=4": "norm.groups is not a setting of norm=rmsnorm: leave it out, or choose "
-    "norm=evonorm_s0, groupnorm or powernorm",
+    "norm=evonorm_s0",
 }
 
 # ---- words of other tools, and what is not an option
@@ -80,7 +80,6 @@ GRAMMAR = {
     "~norm": "norm is missing",
     "~trainer.steps": "trainer.steps is missing: trainer needs it, set trainer.steps=VALUE",
     "~model.width": "model.width is missing: normbench.models.Transformer needs it, set model.width=VALUE",
-    "~trainer": "trainer is missing",
     "trainer=3": "trainer=3 is not allowed: it is a section, set its keys",
     "hydra.run.dir=foo": "hydra.run.dir is unknown",
 }

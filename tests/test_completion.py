@@ -142,7 +142,7 @@ REPLIES = {
     "train norm@qk=rm": "norm@qk=rmsnorm ",  # where it has no `@` either
     "train norm =": "|".join(f"{name} " for name in options("norm")),
     "train norm=rm": "norm=rmsnorm ",  # where COMP_WORDBREAKS has no `=`
-    "train norm = groupnorm norm.g": "norm.groups=",
+    "train norm = groupnorm norm.gr": "norm.groups=",
     "train data.root = /x : y see": "seed=",
     "sweep norm = rmsnorm,lay": "rmsnorm,layernorm ",
     "sample run --which = b": "best ",

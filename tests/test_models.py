@@ -42,11 +42,16 @@ PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch", "rnn_lm"]
 # Models whose norms see neither time nor space, or may not.
 WITHOUT_POSITIONS = ["transformer LM", "seq2seq", "rnnsearch", "rnn_lm", "mlp", "mlp_plain"]
 
+# Norms with a state that moves in the backward pass too, and models that call a norm at each time step.
+ONCE_A_PASS = ["powernorm"]
+RECURRENT = ["rnnsearch", "rnn_lm"]
+
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
     *itertools.product(OVER_POSITIONS, PLACEMENTS, WITHOUT_POSITIONS),
     *itertools.product(NORMS, ["b2t", "parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
+    *itertools.product(ONCE_A_PASS, PLACEMENTS, RECURRENT),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
     *itertools.product(["powernorm"], PLACEMENTS, ["rnnsearch", "rnn_lm"]),
 }
