@@ -136,7 +136,9 @@ def duration(seconds: float) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Write a setting: numbers short, a dash for none."""
+    """Write a setting: numbers short, a dash for none, several values joined by `and`."""
+    if isinstance(value, list | tuple):
+        return " and ".join(in_words(each) for each in value)
     if str(value) in PYTHON_WORDS:
         return PYTHON_WORDS[str(value)]
     if isinstance(value, int):
