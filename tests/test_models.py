@@ -53,7 +53,6 @@ REFUSED = {
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(ONCE_A_PASS, PLACEMENTS, RECURRENT),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
-    *itertools.product(["powernorm"], PLACEMENTS, ["rnnsearch", "rnn_lm"]),
 }
 
 
