@@ -346,7 +346,6 @@ def start(
     words = {"norm": norm, "placement": placement, "model": "bad_parts.Mixed", "init": "normbench.models.Xavier"}
     tree: dict[str, Any] = {section: {"_target_": target} for section, target in words.items()}
     tree["init"] |= {"embedding_std": 0.02, "residual_scale": False}
-    tree["trainer"] = {}
     model, norms = make_model(tree, IMAGES, seed)
     inside = {id(parameter): site for site, norm in norms.items() for parameter in norm.parameters()}
     return {inside.get(id(parameter), name): parameter.detach() for name, parameter in model.named_parameters()}
