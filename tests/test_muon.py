@@ -99,6 +99,16 @@ def test_embeddings_stem_head_norms_and_vectors_are_adamw_s() -> None:
             assert (parameter in inside) is (path.startswith("blocks.") and parameter.ndim >= 2), path
 
 
+def test_what_a_placement_learns_is_adamw_s() -> None:
+    model, norms = build("layernorm", "hyper_connections")
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    inside = {names[parameter] for parameter in matrices_in_blocks(model, norms.values())}
+    beside = {name for name in names.values() if "mix" in name}
+    assert beside and not inside & beside
+    plain, norms = build("layernorm", "pre")
+    assert len(inside) == len(matrices_in_blocks(plain, norms.values()))
+
+
 def test_a_kernel_whose_channels_lie_last_moves_as_any_other() -> None:
     ends = list[Tensor]()
     for layout in (torch.contiguous_format, torch.channels_last):

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.training.optimizer import without_compiler
-from normbench.types import Model
+from normbench.types import Model, Placement
 
 FUSES = ("cpu", "cuda", "mps")  # devices on which torch's AdamW is one kernel
 
@@ -124,13 +124,18 @@ class MuonAdamW(torch.optim.Optimizer):
 def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Parameter, int]:
     """Return the matrices and kernels of a model's blocks, with the number of maps that are fused in each.
 
+    Those that a placement learns beside its branches, as hyper-connections do, are none of these.
+
     Args:
         norms: of the model, whose parameters are none of these.
     """
     in_norms = {parameter for norm in norms for parameter in norm.parameters()}
     found = dict[nn.Parameter, int]()
     for block in model.anatomy().blocks:
-        for module in block.module.modules():
+        parts_of_block = nn.ModuleList([block.module])
+        if isinstance(block.module, Placement):
+            parts_of_block = nn.ModuleList(block.branches.values())
+        for module in parts_of_block.modules():
             if isinstance(module, nn.Embedding | parametrize.ParametrizationList):
                 continue
             parts = getattr(module, "parts", 1) if isinstance(module, nn.Linear) else 1  # of a FusedLinear
