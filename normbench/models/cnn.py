@@ -214,6 +214,7 @@ class ConvStack(BlockStack):
         layout: how images and weights lie in memory, which changes the time of a step and its last digits.
         activation_at: where the activation between blocks stands: before the `branch`, or after the `sum`, so that the
             skip passes through it too, and the norm of the stem, where one is asked for, stands before its max-pool.
+            It is meant for placements whose norms stand after the branch: one before it reads the sum as it is.
 
     Raises:
         UsageError: numbers that do not fit each other, or an activation after sums that are not there.
