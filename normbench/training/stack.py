@@ -289,7 +289,7 @@ class Stack(Stepper):
             gradient.mul_(scales)
 
     def treat_weights(self) -> None:
-        """Change the weights of each seed that a treatment changes behind each step."""
+        """Change the weights of each seed that a treatment changes after each step."""
         for _, loop in self.live:
             loop.stepper.treat_weights()
 

@@ -55,7 +55,7 @@ class Stepper:
         forward: what computes the logits: `wrapped`, or the same compiled.
         feed: brings the batches, where a thread prepares them.
         learning_rate: of the step, for parameters without a factor of their own on it.
-        treatments: what changes weights behind each step of the optimizer, as weights=unit does; mostly none.
+        treatments: what changes weights after each step of the optimizer, as weights=unit does; mostly none.
         grad_norm: of the last gradients, before they were clipped.
         predictions: those of the last step, of all processes.
     """
@@ -211,7 +211,7 @@ class Stepper:
             nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, self.grad_norm)
 
     def treat_weights(self) -> None:
-        """Change the weights that a treatment changes behind each step."""
+        """Change the weights that a treatment changes after each step."""
         for treat in self.treatments:
             treat()
 

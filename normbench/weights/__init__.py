@@ -58,7 +58,7 @@ class Weights(ABC):
         """
 
     def after_step(self, modules: Mapping[nn.Module, Site]) -> None:  # noqa: B027  # most treatments have none
-        """Change weights in place behind each step of the optimizer; most treatments do not.
+        """Change weights in place after each step of the optimizer; most treatments do not.
 
         It must wait for no device, and give the same bits in every process.
 
