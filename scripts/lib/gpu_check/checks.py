@@ -803,7 +803,7 @@ def check_seeding() -> Outcome:
 
 
 CHECKS = {
-    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 300, check_waits),
+    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 180, check_waits),
     "agrees": Check("losses are those of the CPU, to rounding", 180, check_agreement),
     "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, check_repeats),
     "stack": Check("seeds of a model with attention train as one model", 30, check_stack),
