@@ -140,7 +140,7 @@ def test_statistics_of_each_time_step_freeze_after_as_many_batches() -> None:
     for _ in range(4):
         cell.run(torch.randn(8, 7, 5), None, time_steps(None, 7))
     for norm in cell.norms.values():
-        assert norm.num_batches_tracked.tolist() == [2] * 7  # type: ignore[union-attr, operator]
+        assert dict(norm.named_buffers())["num_batches_tracked"].tolist() == [2] * 7
 
 
 # ---- the model
@@ -149,8 +149,8 @@ def test_statistics_of_each_time_step_freeze_after_as_many_batches() -> None:
 @pytest.mark.parametrize("norm", CAUSAL)
 def test_no_logit_depends_on_later_tokens(norm: str) -> None:
     """In evaluation; of BatchNorm with statistics of each time step in training too."""
-    per_position = {"norm_settings": {"per_position": True}} if norm == "batchnorm" else {}
-    model, _ = build(norm, "plain", "rnn_lm", TEXT, dropout=0.0, **per_position)  # type: ignore[arg-type]
+    per_position: dict[str, Any] = {"norm_settings": {"per_position": True}} if norm == "batchnorm" else {}
+    model, _ = build(norm, "plain", "rnn_lm", TEXT, dropout=0.0, **per_position)
     tokens = random_batch(TEXT).inputs
     changed = tokens.clone()
     changed[:, 9:] = (changed[:, 9:] + 1) % TEXT.vocabulary_size

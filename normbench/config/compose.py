@@ -165,11 +165,10 @@ def refuse_section_of_rules(config: DictConfig, groups: Mapping[str, str], folde
     """
     if RULES not in config:
         return
-    named = [
-        f"{group}={option}"
-        for group, option in groups.items()
-        if option in options(group, *folders) and RULES in content(group, option, tuple(folders))
-    ]
+    named: list[str] = []
+    for group, option in groups.items():
+        if option in options(group, *folders) and RULES in content(group, option, tuple(folders)):
+            named.append(f"{group}={option}")
     cure = "give rules as words, such as norm@qk=rmsnorm, or as lines of a scheme"
     raise UsageError(f"{either(named) or 'a YAML'} has a section {RULES}: {cure}")
 
