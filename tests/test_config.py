@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from normbench.config.compose import compose, read, read_each, resolve, start_hydra
+from normbench.config.compose import compose, read, read_each, resolve
 from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml
 from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
@@ -34,8 +34,7 @@ ROWS = [
 @cache
 def composed(words: tuple[str, ...]) -> dict[str, Any]:
     """The resolved tree, unchecked: its parts may be refused together."""
-    with start_hydra():
-        return resolve(compose(list(words))[0])
+    return resolve(compose(words)[0])
 
 
 @cache
@@ -271,6 +270,15 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
     points += [["norm=dyt", "seed=1"], ["norm=dyt", "~norm.impl"], ["norm=dyt", "seed=1", "+norm.impl=eager"]]
     points += [["trainer={eval_every:7}"], ["trainer={log_every:3}"]]
     assert read_each(points) == [read(words) for words in points]
+
+
+def test_an_option_of_one_s_own_is_read_again_once_it_is_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "norm"
+    folder.mkdir()
+    words = [f"hydra.searchpath=[{tmp_path}]", "norm=mine"]
+    for eps in (1e-3, 1e-4):
+        (folder / "mine.yaml").write_text(f"# Mine\n_target_: normbench.norms.RMSNorm\neps: {eps}\n", "utf-8")
+        assert read(words).tree["norm"]["eps"] == eps
 
 
 # ---- conf/
