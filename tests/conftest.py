@@ -7,8 +7,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,27 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
 
 # Small tensors gain nothing from a second thread, and tests run side by side: also in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def bear_lacking_operators() -> None:
+    """Let torchvision be imported where its operators are not there; no test calls one of them.
+
+    So it is where its build is for CUDA and torch's for the CPU, as two package indices may give them. Its import then
+    fails where it describes its operators to torch, and with it that of timm and of transformers.
+    """
+    register = torch.library.register_fake
+
+    @wraps(register)
+    def register_if_there(op: Any, func: Any = None, /, **how: Any) -> Any:
+        namespace, _, name = str(op).partition("::")
+        if namespace == "torchvision" and not hasattr(torch.ops.torchvision, name):
+            return lambda function: function
+        return register(op, func, **how)
+
+    torch.library.register_fake = register_if_there
+
+
+bear_lacking_operators()
 
 
 @pytest.fixture(scope="session", autouse=True)
