@@ -45,6 +45,7 @@ class Site:
         sole: whether it is the only norm of its branch that the placement makes, whose name does without the slot.
         since_change: how many blocks stand before it, counted from the last that changes the stream's shape, with that
             one; None where the model does not count them.
+        number: of norms with the same words, which one, from 0, in the order in which they run.
     """
 
     role: str
@@ -59,20 +60,22 @@ class Site:
     width: int | None = None
     sole: bool = False
     since_change: int | None = None
+    number: int = 0
 
     def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:
         """Return a place in the same block, with this slot, and by default with its own role."""
         if role is None:
             role = self.role
-        return replace(self, role=role, slot=slot, sole=sole)
+        return replace(self, role=role, slot=slot, sole=sole, number=0)
 
     @property
     def name(self) -> str:
-        """Return the name used in tags: `block03.mlp`, `block03.mlp.out`, `final`."""
+        """Return the name used in tags: `block03.mlp`, `block03.mlp.out`, `final`; the second `block03.mlp.2`."""
         block = "" if self.layer is None else f"block{self.layer:02d}"
         role = "" if self.role == "block" else self.role
         slot = "" if self.sole else self.slot
-        return ".".join(part for part in (block, role, slot) if part)
+        number = str(self.number + 1) if self.number else ""
+        return ".".join(part for part in (block, role, slot, number) if part)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ PARTS: dict[str, set[str]] = {
     "recording": {"record"},
     "norms": set(),
     "placements": set(),
+    "hosts": {"norms"},
     "weights": set(),
     "models": {"translation"},
     "data": {"translation"},

@@ -1,0 +1,25 @@
+"""Given models: the norms of a model of another library, or of one's own, found and replaced where they stand.
+
+`find` runs a model once on an example and tells where its norms are, `replace` puts others in their places, and
+`tabulate` lists what was found, what was kept and what was left alone.
+"""
+
+from normbench.hosts.adapters import Adapter
+from normbench.hosts.finding import Findings, Found, HostBlock, Left, find
+from normbench.hosts.libraries import import_library
+from normbench.hosts.replacing import Acting, Row, replace, restore, tabulate
+
+__all__ = [
+    "Acting",
+    "Adapter",
+    "Findings",
+    "Found",
+    "HostBlock",
+    "Left",
+    "Row",
+    "find",
+    "import_library",
+    "replace",
+    "restore",
+    "tabulate",
+]

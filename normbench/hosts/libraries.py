@@ -1,0 +1,47 @@
+"""Libraries of models, imported only where they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import torch
+
+from normbench.errors import UsageError, explain
+
+# The extra of normbench that installs each library, and what a person calls it.
+EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
+
+# What PyTorch's own index for its CPU builds is called, from which both come as one fits the other.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def import_library(name: str) -> ModuleType:
+    """Import a library of models: `timm`, `torchvision` or `transformers`.
+
+    Raises:
+        UsageError: it is not installed, or what it needs does not fit; with the command that mends it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        what = f"{name} is not installed" if missing == name else f"{name} needs {missing}, which is not installed"
+        raise UsageError(f"{what}: pip install 'normbench[{EXTRAS[name]}]'") from error
+    except (ImportError, RuntimeError) as error:
+        if "torchvision" in str(error):
+            raise UsageError(explain_torchvision(name)) from error
+        raise UsageError(f"{name} cannot be imported ({explain(error)}): install a version that fits") from error
+
+
+def explain_torchvision(name: str) -> str:
+    """Say why torchvision fails where a library imports it, and how to mend it.
+
+    Each release of torchvision is built for one of torch's, and for the CPU or a version of CUDA as that is. Beside
+    another build its operators cannot be loaded, and its import fails.
+    """
+    whose = "torchvision" if name == "torchvision" else f"torchvision, which {name} imports,"
+    cure = "install both from one index, as pip install --force-reinstall torch torchvision"
+    if torch.version.cuda is None:
+        cure += f" --index-url {CPU_INDEX}"
+    return f"{whose} does not fit torch {torch.__version__}: {cure}"

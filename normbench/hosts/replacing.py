@@ -1,0 +1,256 @@
+"""Put other norms in the places of a given model's, under the same paths, with the weights that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normbench.hosts.finding import Findings, Found
+from normbench.types import Norm, NormFactory
+
+Keep = Literal["weights", "nothing"]
+
+GAIN, SHIFT, STATISTICS = "γ", "β", "statistics"
+
+
+class Acting:
+    """What a norm gets beside its class where it stands for one of timm that ends in a dropout and an activation.
+
+    Its own parameters and buffers keep their names, and the two stay under theirs, `drop` and `act`.
+    """
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        given = {} if mask is None else {"mask": mask}
+        y: Tensor = super().forward(x, **given)  # type: ignore[misc]  # the norm's
+        acted: Tensor = self.act(self.drop(y))
+        return acted
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Let it be pickled, though its class is made where it is needed."""
+        kind = type(self).__mro__[2]
+        return make_empty, (kind,), vars(self)
+
+
+def make_empty(kind: type) -> Any:
+    """Return an acting norm of a class without its attributes."""
+    acting: Any = acting_class(kind)
+    return acting.__new__(acting)
+
+
+ACTING_CLASSES: dict[type, type] = {}
+
+
+def acting_class(kind: type) -> type:
+    """Return the class of norms of a kind that end in an activation: one for each."""
+    if kind not in ACTING_CLASSES:
+        ACTING_CLASSES[kind] = type(kind.__name__, (Acting, kind), {"__module__": kind.__module__})
+    return ACTING_CLASSES[kind]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A norm of a given model, and what becomes of it.
+
+    Attributes:
+        path: in the model.
+        norm: the name of its class.
+        site: where it stands; empty of one that is left.
+        features: how many it has; None of one that is left.
+        becomes: the name of the class that stands there after a swap; empty without one.
+        eps: of what stands there.
+        kept: what the new norm has of the old one's: γ, β, statistics.
+        lost: what the old norm had, and the new one has not or starts anew.
+        left: why it stays as it is; empty where it does not.
+    """
+
+    path: str
+    norm: str
+    site: str = ""
+    features: int | None = None
+    becomes: str = ""
+    eps: float | None = None
+    kept: str = ""
+    lost: str = ""
+    left: str = ""
+
+
+def replace(
+    model: nn.Module, findings: Findings, norm: NormFactory, keep: Keep = "weights", given: Collection[str] = ()
+) -> dict[str, nn.Module]:
+    """Replace the norms that were found in a model, and return the new ones by the name of their site.
+
+    The model is changed in place, once all new norms are made; paths, and so the names of parameters, stay. A new norm
+    has the old one's ε and, where both are of one kind, its groups and momentum, unless these are given. To replace
+    some alone, give findings with fewer of `found`.
+
+    Args:
+        model: in which `find` has found them.
+        findings: what it has found.
+        norm: makes the new norm of each place.
+        keep: `weights`, γ, β and running statistics where both have them; `nothing`: all start as they do.
+        given: the settings of the new norms that a person has chosen, such as `eps`.
+
+    Raises:
+        UsageError: a norm does not fit its place, such as groups that do not divide the features.
+    """
+    made: dict[nn.Module, nn.Module] = {}
+    by_site: dict[str, nn.Module] = {}
+    for found in findings.found:
+        new: Any = norm(found.features, channel_dim=found.adapter.axis, site=found.site)
+        take_over_settings(new, found, given)
+        place_like(new, found.module, model)
+        if keep == "weights":
+            keep_weights(new, found)
+        if found.adapter.acts:
+            let_act(new, found.module)
+        new.stands_at = found.site
+        new.train(found.module.training)
+        made[found.module] = new
+        by_site[found.site.name] = new
+    put_in(model, made)
+    leave_fast_path(model, made.values())
+    return by_site
+
+
+def restore(model: nn.Module, findings: Findings, made: Mapping[str, nn.Module]) -> None:
+    """Put the norms back that `replace` has replaced, as they were."""
+    old = {found.site.name: found.module for found in findings.found}
+    put_in(model, {new: old[name] for name, new in made.items()})
+
+
+def put_in(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
+    """Put modules in the places of others, at all paths that lead to these."""
+    places = [(path, each) for path, each in model.named_modules(remove_duplicate=False) if each in made]
+    for path, each in places:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, made[each])
+
+
+def take_over_settings(new: Any, found: Found, given: Collection[str]) -> None:
+    """Give a new norm the settings of the old one that nobody has chosen otherwise."""
+    eps = found.adapter.read_eps(found.module)
+    if "eps" not in given and eps is not None and getattr(new, "eps", None) is not None:
+        new.eps = eps
+    if name_of(new) == found.adapter.formula:
+        for name, theirs in found.adapter.settings.items():
+            if name not in given and hasattr(new, name):
+                setattr(new, name, getattr(found.module, theirs))
+
+
+def name_of(norm: nn.Module) -> str:
+    """Return what a norm of ours is called, such as `layernorm`."""
+    return type(norm).__name__.lower()
+
+
+def place_like(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
+    """Move a new norm to where the old one is, in the same precision; give it a weight to be looked at if it has none.
+
+    Some models ask the weight of a norm for its device or dtype, as timm's Swin and Mamba 2 do.
+    """
+    tensors = [*old.parameters(), *old.buffers(), *model.parameters()]
+    like = next((each for each in tensors if each.is_floating_point()), None)
+    if like is not None:
+        new.to(device=like.device, dtype=like.dtype)
+    weight = getattr(old, "weight", None)
+    if isinstance(weight, Tensor) and not hasattr(new, "weight"):
+        new.register_buffer("weight", torch.ones_like(weight, requires_grad=False), persistent=False)
+
+
+def keepable(new: nn.Module, found: Found) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Return what a new norm can have of the old one's: pairs of its own tensor and its content, by what they are."""
+    adapter = found.adapter
+    old = found.module
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for what, name, theirs in ((GAIN, "weight", adapter.read_gain(old)), (SHIFT, "bias", adapter.read_shift(old))):
+        own = getattr(new, name, None)
+        if theirs is not None and isinstance(own, nn.Parameter) and own.shape == theirs.shape:
+            pairs[what] = [(own, theirs)]
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    statistics = [(getattr(new, name, None), getattr(old, name, None)) for name in names]
+    known = [(own, theirs) for own, theirs in statistics if isinstance(own, Tensor) and isinstance(theirs, Tensor)]
+    over_batches = isinstance(new, Norm) and new.facts.crosses_samples
+    are_alike = over_batches == (adapter.formula != "instancenorm")
+    if adapter.running and are_alike and len(known) >= 2 and all(own.shape == theirs.shape for own, theirs in known):
+        pairs[STATISTICS] = known
+    return pairs
+
+
+@torch.no_grad()
+def keep_weights(new: nn.Module, found: Found) -> None:
+    """Copy what a new norm can have of the old one's."""
+    for pairs in keepable(new, found).values():
+        for own, theirs in pairs:
+            own.copy_(theirs)
+    for own_name, name in (("weight", found.adapter.gain), ("bias", found.adapter.shift)):
+        parameter = getattr(new, own_name, None)
+        old = getattr(found.module, name, None)
+        if isinstance(parameter, nn.Parameter) and isinstance(old, nn.Parameter):
+            parameter.requires_grad_(old.requires_grad)
+
+
+def let_act(new: Any, old: Any) -> None:
+    """Let a new norm end in the dropout and the activation of the old one, unless it has an activation of its own."""
+    new.__class__ = acting_class(type(new))
+    new.drop = getattr(old, "drop", nn.Identity())
+    new.act = nn.Identity() if getattr(new, "acts", False) else getattr(old, "act", nn.Identity())
+
+
+def leave_fast_path(model: nn.Module, made: Iterable[nn.Module]) -> None:
+    """Let torch's encoder layers call their norms in evaluation where these are new.
+
+    Their fast path is one operator, which reads the norms' weights and computes LayerNorm whatever they are. What each
+    layer notes of its activation, which only that path reads, bars it from there; and nested tensors are for it alone.
+    """
+    new = set(made)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and not new.isdisjoint(module.modules()):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder) and not new.isdisjoint(module.modules()):
+            module.use_nested_tensor = False
+
+
+def tabulate(findings: Findings, made: Mapping[str, nn.Module] | None = None, keep: Keep = "weights") -> list[Row]:
+    """Return a row for each norm: those that can be replaced, in the order in which they run, and then the others.
+
+    Args:
+        findings: what `find` has found.
+        made: what `replace` has returned; without it the rows say how the norms are.
+        keep: as `replace` was given it.
+    """
+    made = made or {}
+    rows: list[Row] = []
+    for found in findings.found:
+        old = found.module
+        about: dict[str, Any] = {"site": found.site.name, "features": found.features}
+        new = made.get(found.site.name)
+        if new is None:
+            about["eps"] = found.adapter.read_eps(old)
+        else:
+            kept = keepable(new, found) if keep == "weights" else {}
+            has = what_it_has(found)
+            about["becomes"] = type(new).__name__
+            about["eps"] = getattr(new, "eps", None)
+            about["kept"] = ", ".join(what for what in has if what in kept)
+            about["lost"] = ", ".join(what for what in has if what not in kept)
+        rows.append(Row(found.path, type(old).__name__, **about))
+    rows += [Row(left.path, left.kind, left=left.reason) for left in findings.left]
+    return rows
+
+
+def what_it_has(found: Found) -> list[str]:
+    """Return what a norm has that another may keep."""
+    has = []
+    if found.adapter.read_gain(found.module) is not None:
+        has.append(GAIN)
+    if found.adapter.read_shift(found.module) is not None:
+        has.append(SHIFT)
+    if found.adapter.running and getattr(found.module, "running_mean", None) is not None:
+        has.append(STATISTICS)
+    return has

@@ -1,0 +1,499 @@
+"""Where the norms of a given model stand: its blocks in running order, their branches, and a site for each norm.
+
+All of it follows from one recorded pass. A block is one of the many equal modules that add something to what they are
+given. Within a block a norm stands before or after the branch that is called next to it, or inside of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from normbench.hosts.adapters import Adapter
+from normbench.hosts.tape import Call, Key, Tape
+from normbench.types import Site
+
+# Modules that hold others and are no blocks themselves.
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+NUMBERED = re.compile(r"\d$")  # the path of one of a list
+NUMBER = re.compile(r"\d+")
+
+# What parts of a block are called, in paths.
+CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
+ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
+MLP = re.compile(r"mlp|ffn|feed_?forward|intermediate|experts?\b|moe|dense|\bfc\d|\bff\b|linear\d", re.IGNORECASE)
+SHORTCUT = re.compile(r"downsample|shortcut|skip", re.IGNORECASE)
+QUERY_KEY_VALUE = re.compile(
+    r"(?:^|_)(q|k|v|query|key|value)_?(?:layer_?)?(?:ln|norm)$|(?:ln|norm)_?(q|k|v)$", re.IGNORECASE
+)
+
+# The slot of a norm inside a branch.
+INSIDE = {"attention": "context", "cross": "context", "mlp": "hidden"}
+
+
+@dataclass(frozen=True)
+class HostBlock:
+    """A block of a given model.
+
+    Attributes:
+        path: of the module in the model.
+        module: what is called with the residual stream, and returns it.
+        layer: its place in the running order, from 0.
+        branches: by role, of several with one role `mlp` and `mlp.2`; one that has no module of its own is a list of
+            modules.
+        channel_dim: the axis of features of the stream.
+        side: of an encoder–decoder, `encoder` or `decoder`.
+    """
+
+    path: str
+    module: nn.Module
+    layer: int
+    branches: Mapping[str, nn.Module]
+    channel_dim: int
+    side: str = ""
+
+
+@dataclass(eq=False)
+class Branch:
+    """One branch of a block.
+
+    Attributes:
+        role: what it serves.
+        maps: the calls of its linear maps and convolutions, or of the modules that hold them, in order.
+        number: which of the branches of its role, from 0.
+    """
+
+    role: str
+    maps: list[Call]
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return its name in the block."""
+        return f"{self.role}.{self.number + 1}" if self.number else self.role
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a norm stands in a block."""
+
+    role: str
+    slot: str
+    branch: Branch | None = None
+
+
+# ---- blocks
+
+
+def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
+    """Return the calls of a model's blocks in running order, each once; none where there are no equal modules.
+
+    They are the members of lists, of the class of which most add something to their own input; of several classes the
+    outermost. Other members of the same lists, or of further lists beside them, are blocks too if they do likewise or
+    have several maps.
+    """
+    first: dict[nn.Module, Call] = {}
+    skips = Counter[type]()
+    for call in tape.calls():
+        known = first.setdefault(call.module, call)
+        known.has_skip = known.has_skip or call.has_skip
+    by_class: dict[type, list[Call]] = defaultdict(list)
+    for module, call in first.items():
+        is_container = type(module) in CONTAINERS or module in norms
+        if not is_container and NUMBERED.search(call.path) and holds(call, norms):
+            by_class[type(module)].append(call)
+            skips[type(module)] += call.has_skip
+    if not by_class:
+        return []
+
+    def rank(kind: type) -> tuple[int, int, int]:
+        calls = by_class[kind]
+        outermost = min(each.path.count(".") for each in calls)
+        return skips[kind], -outermost, len(calls)
+
+    kinds = sorted(by_class, key=rank, reverse=True)
+    blocks = list(by_class[kinds[0]])
+    lists = {NUMBER.sub("*", block.path) for block in blocks}
+    for kind in kinds[1:]:
+        for call in by_class[kind]:
+            is_like_them = NUMBER.sub("*", call.path) in lists and len(maps_in(call)) > 1
+            overlaps = any(is_within(call.path, each.path) or is_within(each.path, call.path) for each in blocks)
+            if (skips[kind] or is_like_them) and not overlaps:
+                blocks.append(call)
+    order = {call: number for number, call in enumerate(tape.calls())}
+    return sorted(blocks, key=order.__getitem__)
+
+
+def holds(call: Call, norms: Collection[nn.Module]) -> bool:
+    """Tell whether a norm was called inside of a call."""
+    return any(each.module in norms for each in call.inside() if each is not call)
+
+
+def is_within(path: str, other: str) -> bool:
+    """Tell whether a path is another one, or leads to something inside of it."""
+    return path == other or path.startswith(f"{other}.")
+
+
+def has_map(module: nn.Module) -> bool:
+    """Tell whether a module has a matrix or a kernel, as linear maps and convolutions do."""
+    return any(parameter.ndim > 1 for parameter in module.parameters())
+
+
+def maps_in(call: Call) -> list[Call]:
+    """Return the innermost calls inside of a call that have a matrix or a kernel."""
+    found = []
+    for each in call.inside():
+        inner = [child for child in each.children if has_map(child.module)]
+        if has_map(each.module) and not inner:
+            found.append(each)
+    return found
+
+
+def is_convolution(call: Call) -> bool:
+    """Tell whether a module is a convolution or has one inside."""
+    return any(isinstance(module, _ConvNd) for module in call.module.modules())
+
+
+# ---- the places of norms in a block
+
+
+class BlockParts:
+    """What a block calls, in order, and what flows between these parts.
+
+    Parts are norms, modules with maps and no norms inside, and what passes its input on, such as a dropout or an
+    activation.
+
+    Attributes:
+        parts: in order, without those of a learned shortcut.
+        shortcut: those of the shortcut.
+        branches: in order.
+    """
+
+    def __init__(self, block: Call, norms: Collection[nn.Module], adapters: Mapping[nn.Module, Adapter]) -> None:
+        self.block = block
+        self.norms = norms
+        self.adapters = adapters
+        self.parts: list[Call] = []
+        self.shortcut: list[Call] = []
+        self.child_of: dict[Call, Call] = {}
+        for child in block.children:
+            for part in self.take_apart(child):
+                self.child_of[part] = child
+                is_shortcut = SHORTCUT.search(self.path_of(part)) is not None
+                (self.shortcut if is_shortcut else self.parts).append(part)
+        self.feeders = self.find_feeders()
+        self.branch_of: dict[Call, Branch] = {}
+        self.branches = self.find_branches()
+
+    def take_apart(self, call: Call) -> Iterator[Call]:
+        """Give a call, or, if a norm was called inside of it, its parts."""
+        if call.module not in self.norms and holds(call, self.norms):
+            for child in call.children:
+                yield from self.take_apart(child)
+        else:
+            yield call
+
+    def path_of(self, call: Call) -> str:
+        """Return the path of a part in the block."""
+        return call.path.removeprefix(f"{self.block.path}.") if self.block.path else call.path
+
+    def is_norm(self, call: Call) -> bool:
+        """Tell whether a part is a norm."""
+        return call.module in self.norms
+
+    def is_map(self, call: Call) -> bool:
+        """Tell whether a part has a matrix or a kernel, and is no norm."""
+        return call.module not in self.norms and has_map(call.module)
+
+    def find_feeders(self) -> dict[Call, set[Call]]:
+        """Return for each part the norms and maps whose output it reads as it is, or as other parts have passed it."""
+        source: dict[Key, set[Call]] = {}
+        feeders: dict[Call, set[Call]] = {}
+        for part in self.parts:
+            own = set[Call]()
+            for seen in part.inputs:
+                if seen.key is not None:
+                    own |= source.get(seen.key, set())
+            feeders[part] = own
+            gives = {part} if self.is_norm(part) or self.is_map(part) else own
+            for seen in part.outputs:
+                if seen.key is not None:
+                    source[seen.key] = gives
+        return feeders
+
+    def find_branches(self) -> list[Branch]:
+        """Return the branches, of one map or several.
+
+        Maps belong together that one child of the block has, that read of each other, or that serve the same with no
+        norm between them.
+        """
+        branches: list[Branch] = []
+        follows_norm = True
+        for part in self.parts:
+            if not self.is_map(part):
+                follows_norm = follows_norm or self.is_norm(part)
+                continue
+            joined = self.branch_before(part, branches)
+            role = self.role_of(part)
+            if joined is None and not follows_norm and branches[-1].role == role:
+                joined = branches[-1]
+            if joined is None:
+                joined = Branch(role, [])
+                branches.append(joined)
+            joined.maps.append(part)
+            self.branch_of[part] = joined
+            follows_norm = False
+        has_attention = any(branch.role in ("attention", "cross") for branch in branches)
+        counts = Counter[str]()
+        for branch in branches:
+            if branch.role == "linear" and has_attention:
+                branch.role = "mlp"
+            branch.number = counts[branch.role]
+            counts[branch.role] += 1
+        return branches
+
+    def branch_before(self, part: Call, branches: Sequence[Branch]) -> Branch | None:
+        """Return the branch before a map that it belongs to."""
+        if not branches:
+            return None
+        last = branches[-1]
+        if self.child_of[part] is self.child_of[last.maps[-1]]:
+            return last
+        for feeder in self.feeders[part]:
+            sources = self.feeders[feeder] if self.is_norm(feeder) else {feeder}
+            if not sources.isdisjoint(last.maps):
+                return last
+        return None
+
+    def role_of(self, part: Call) -> str:
+        """Return what a map serves, by its path in the block and by its class."""
+        path = self.path_of(part)
+        if ATTENTION.search(path) or CROSS.search(path):
+            return "cross" if CROSS.search(path) else "attention"
+        if MLP.search(path):
+            return "mlp"
+        return "conv" if is_convolution(part) else "linear"
+
+    def places(self) -> dict[Call, Place]:
+        """Return where each norm stands."""
+        found: dict[Call, Place] = {}
+        begins_with_norm = bool(self.parts) and self.first_but_passing() in self.norms
+        for number, part in enumerate(self.parts):
+            if self.is_norm(part):
+                found[part] = self.place_of(number, begins_with_norm)
+        role = self.branches[0].role if self.branches else "block"
+        for part in self.shortcut:
+            if self.is_norm(part):
+                found[part] = Place(role, "shortcut")
+        return found
+
+    def first_but_passing(self) -> nn.Module | None:
+        """Return the first norm or map."""
+        for part in self.parts:
+            if self.is_norm(part) or self.is_map(part):
+                return part.module
+        return None
+
+    def place_of(self, number: int, begins_with_norm: bool) -> Place:
+        """Return where a norm stands.
+
+        Args:
+            number: of the part.
+            begins_with_norm: whether a norm is the first that reads the stream.
+        """
+        part = self.parts[number]
+        before = self.neighbour(reversed(self.parts[:number]))
+        after = self.neighbour(self.parts[number + 1 :])
+        if before is None and after is None:
+            return Place("block", "")
+        named = QUERY_KEY_VALUE.search(part.path.rpartition(".")[2])
+        inner = before or after
+        assert inner is not None
+        if named and inner.role in ("attention", "cross"):
+            return Place(inner.role, self.slot_of_heads(part, (named[1] or named[2])[0].lower()))
+        if before is after:
+            return Place(inner.role, INSIDE.get(inner.role, "inner"))
+        if before is None:
+            assert after is not None
+            return Place(after.role, "in", after)
+        if after is None:
+            return Place(before.role, "out", before)
+        follows_norm = self.is_norm_next(reversed(self.parts[:number]))
+        precedes_norm = self.is_norm_next(self.parts[number + 1 :])
+        is_fed = not self.feeders[part].isdisjoint(before.maps)
+        is_alone = not follows_norm and not precedes_norm
+        is_last_of_branch = precedes_norm and not follows_norm
+        if is_last_of_branch or (is_alone and (is_fed or not begins_with_norm)):
+            return Place(before.role, "out", before)
+        return Place(after.role, "in", after)
+
+    def neighbour(self, parts: Iterable[Call]) -> Branch | None:
+        """Return the branch of the first map among parts."""
+        for part in parts:
+            if self.is_map(part):
+                return self.branch_of[part]
+        return None
+
+    def is_norm_next(self, parts: Iterable[Call]) -> bool:
+        """Tell whether the first norm or map among parts is a norm."""
+        for part in parts:
+            if self.is_norm(part) or self.is_map(part):
+                return self.is_norm(part)
+        return False
+
+    def slot_of_heads(self, part: Call, letter: str) -> str:
+        """Return the slot of a norm of queries, keys or values: of each head, or of all heads together."""
+        of_all_heads = len(part.inputs[0].shape) < 4 and letter != "v"
+        return f"{letter}_all" if of_all_heads else letter
+
+    def modules_by_branch(self) -> dict[str, nn.Module]:
+        """Return the module of each branch: a child of the block, or a list of those that it is made of."""
+        found: dict[str, nn.Module] = {}
+        for branch in self.branches:
+            children: dict[nn.Module, None] = {}
+            for part in branch.maps:
+                child = self.child_of[part]
+                is_shared = any(
+                    self.child_of[each] is child for each in self.branch_of if self.branch_of[each] is not branch
+                )
+                children[part.module if is_shared else child.module] = None
+            modules = list(children)
+            found[branch.key] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        return found
+
+    def channel_dim(self) -> int:
+        """Return the axis of features of the stream, by the first part that reads it."""
+        if not self.block.inputs:
+            return -1
+        stream = self.block.inputs[0]
+        for part in (*self.parts, *self.shortcut):
+            reads_stream = any(seen.key == stream.key for seen in part.inputs)
+            if reads_stream and self.is_map(part):
+                return 1 if is_convolution(part) else -1
+            if self.is_norm(part) and (reads_stream or part.inputs[0].shape == stream.shape):
+                return self.adapters[part.module].axis
+        return 1 if len(stream.shape) == 4 else -1
+
+
+# ---- the whole model
+
+
+def lay_out(
+    tape: Tape, adapters: Mapping[nn.Module, Adapter], causal: bool
+) -> tuple[dict[nn.Module, Site], tuple[HostBlock, ...]]:
+    """Return the site of each norm, and the blocks.
+
+    Args:
+        tape: a recorded pass.
+        adapters: the norms.
+        causal: whether the model predicts each position from those before it.
+    """
+    norms = adapters.keys()
+    calls = find_blocks(tape, norms)
+    parts = [BlockParts(call, norms, adapters) for call in calls]
+    sides = sides_of(calls)
+    depth = max(len(calls), 1)
+    branches = sum(len(each.branches) for each in parts) or depth
+    about = {"depth": depth, "branches": branches, "causal": causal, "sides": count_sides(sides)}
+    blocks: list[HostBlock] = []
+    places: dict[nn.Module, Site] = {}
+    for layer, (call, own) in enumerate(zip(calls, parts, strict=True)):
+        channel_dim = own.channel_dim()
+        modules = own.modules_by_branch()
+        blocks.append(HostBlock(call.path, call.module, layer, modules, channel_dim, sides[layer]))
+        width = call.inputs[0].shape[channel_dim] if call.inputs else None
+        site = Site("block", layer, side=sides[layer], width=width, **about)  # type: ignore[arg-type]  # by name
+        for part, place in own.places().items():
+            alone = place.branch is not None and count_around(own, place.branch) == 1
+            places.setdefault(part.module, site.at(place.role, place.slot, sole=alone))
+    for call, site in place_outside(tape, calls, norms, adapters, sides).items():
+        places[call.module] = replace(site, **about)  # type: ignore[arg-type]
+    order = [call.module for call in tape.calls() if call.module in norms]
+    return number_alike({norm: places[norm] for norm in dict.fromkeys(order)}), tuple(blocks)
+
+
+def count_around(parts: BlockParts, branch: Branch) -> int:
+    """Return how many norms stand before and after a branch."""
+    return sum(place.branch is branch for place in parts.places().values())
+
+
+def sides_of(blocks: Sequence[Call]) -> list[str]:
+    """Return for each block whether it is of an encoder or a decoder, where there are both; else empty words."""
+    found = []
+    for block in blocks:
+        words = block.path.lower()
+        found.append("decoder" if "decoder" in words else "encoder" if "encoder" in words else "")
+    return found if set(found) == {"encoder", "decoder"} else [""] * len(found)
+
+
+def count_sides(sides: Sequence[str]) -> tuple[int, int]:
+    """Return how many blocks each side has."""
+    return sides.count("encoder"), sides.count("decoder")
+
+
+def place_outside(
+    tape: Tape,
+    blocks: Sequence[Call],
+    norms: Collection[nn.Module],
+    adapters: Mapping[nn.Module, Adapter],
+    sides: Sequence[str],
+) -> dict[Call, Site]:
+    """Return the sites of norms outside the blocks: before the first, after the last, or between two of them.
+
+    A norm that is called several times stands where it is called last. Where there are no blocks, all of the model is
+    read as one.
+    """
+    if not blocks:
+        root = Call("", nn.Identity(), None, (), children=tape.roots)
+        whole = BlockParts(root, norms, adapters)
+        return {call: Site(place.role, slot=place.slot) for call, place in whole.places().items()}
+    inside = {call for block in blocks for call in block.inside()}
+    inner_norms = {call.module for call in inside}
+    layers = {block: layer for layer, block in enumerate(blocks)}
+    found: dict[Call, Site] = {}
+    last_call: dict[nn.Module, Call] = {}
+    layer = 0  # of the next block
+    for call in tape.calls():
+        if call in layers:
+            layer = layers[call] + 1
+        if call.module not in norms or call.module in inner_norms:
+            continue
+        found.pop(last_call.get(call.module, call), None)
+        last_call[call.module] = call
+        found[call] = site_outside(call, layer, sides)
+    return found
+
+
+def site_outside(call: Call, layer: int, sides: Sequence[str]) -> Site:
+    """Return the site of a norm outside the blocks.
+
+    Args:
+        call: of the norm.
+        layer: of the block that comes next; the number of blocks after the last.
+        sides: of the blocks.
+    """
+    if layer == 0:
+        return Site("stem")
+    if layer == len(sides):
+        return Site("final", slot=sides[-1], side=sides[-1])  # type: ignore[arg-type]  # one of the words
+    if sides[layer - 1] != sides[layer]:
+        of_decoder = "decoder" in call.path.lower()
+        side = "decoder" if of_decoder else "encoder"
+        return Site("stem" if of_decoder else "final", slot=side, side=side)  # type: ignore[arg-type]  # likewise
+    return Site("downsample", layer, side=sides[layer])  # type: ignore[arg-type]  # likewise
+
+
+def number_alike(places: Mapping[nn.Module, Site]) -> dict[nn.Module, Site]:
+    """Return sites of which those with the same words are numbered, so that each has a name of its own."""
+    counts = Counter[str]()
+    found: dict[nn.Module, Site] = {}
+    for norm, site in places.items():
+        found[norm] = replace(site, number=counts[site.name])
+        counts[site.name] += 1
+    return found

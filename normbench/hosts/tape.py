@@ -1,0 +1,208 @@
+"""One forward pass of a model, recorded: which module was called when, inside of which, and what flowed where.
+
+Tensors are told apart by their storage and how often it was written to, so that a view of what a module has given is
+still known as that, and a sum in place is not. Nothing is kept of their content.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from normbench.errors import UsageError, explain
+
+# Functions of torch that normalize, by their names, and those that add.
+NORMALIZING = (
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm",
+    "instance_norm",
+    "local_response_norm",
+    "normalize",
+)
+ADDING = ("add", "add_", "__add__", "__iadd__", "__radd__")
+
+Key = tuple[StorageWeakRef, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor that went into a module or came out of one.
+
+    Attributes:
+        key: the same of two tensors that share their content; None where that cannot be told.
+        shape: its shape.
+    """
+
+    key: Key | None
+    shape: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        path: of the module in the model.
+        module: what was called.
+        parent: the call inside of which it was; None of the model itself.
+        inputs, outputs: the tensors, in order.
+        children: the calls inside of it, in order.
+        has_skip: whether the first of its inputs was added to something inside of it.
+    """
+
+    path: str
+    module: nn.Module
+    parent: Call | None
+    inputs: tuple[Seen, ...]
+    outputs: tuple[Seen, ...] = ()
+    children: list[Call] = field(default_factory=list)
+    has_skip: bool = False
+
+    def inside(self) -> Iterator[Call]:
+        """Give the call and all inside of it, in the order in which they began."""
+        yield self
+        for child in self.children:
+            yield from child.inside()
+
+
+class Tape(TorchFunctionMode):
+    """What a forward pass did.
+
+    Attributes:
+        roots: the calls that were inside of no other.
+        functional: how often each module, by path, called a function that normalizes, by name, outside of norms.
+    """
+
+    def __init__(self, paths: Mapping[nn.Module, str], norms: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.paths = paths
+        self.norms = set(norms)
+        self.roots: list[Call] = []
+        self.stack: list[Call] = []
+        self.functional: Counter[tuple[str, str]] = Counter()
+
+    def calls(self) -> Iterator[Call]:
+        """Give all calls in the order in which they began."""
+        for root in self.roots:
+            yield from root.inside()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a module is called."""
+        parent = self.stack[-1] if self.stack else None
+        inputs = tuple(look_at(each) for each in tensors_in((args, kwargs)))
+        call = Call(self.paths[module], module, parent, inputs)
+        siblings = parent.children if parent else self.roots
+        siblings.append(call)
+        self.stack.append(call)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note what it has given."""
+        call = self.stack.pop()
+        call.outputs = tuple(look_at(each) for each in tensors_in(output))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ADDING:
+            self.note_sum(args)
+        elif name in NORMALIZING and self.stack and self.stack[-1].module not in self.norms:
+            self.functional[self.stack[-1].path, name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def note_sum(self, operands: tuple[Any, ...]) -> None:
+        """Note which of the modules that are being called add their own input to something."""
+        keys = {look_at(each).key for each in operands if isinstance(each, Tensor)} - {None}
+        for call in self.stack:
+            if call.inputs and call.inputs[0].key in keys:
+                call.has_skip = True
+
+
+def look_at(x: Tensor) -> Seen:
+    """Return what is noted of a tensor."""
+    with torch._C.DisableTorchFunction():
+        shape = tuple(x.shape)
+        if x.layout != torch.strided or x.is_nested:
+            return Seen(None, shape)
+        version = 0 if x.is_inference() else x._version
+        return Seen((StorageWeakRef(x.untyped_storage()), version), shape)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Give the tensors in arguments or in what a module returns: in tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterable[nn.Module]) -> Tape:
+    """Run one forward pass of a model in evaluation mode and return what it did; the model stays as it is.
+
+    Args:
+        model: the model.
+        call: runs the pass.
+        norms: modules that may be norms, inside of which nothing is recorded.
+
+    Raises:
+        UsageError: the pass fails.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    tape = Tape(paths, norms)
+    inside_norms = {module for norm in tape.norms for module in norm.modules()} - tape.norms
+    with ExitStack() as stack:
+        for module in paths.keys() - inside_norms:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            before = module.register_forward_pre_hook(tape.enter, with_kwargs=True)
+            after = module.register_forward_hook(tape.leave, with_kwargs=True, always_call=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        stack.enter_context(evaluating(model))
+        stack.enter_context(without_fast_path())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(tape)
+        try:
+            call(model)
+        except UsageError:
+            raise
+        except Exception as error:  # another library's code, which may raise anything
+            what = f"the forward pass of {type(model).__name__} fails on the example ({explain(error)})"
+            raise UsageError(f"{what}: give an example that the model takes") from error
+    return tape
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and each of its modules back into its own."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Let torch's encoder layers call their modules, and not one fused operator for all of them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
