@@ -21,7 +21,7 @@ from normbench.config.sections import CLASS_SECTIONS, GROUPS, PLACED, SWEEP_GROU
 from normbench.errors import UsageError
 from normbench.settings import Setting
 
-PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
+PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file", "data.tokenizer": "file"}
 
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:

@@ -140,8 +140,8 @@ OPTIMIZER = {
 
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
-    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", LOGGER,
-    "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard", "trainer.recompute",
+    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "data.tokenizer",
+    LOGGER, "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard", "trainer.recompute",
 )  # fmt: skip
 
 

@@ -18,9 +18,21 @@ from normbench.data.batches import Holdout, Name
 from normbench.data.cache import SPLITS, Content, Decoded, file_digest, logger, read_or_decode
 from normbench.data.hub import labels_of, reason
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.sources import ImageColumn, LabelColumn, Level, Size, TextColumn, VocabularySize, encode_texts
+from normbench.data.sources import (
+    BytesOrFile,
+    ImageColumn,
+    LabelColumn,
+    Level,
+    Size,
+    TextColumn,
+    Tokenizer,
+    VocabularySize,
+    encode_bytes,
+    encode_texts,
+)
 from normbench.data.tables import ENDINGS, declared_classes, labels_as_written, read_columns
 from normbench.data.text import Text, Texts
+from normbench.data.vocabulary import key_of_file
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import Setting
 
@@ -256,6 +268,7 @@ def own_texts(
     split_column: SplitColumn = None,
     level: Level = "lowercase_word",
     vocabulary_size: VocabularySize = None,
+    tokenizer: Tokenizer = None,
     holdout: Holdout = 0,
     **options: Any,
 ) -> Texts:
@@ -272,10 +285,10 @@ def own_texts(
     columns = Columns(text_column, label_column, split_column)
 
     def load() -> Decoded:
-        return load_texts(place, files, columns, level, vocabulary_size, holdout)
+        return load_texts(place, files, columns, level, vocabulary_size, tokenizer, holdout)
 
     contents = [[file_digest(file), file.suffix.lower(), split] for file, split in files]
-    key = ["own", contents, columns, level, vocabulary_size, float(holdout)]
+    key = ["own", contents, columns, level, vocabulary_size, float(holdout), *key_of_file(level, tokenizer)]
     content = read_or_decode(name, "texts", key, load, path=place.name)
     return Texts(content, holdout=holdout, **options)
 
@@ -309,6 +322,7 @@ def load_texts(
     columns: Columns,
     level: str,
     vocabulary_size: int | None,
+    tokenizer: str | None,
     holdout: float,
 ) -> Decoded:
     """Encode all texts.
@@ -340,7 +354,7 @@ def load_texts(
         parts[split] = np.arange(start, start + count)
         start += count
     numbers = rows["class"].to_numpy()
-    return encode_texts(rows["text"].tolist(), numbers, classes, parts, level, vocabulary_size, holdout)
+    return encode_texts(rows["text"].tolist(), numbers, classes, parts, level, vocabulary_size, tokenizer, holdout)
 
 
 def read_texts(path: Path, columns: Columns) -> Any:
@@ -383,10 +397,18 @@ def is_encodable(text: str) -> bool:
 WANTED_TEXT = "give a text file in UTF-8, such as data.path=my.txt; data=texts takes a table of labelled texts"
 
 
-def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
-    """Return a person's own text file of any size, by bytes; `options` are Text's.
+def text_file(
+    *,
+    name: Name = "text",
+    path: OwnPath,
+    level: BytesOrFile = "byte",
+    vocabulary_size: VocabularySize = None,
+    tokenizer: Tokenizer = None,
+    **options: Any,
+) -> Text:
+    """Return a person's own text file of any size, by bytes or by the tokens of a file; `options` are Text's.
 
-    Its last tenth validates, but no more than its last 1,000,000 bytes. It is mapped in place, not cached.
+    Its last tenth validates, but no more than its last 1,000,000 bytes. Bytes are mapped in place, not cached.
 
     Raises:
         UsageError: it is not text.
@@ -413,4 +435,13 @@ def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
 
     cut = len(mapped) - min(len(mapped) // 10, 1_000_000)  # more of validation costs time and tells nothing more
     arrays = {"train": mapped[:cut], "val": mapped[cut:]}
+    key_of_tokenizer = key_of_file(level, tokenizer)
+    if key_of_tokenizer:
+
+        def load() -> Decoded:
+            whole = {split: text.tobytes() for split, text in arrays.items()}
+            return encode_bytes(whole, level, vocabulary_size, tokenizer)
+
+        key = ["file", digest, *key_of_tokenizer, vocabulary_size]
+        return Text(read_or_decode(name, "text", key, load, file=place.name), **options)
     return Text(Content(name, {"file": place.name}, arrays, {}, digest, check), **options)

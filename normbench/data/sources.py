@@ -16,7 +16,7 @@ from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
 from normbench.data.streaming import Stream, stream_images, stream_text
 from normbench.data.text import Text, Texts, join_rows
-from normbench.data.vocabulary import LEVELS, Vocabulary
+from normbench.data.vocabulary import Bytes, FromFile, Vocabulary, key_of_file, learn
 from normbench.settings import Setting
 
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
@@ -29,11 +29,16 @@ ImageColumn = Annotated[str, Setting("column of the images")]
 Size = Annotated[int | None, Setting("side of all images; null: as they are", "pixels", low=1, high=10**4)]
 LabelColumn = Annotated[str, Setting("column of the classes")]
 ValSplit = Annotated[str, Setting("split that validates")]
-Level = Annotated[Literal["character", "byte", "word", "lowercase_word", "bpe"], Setting("what a token is")]
+Level = Annotated[Literal["character", "byte", "word", "lowercase_word", "bpe", "hf"], Setting("what a token is")]
+BytesOrFile = Annotated[Literal["byte", "hf"], Setting("what a token is")]
+Tokenizer = Annotated[str | None, Setting("tokenizer.json whose tokens data.level=hf takes, or its folder")]
 Streaming = Annotated[bool, Setting("read the rows while a run trains, as of data that do not fit in memory")]
 Buffer = Annotated[int, Setting("rows of a stream that are shuffled together", "rows", low=1, high=10**8)]
 KeptRows = Annotated[int, Setting("rows of a stream that judge, in memory", "rows", low=1, high=10**8)]
-VocabularySize = Annotated[int | None, Setting("most symbols; null: all words, 8,192 byte pairs", low=2, high=10**7)]
+VocabularySize = Annotated[
+    int | None,
+    Setting("most symbols, with level=hf all; null: all words, 8,192 byte pairs, the file's", low=2, high=10**7),
+]
 
 
 def hub_text(
@@ -47,6 +52,7 @@ def hub_text(
     text_column: TextColumn = "text",
     level: Level = "character",
     vocabulary_size: VocabularySize = None,
+    tokenizer: Tokenizer = None,
     lines: Annotated[bool, Setting("each row is a line of its own")] = False,
     val_splits: Annotated[Sequence[str] | None, Setting("that validate; null: train is cut")] = ("validation", "test"),
     test_splits: Annotated[Sequence[str] | None, Setting("splits that judge once, at the end; null: none")] = None,
@@ -67,7 +73,7 @@ def hub_text(
     hub = Hub(hub_id, revision, root, config, folder)
     if streaming:
         stream = Stream(hub, [text_column], val_splits or (), kept, holdout, buffer)
-        return stream_text(name, stream, level, vocabulary_size, lines, **options)
+        return stream_text(name, stream, level, vocabulary_size, lines, tokenizer, **options)
     parts = {"train": ["train"], "val": list(val_splits or ()), "test": list(test_splits or ())}
 
     def load() -> Decoded:
@@ -82,10 +88,11 @@ def hub_text(
                 texts[part] = join_rows(rows, lines)
         if not parts["val"]:
             texts = cut_by_twentieths(texts["train"])
-        vocabulary = learn_vocabulary(level, vocabulary_size, holdout, *texts.values())
+        vocabulary = learn_vocabulary(level, vocabulary_size, tokenizer, holdout, *texts.values())
         return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
 
     key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
+    key += key_of_file(level, tokenizer)
     return Text(read_or_decode(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
@@ -99,21 +106,20 @@ def cut_by_twentieths(text: str) -> dict[str, str]:
     return texts
 
 
-def learn_vocabulary(level: str, size: int | None, holdout: float, train: str, *others: str) -> Vocabulary:
+def learn_vocabulary(
+    level: str, size: int | None, tokenizer: str | None, holdout: float, train: str, *others: str
+) -> Vocabulary:
     """Return a vocabulary that knows nothing of the tokens that `holdout` takes from the end of the training text.
 
     How many characters these tokens are depends on the vocabulary itself: it is learned from shorter and shorter
     beginnings of the text, each of which ends after a blank, until one has no more tokens than train.
     """
-    kind = LEVELS[level]
-    learned: Vocabulary
-    if not holdout:
-        learned = kind.learn([train, *others], size)
-        return learned
+    if not holdout or level == FromFile.level:
+        return learn(level, [train, *others], size, tokenizer)
     end = len(train) - count_held_out(len(train), holdout, "characters")
     while True:
         end = 1 + max(train.rfind(" ", 0, end), train.rfind("\n", 0, end))
-        learned = kind.learn([train[:end], train[end:], *others], size)
+        learned = learn(level, [train[:end], train[end:], *others], size, tokenizer)
         total = len(learned.encode(train))
         seen = len(learned.encode(train[:end]))
         used = total - count_held_out(total, holdout, "tokens")
@@ -133,6 +139,7 @@ def hub_texts(
     label_column: LabelColumn = "label",
     level: Level = "lowercase_word",
     vocabulary_size: VocabularySize = None,
+    tokenizer: Tokenizer = None,
     val_split: ValSplit = "test",
     holdout: Holdout = 0,
     **options: Any,
@@ -147,9 +154,10 @@ def hub_texts(
     def load() -> Decoded:
         texts, trained, labels, classes = read_labelled(hub, val_split, text_column, label_column, text_column)
         parts = {"train": np.random.RandomState(0).permutation(trained), "val": np.arange(trained, len(texts))}
-        return encode_texts(texts, labels, classes, parts, level, vocabulary_size, holdout)
+        return encode_texts(texts, labels, classes, parts, level, vocabulary_size, tokenizer, holdout)
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
+    key += key_of_file(level, tokenizer)
     return Texts(read_or_decode(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
@@ -160,6 +168,7 @@ def encode_texts(
     parts: Mapping[str, np.ndarray],
     level: str,
     vocabulary_size: int | None,
+    tokenizer: str | None,
     holdout: float,
 ) -> Decoded:
     """Return the tokens of labelled texts, whose vocabulary is learned from those that train and are not held out.
@@ -169,20 +178,20 @@ def encode_texts(
         labels: the class of each row, by its number.
         classes: their names.
         parts: the rows of each split in their order, those that train first.
-        level, vocabulary_size, holdout: the settings of these names.
+        level, vocabulary_size, tokenizer, holdout: the settings of these names.
     """
     train, *others = parts.values()
     used = len(train) - count_held_out(len(train), holdout, "texts")
     pieces = []
     for rows in (train[:used], train[used:], *others):
         pieces.append("\n".join(texts[row] for row in sorted(rows)))
-    vocabulary = LEVELS[level].learn(pieces, vocabulary_size)
+    vocabulary = learn(level, pieces, vocabulary_size, tokenizer)
     arrays = {}
     empty = 0
     for split, rows in parts.items():
         tokens = []
         for row in rows:
-            found = vocabulary.encode(texts[row])
+            found = vocabulary.encode_example(texts[row])
             if not len(found):  # an empty text is one unknown token, since nothing cannot be averaged
                 found = np.zeros(1, np.uint8)
                 empty += 1
@@ -255,8 +264,15 @@ def read_labelled(
 # ---- data that installed packages carry: no network, no copies
 
 
-def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
-    """Return Python's language reference, about 0.5 MB, by bytes; `options` are Text's.
+def pydocs(
+    *,
+    name: Name = "pydocs",
+    level: BytesOrFile = "byte",
+    vocabulary_size: VocabularySize = None,
+    tokenizer: Tokenizer = None,
+    **options: Any,
+) -> Text:
+    """Return Python's language reference, about 0.5 MB, by bytes or by the tokens of a file; `options` are Text's.
 
     These are the pages of `pydoc_data.topics` in alphabetical order. Whole pages, about the last tenth of the text,
     validate, except those that repeat 200 bytes of the others word for word: these train too. The text, and so the
@@ -272,14 +288,29 @@ def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
         text = b"\n".join(pages[:cut])
         train = pages[:cut] + [page for page in pages[cut:] if repeats(page, text)]
         val = [page for page in pages if page not in train]
-        arrays = {
-            "train": np.frombuffer(b"\n".join(train), np.uint8),
-            "val": np.frombuffer(b"\n".join(val), np.uint8),
-        }
-        return arrays, {}
+        joined = {"train": b"\n".join(train), "val": b"\n".join(val)}
+        return encode_bytes(joined, level, vocabulary_size, tokenizer)
 
-    key = ["pydocs", "whole pages", hashlib.sha256(b"\n".join(pages)).hexdigest()]
+    key: list[Any] = ["pydocs", "whole pages", hashlib.sha256(b"\n".join(pages)).hexdigest()]
+    key_of_tokenizer = key_of_file(level, tokenizer)
+    if key_of_tokenizer:
+        key += [*key_of_tokenizer, vocabulary_size]
     return Text(read_or_decode(name, "text", key, load), **options)
+
+
+def encode_bytes(texts: Mapping[str, bytes], level: str, size: int | None, tokenizer: str | None) -> Decoded:
+    """Return texts, given as bytes by split, as tokens: the bytes themselves, or what a tokenizer's file makes of them.
+
+    Args:
+        texts: in UTF-8; a character of which only a part is there is left out.
+        level, size, tokenizer: the settings `level`, `vocabulary_size` and `tokenizer`.
+    """
+    if level == Bytes.level:
+        return {split: np.frombuffer(text, np.uint8) for split, text in texts.items()}, {}
+    decoded = [text.decode(errors="ignore") for text in texts.values()]
+    vocabulary = learn(level, decoded, size, tokenizer)
+    arrays = {split: vocabulary.encode(text) for split, text in zip(texts, decoded, strict=True)}
+    return arrays, vocabulary.facts
 
 
 def repeats(page: bytes, text: bytes) -> bool:

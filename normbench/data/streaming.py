@@ -24,7 +24,7 @@ from normbench.data.cache import Content, read_or_decode
 from normbench.data.hub import Hub, check_text, classes_of, labels_of, open_parquet, reason
 from normbench.data.images import Images, decode, image_arrays
 from normbench.data.text import Text, join_rows
-from normbench.data.vocabulary import LEVELS
+from normbench.data.vocabulary import LEVELS, key_of_file, learn
 from normbench.errors import RunFailure, UsageError
 from normbench.types import Batch, Split
 
@@ -390,7 +390,13 @@ class StreamedImages(Streamed, Images):
 
 
 def stream_text(
-    name: str, stream: Stream, level: str, vocabulary_size: int | None, lines: bool, **options: Any
+    name: str,
+    stream: Stream,
+    level: str,
+    vocabulary_size: int | None,
+    lines: bool,
+    tokenizer: str | None,
+    **options: Any,
 ) -> StreamedText:
     """Return a text of the hub that is read while a run trains.
 
@@ -408,11 +414,11 @@ def stream_text(
         return join_rows(texts, lines)
 
     def load(rows: dict[Split, Rows]) -> Any:
-        vocabulary = LEVELS[level].learn([text_of(rows["train"])], vocabulary_size)
+        vocabulary = learn(level, [text_of(rows["train"])], vocabulary_size, tokenizer)
         tokens = {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}
         return tokens, vocabulary.facts
 
-    content = stream.content(name, [level, vocabulary_size, lines], load)
+    content = stream.content(name, [level, vocabulary_size, lines, *key_of_file(level, tokenizer)], load)
     return StreamedText(content, stream, text_of, **options)
 
 

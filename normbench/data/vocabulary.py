@@ -1,24 +1,28 @@
-"""From text to token ids and back: characters, bytes, words, byte pairs."""
+"""From text to token ids and back: characters, bytes, words, byte pairs, and the tokenizer of a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Integer, UInt
 
+from normbench.data.cache import file_digest
 from normbench.errors import UsageError
 
 # Characters of which byte pairs are made at a time, and in one piece: the library takes hundreds of bytes for each.
 TOGETHER = 2**20
 LONGEST = 2**16
 BEFORE_A_BLANK = re.compile(r"\S(?= \S)")
+BEFORE_A_LINE = re.compile(r"[^\n](?=\n)")
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -58,6 +62,10 @@ class Vocabulary:
             return self.array(map(self.index.__getitem__, text))
         except KeyError as unknown:
             raise UsageError(f"the text has the character {unknown}, which was not learned: leave it out") from unknown
+
+    def encode_example(self, text: str) -> UInt[np.ndarray, " tokens"]:
+        """Return the tokens of a text that stands by itself, as those that are classified do."""
+        return self.encode(text)
 
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
         """Return tokens in the smallest unsigned type that tells the symbols apart."""
@@ -169,12 +177,93 @@ class BytePairs(Vocabulary):
 
     def token_ids(self, text: str) -> Iterator[int]:
         """Yield the tokens of a text, some TOGETHER characters at a time."""
-        for lines in batches(text):
+        for lines in batches(pieces(text)):
             for encoding in self.tokenizer.encode_batch_fast(lines):
                 yield from encoding.ids
 
     def decode(self, tokens: Tokens) -> str:
         return str(self.tokenizer.decode(tokens.tolist()))
+
+
+class FromFile(BytePairs):
+    """The tokens of a `tokenizer.json`, which the tokenizers of Hugging Face write: nothing is learned.
+
+    A running text has no special tokens; it is cut before some line ends, LONGEST characters from each other or more,
+    so that a tokenizer that puts something in front of a text does so there too. A text by itself has those that the
+    file says, such as BERT's `[CLS]` and `[SEP]`.
+
+    Args:
+        state: the content of the file. Under `vocabulary_size` it may say how many symbols there are, where those of a
+            model are more than its tokenizer's.
+
+    Raises:
+        UsageError: it is no tokenizer, or has more symbols than are wanted.
+    """
+
+    level = "hf"
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        wanted = state.get("vocabulary_size")
+        try:
+            super().__init__({key: value for key, value in state.items() if key != "vocabulary_size"})
+        except UsageError:
+            raise
+        except Exception as error:  # of the library, whatever is wrong with the file
+            said = " ".join(str(error).split())
+            raise UsageError(f"data.tokenizer holds no tokenizer ({said:.120}): give a tokenizer.json") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        indices = self.tokenizer.get_vocab()
+        size = 1 + max(indices.values(), default=-1)
+        if wanted and wanted < size:
+            what = f"data.vocabulary_size={wanted:,} is less than the {size:,} symbols of data.tokenizer"
+            raise UsageError(f"{what}: leave it out, or give as many as the model has")
+        symbols = [""] * (wanted or size)  # some numbers may be without a symbol
+        for symbol, index in indices.items():
+            symbols[index] = symbol
+        self.symbols = tuple(symbols)
+        self.facts = {"level": self.level, "tokenizer": dict(state)}
+
+    @classmethod
+    def read(cls, path: str, size: int | None = None) -> FromFile:
+        """Read a tokenizer.json, or the one of a folder. size: of the vocabulary, where it is more than the file's.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            state = json.loads(tokenizer_file(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"data.tokenizer={path} cannot be read ({error}): give a tokenizer.json") from error
+        if not isinstance(state, dict):
+            raise UsageError(f"data.tokenizer={path} holds no tokenizer: give a tokenizer.json")
+        return cls(state | {"vocabulary_size": size} if size else state)
+
+    def token_ids(self, text: str) -> Iterator[int]:
+        for some in batches(long_pieces(text)):
+            for encoding in self.tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                yield from encoding.ids
+
+    def encode_example(self, text: str) -> UInt[np.ndarray, " tokens"]:
+        return self.array(self.tokenizer.encode(text).ids)
+
+
+def tokenizer_file(path: str) -> Path:
+    """Return the file that a setting names, in a folder the one of the usual name."""
+    place = Path(os.path.expanduser(path))
+    return place / "tokenizer.json" if place.is_dir() else place
+
+
+def long_pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of LONGEST characters and more, each of which ends before the end of a line."""
+    start = 0
+    while len(text) > start + LONGEST:
+        found = BEFORE_A_LINE.search(text, start + LONGEST)
+        if not found:
+            break
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -190,11 +279,11 @@ def pieces(text: str) -> Iterator[str]:
         yield line[start:]
 
 
-def batches(text: str) -> Iterator[list[str]]:
-    """Yield the pieces of a text in lists of some TOGETHER characters."""
+def batches(parts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the parts of a text in lists of some TOGETHER characters."""
     some: list[str] = []
     size = 0
-    for piece in pieces(text):
+    for piece in parts:
         some.append(piece)
         size += len(piece)
         if size >= TOGETHER:
@@ -210,7 +299,40 @@ def check_tokenizers() -> None:
         raise UsageError("byte pairs need the package tokenizers: pip install 'normbench[bpe]'")
 
 
-LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words, LowercaseWords, BytePairs)}
+LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words, LowercaseWords, BytePairs, FromFile)}
+
+
+def learn(level: str, texts: Sequence[str], size: int | None = None, tokenizer: str | None = None) -> Vocabulary:
+    """Return a vocabulary: learned from texts, the training text first, or that of a file.
+
+    Args:
+        level, size, tokenizer: the settings `level`, `vocabulary_size` and `tokenizer` of data.
+
+    Raises:
+        UsageError: the file holds none.
+    """
+    if tokenizer:
+        return FromFile.read(tokenizer, size)
+    learned: Vocabulary = LEVELS[level].learn(texts, size)
+    return learned
+
+
+def key_of_file(level: str, tokenizer: str | None) -> list[str]:
+    """Return what tells the content of a tokenizer's file from others; nothing where there is none.
+
+    Raises:
+        UsageError: there is a file without its level, or the level without a file.
+    """
+    if level != FromFile.level and tokenizer:
+        raise UsageError(f"data.tokenizer={tokenizer} is not for data.level={level}: set data.level={FromFile.level}")
+    if level != FromFile.level:
+        return []
+    if not tokenizer:
+        raise UsageError(f"data.level={level} takes the tokens of a file: set data.tokenizer=PATH, of a tokenizer.json")
+    file = tokenizer_file(tokenizer)
+    if not file.is_file():
+        raise UsageError(f"data.tokenizer={tokenizer} is not there: give a tokenizer.json, or the folder of one")
+    return [file_digest(file)]
 
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:
