@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.analysis.figures import panes, style
 from normbench.analysis.figures.figure import Figure
+from normbench.norms.fitting import Lines, find_slope, fit_lines
 from normbench.settings import Setting
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
@@ -42,7 +42,6 @@ Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
 HEIGHT = 1.7  # inches of a drawing
-STEEPNESS = -3, 2  # log10 of α × the inputs' standard deviation: from a line to a step
 
 
 class Passed(NamedTuple):
@@ -202,33 +201,25 @@ def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time *heads"]
 
 
 def fit(x: Values, y: Values) -> dict[str, float]:
-    """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a linear regression on tanh(αx).
+    """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a line through tanh(αx)."""
 
-    A linear regression leaves 1 − r² of the variance, where r is Pearson's correlation.
-    """
-    scale = float(x.std())
+    def fit_with(alpha: float) -> Lines:
+        return fit_lines(np.tanh(alpha * x)[:, None], y[:, None])
 
-    def left_by_tanh(steepness: float) -> float:
-        alpha = 10**steepness / scale
-        return 1 - correlation(np.tanh(alpha * x), y) ** 2
+    def left_by_tanh(alpha: float) -> float:
+        return fit_with(alpha).left
 
-    best = minimize_scalar(left_by_tanh, bounds=STEEPNESS, method="bounded")
-    alpha = 10 ** float(best.x) / scale
-    gamma, beta = np.polyfit(np.tanh(alpha * x), y, 1).tolist()
+    alpha = find_slope(float(x.std()), left_by_tanh)
+    tanh = fit_with(alpha)
     largest = float(np.quantile(np.abs(x), 0.99))
     return {
-        "gamma": gamma,
+        "gamma": float(tanh.gamma[0]),
         "alpha": alpha,
-        "beta": beta,
+        "beta": float(tanh.beta[0]),
         "reach": alpha * largest,
-        "tanh_left": float(best.fun),
-        "line_left": 1 - correlation(x, y) ** 2,
+        "tanh_left": tanh.left,
+        "line_left": fit_lines(x[:, None], y[:, None]).left,
     }
-
-
-def correlation(x: Values, y: Values) -> float:
-    """Return Pearson's correlation."""
-    return float(np.corrcoef(x, y)[0, 1])
 
 
 # ---- drawings
