@@ -1,0 +1,599 @@
+"""LayerNorms of any model made RMSNorms, exactly: the mean goes out of all that writes to the stream they read.
+
+How a model computes is read from `torch.export`. Nothing goes by names: whether an operator passes a mean or a shift on
+is found by trying it on random numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from normbench.errors import UsageError, explain
+from normbench.norms import RMSNorm
+
+Axes = dict[fx.Node, int]  # of the features in what nodes give, counted from the end
+
+EXACT = 1e-9  # of the largest output: what may change in float64
+TOLERANCE = 1e-6  # where operators are tried
+LAYER_NORM = torch.ops.aten.layer_norm.default
+
+# Operators that read features with a weight: where their input and their bias stand among the arguments.
+READERS: dict[Any, tuple[int, int]] = {
+    torch.ops.aten.linear.default: (0, 2),
+    torch.ops.aten.addmm.default: (1, 0),
+    torch.ops.aten.conv1d.default: (0, 2),
+    torch.ops.aten.conv2d.default: (0, 2),
+}
+
+
+class NotExact(Exception):
+    """A LayerNorm cannot become an RMSNorm without a change, for this reason."""
+
+
+@dataclass
+class Exact:
+    """A model whose LayerNorms are RMSNorms, as far as that changes nothing.
+
+    Attributes:
+        model: a copy, in evaluation mode, in the precision that the model had.
+        norms: the RMSNorms by path.
+        refused: why a LayerNorm is kept, by path.
+        biases: the paths of layers that had no bias, and have one.
+        untied: the names of parameters that were the same as others, and are their own now.
+        change: the largest change of an output in float64, over the largest output.
+    """
+
+    model: nn.Module
+    norms: dict[str, nn.Module] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    biases: list[str] = field(default_factory=list)
+    untied: list[str] = field(default_factory=list)
+    change: float = 0.0
+
+
+@torch.no_grad()
+def to_rms(model: nn.Module, call: Callable[[nn.Module], object]) -> Exact:
+    """Return a copy of a model with an RMSNorm in place of each LayerNorm for which that changes nothing.
+
+    LayerNorm is RMSNorm of an input without a mean, and its input has none if nothing has that is added to its stream:
+    embeddings, position tables, and the layers at the end of branches, whose weights and biases lose their mean over
+    the stream's features here (SliceGPT, Ashkboos et al. 2024, section 3.1). That is possible where norms alone read
+    the stream, as in `pre` and `parallel`. It is not where a norm writes to it (`post`, `sandwich`), as γ⊙n+β has a
+    mean again. γ stays in the norm, and β goes into the biases of the layers that read it.
+
+    Args:
+        model: stays as it is.
+        call: calls the model that it is given, on a small input, and returns what that returns.
+
+    Raises:
+        UsageError: torch.export cannot follow the model, or it computes in a way that is not seen through.
+    """
+    dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
+    changed = copy.deepcopy(model).double().eval()
+    before = first_tensor(call(changed))
+    instead = "keep=weights and keep=fit exchange its norms all the same"
+    try:
+        graph = ExportedGraph(changed, call)
+    except Exception as error:  # a model may do what torch.export cannot follow
+        why = f"torch.export cannot follow {type(model).__name__} ({explain(error)})"
+        raise UsageError(f"{why}: {instead}") from error
+    found = Exact(changed)
+    plans = []
+    for path, nodes in graph.layer_norms.items():
+        try:
+            plans.append(graph.plan(path, nodes))
+        except NotExact as reason:
+            found.refused[path] = str(reason)
+    carry_out(plans, found)
+    after = first_tensor(call(changed))
+    found.change = float((after - before).abs().max() / before.abs().max())
+    if not found.change <= EXACT:  # "not <=" is true of NaN as well
+        raise UsageError(f"{type(model).__name__} computes in a way that is not seen through: {instead}")
+    for name, tensor in tensors_of(changed).items():
+        if tensor.is_floating_point():
+            of_module = f"{name.rpartition('.')[0]}.weight"  # where the parameter is a new bias
+            tensor.data = tensor.data.to(dtypes[name if name in dtypes else of_module])
+    return found
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by all the names that they have."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    return dict(itertools.chain(parameters, buffers))
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the first tensor of what a model returns."""
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    return output
+
+
+# ---- what is to be done
+
+
+class Writer(NamedTuple):
+    """A tensor that writes to a stream, by all its names there. axis: that of the features, counted from the end."""
+
+    names: tuple[str, ...]
+    axis: int
+
+
+class Reader(NamedTuple):
+    """A layer that reads what a norm shifts, by its path, and by how much that shifts its output."""
+
+    path: str
+    shift: Float[Tensor, " features"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What makes a LayerNorm an RMSNorm.
+
+    Attributes:
+        path: of the LayerNorm.
+        rms: what takes its place.
+        writers: what loses its mean.
+        untied: names of writers that others share; these others are to have a tensor of their own.
+        readers: what takes over β.
+    """
+
+    path: str
+    rms: RMSNorm
+    writers: list[Writer]
+    untied: list[str]
+    readers: list[Reader]
+
+
+def carry_out(plans: Sequence[Plan], found: Exact) -> None:
+    """Do what was planned with the model in `found`, and note it there."""
+    model = found.model
+    done = set[Any]()
+    for plan in plans:
+        for reader in plan.readers:  # no two norms have the same
+            layer: Any = model.get_submodule(reader.path)
+            if layer.bias is None:
+                layer.bias = nn.Parameter(reader.shift)
+                found.biases.append(reader.path)
+            else:
+                layer.bias.add_(reader.shift)
+        for name in plan.untied:
+            if name not in found.untied:
+                path, _, own_name = name.rpartition(".")
+                module = model.get_submodule(path)
+                setattr(module, own_name, nn.Parameter(module.get_parameter(own_name).clone()))
+                found.untied.append(name)
+        for writer in plan.writers:
+            if writer not in done:
+                tensor = tensors_of(model)[writer.names[0]]
+                tensor.sub_(tensor.mean(writer.axis, keepdim=True))
+                done.add(writer)
+        model.set_submodule(plan.path, plan.rms)
+        found.norms[plan.path] = plan.rms
+
+
+# ---- how a model computes
+
+
+class FirstTensor(nn.Module):
+    """Calls a model, and returns the first tensor of what it returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        return first_tensor(self.model(*given, **named))
+
+
+class ExportedGraph:
+    """How a model computes, operator by operator, as torch.export sees it.
+
+    Attributes:
+        layer_norms: the nodes of each module that computes a LayerNorm, by its path.
+        tensors: the parameters and persistent buffers that nodes stand for.
+        names: all names of each of them, by its id.
+    """
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module], object]) -> None:
+        self.model = model
+        self.entered = see_inputs(model, call)
+        given, named = self.entered.pop("")
+        program = torch.export.export(FirstTensor(model), given, named, strict=False)
+        self.graph = program.graph_module.graph
+        self.names = defaultdict[int, list[str]](list)
+        by_name = tensors_of(model)
+        for name, tensor in by_name.items():
+            self.names[id(tensor)].append(name)
+        signature = program.graph_signature
+        placed = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.tensors = dict[fx.Node, Tensor]()
+        self.layer_norms = defaultdict[str, list[fx.Node]](list)
+        for node in self.graph.nodes:
+            if node.name in placed:
+                name = placed[node.name]
+                if name not in signature.non_persistent_buffers:
+                    self.tensors[node] = by_name[name.removeprefix("model.")]
+            elif node.target is LAYER_NORM:
+                self.layer_norms[self.path(node)].append(node)
+
+    def path(self, node: fx.Node) -> str:
+        """Return the path of the module in whose forward a node stands."""
+        innermost = list(node.meta["nn_module_stack"].values())[-1][0]
+        return re.sub(r"@\d+$", "", innermost).removeprefix("model").removeprefix(".")
+
+    def name(self, node: fx.Node) -> str:
+        """Return a node's operator, in words."""
+        return node.name if node.op != "call_function" else str(node.target).split(".")[1]
+
+    def tensor_at(self, node: fx.Node | None) -> Tensor | None:
+        """Return the tensor that a node gives, which may be a cast of it; None where it is none of the model's."""
+        while node is not None and node not in self.tensors:
+            values = random_operands(node)
+            source = next(iter(values), None)
+            if source is None or not agree(compute(node, values), values[source]):
+                return None
+            node = source
+        return None if node is None else self.tensors[node]
+
+    def users(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that read what a node gives, and give tensors themselves."""
+        return [user for user in node.users if user.op == "output" or gives_tensor(user)]
+
+    def plan(self, path: str, nodes: Sequence[fx.Node]) -> Plan:
+        """Return what makes the LayerNorm at a path an RMSNorm, which stands in some nodes.
+
+        Raises:
+            NotExact: nothing does.
+        """
+        writers = dict[tuple[fx.Node, fx.Node], int]()
+        readers = list[Reader]()
+        for node in nodes:
+            stream: Any = node.args[0]
+            shift = self.tensor_at(argument(node, 3))
+            if len(argument(node, 1)) != 1:
+                raise NotExact("it takes statistics over several axes")
+            writers |= self.writers(stream)
+            if shift is not None and shift.any():
+                readers += self.readers(node, shift)
+        found, untied = self.name_writers(writers)
+        return Plan(path, self.as_rms(path, nodes[0]), found, untied, readers)
+
+    def as_rms(self, path: str, node: fx.Node) -> RMSNorm:
+        """Return the RMSNorm that does what the module at a path does, but for β, with an input without a mean.
+
+        Raises:
+            NotExact: the module does more than its LayerNorm.
+        """
+        module: Any = self.model.get_submodule(path)
+        weight = self.tensor_at(argument(node, 2))
+        shift = self.tensor_at(argument(node, 3))
+        (features,) = argument(node, 1)
+        eps = argument(node, 4)
+        if eps is None:
+            eps = 1e-5  # the operator's own
+        given, named = self.entered[path]
+        entered = [value for value in (*given, *named.values()) if value is not None]
+        if len(entered) > 1:
+            raise NotExact(f"{type(module).__name__} takes more than a tensor")
+        (x,) = entered
+        for axis in (-1, 1):
+            if x.shape[axis] != features:
+                continue
+            rms = RMSNorm(features, eps=eps, affine=weight is not None, channel_dim=axis).double()
+            if weight is not None and rms.weight is not None:
+                rms.weight.copy_(weight)
+            expected = module(x).movedim(axis, -1)
+            if shift is not None:
+                expected = expected - shift
+            if torch.allclose(rms(centre(x, axis)).movedim(axis, -1), expected):
+                return rms
+        raise NotExact(f"{type(module).__name__} does more than a LayerNorm")
+
+    # ---- what writes to a stream
+
+    def writers(self, stream: fx.Node) -> dict[tuple[fx.Node, fx.Node], int]:
+        """Return what writes to the stream of which a node is a part, as pairs of a tensor and where it is used.
+
+        With each comes the axis of the stream's features, which are last in the node itself.
+
+        Raises:
+            NotExact: something else writes to it, or its mean is read.
+        """
+        found = dict[tuple[fx.Node, fx.Node], int]()
+        axes: Axes = {}
+        waiting = [(stream, -1)]
+        while waiting:
+            members = list[fx.Node]()
+            while waiting:  # first all that writes, whose complaints say more
+                node, axis = waiting.pop()
+                if node in axes:
+                    if axes[node] != axis:
+                        raise NotExact(f"{self.name(node)} has the stream's features along two axes")
+                    continue
+                axes[node] = axis
+                members.append(node)
+                for source, own in self.sources(node, axis).items():
+                    if source in self.tensors:
+                        found[source, node] = own
+                    else:
+                        waiting.append((source, own))
+            for node in members:
+                waiting += self.followers(node, axes[node])
+        return found
+
+    def sources(self, node: fx.Node, axis: int) -> Axes:
+        """Return the nodes which have no mean where what a node gives is to have none, each with its axis.
+
+        These are a layer's own tensors, or whatever an operator adds, moves, or multiplies by a number.
+
+        Raises:
+            NotExact: no such nodes are known.
+        """
+        operands = self.operands(node)
+        own = [operand for operand in operands if operand in self.tensors]
+        for among in (own, operands):
+            for axes in self.choices(among, node, axis):
+                if self.centres(node, axis, axes):
+                    return axes
+        if node.target is LAYER_NORM:
+            raise NotExact("a norm writes to the stream that it reads, as in post or sandwich, and γ⊙n+β has a mean")
+        raise NotExact(f"{self.name(node)} writes to the stream, and is not a linear layer")
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes whose tensors of several numbers a node reads."""
+        found = []
+        for operand in node.all_input_nodes:
+            value = operand.meta.get("val")
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
+                found.append(operand)
+        return found
+
+    def choices(self, operands: Sequence[fx.Node], node: fx.Node, axis: int) -> Iterator[Axes]:
+        """Yield the ways in which operands may have the features that a node has along an axis."""
+        if not operands:
+            return
+        features = node.meta["val"].shape[axis]
+        each = [axes_of(operand, features) for operand in operands]
+        for axes in itertools.product(*each):
+            yield dict(zip(operands, axes, strict=True))
+
+    def followers(self, node: fx.Node, axis: int) -> list[tuple[fx.Node, int]]:
+        """Return the nodes through which a stream goes on, each with the axis of its features.
+
+        Raises:
+            NotExact: a node reads the stream with its mean.
+        """
+        found = []
+        for user in self.users(node):
+            if user.op == "call_function" and self.is_blind(user, node, axis):
+                continue
+            found.append((user, self.axis_after(user, node, axis)))
+        return found
+
+    def axis_after(self, user: fx.Node, node: fx.Node, axis: int) -> int:
+        """Return the axis along which a user of a node has the features that the node has along another.
+
+        Raises:
+            NotExact: the user does more with them than to add, to move, or to multiply by a number.
+        """
+        if user.op == "call_function" and isinstance(user.meta["val"], Tensor):
+            features = node.meta["val"].shape[axis]
+            for after in axes_of(user, features):
+                for axes in self.choices(self.operands(user), user, after):
+                    if axes.get(node) == axis and self.centres(user, after, axes):
+                        return after
+        raise NotExact(f"{self.name(user)} reads the stream with its mean")
+
+    def centres(self, node: fx.Node, axis: int, axes: Axes) -> bool:
+        """Tell whether what a node gives loses its mean along an axis if its operands lose theirs along their own."""
+        values = random_operands(node)
+        without = dict(values)
+        for operand, own in axes.items():
+            without[operand] = centre(values[operand], own)
+        before = compute(node, values)
+        after = compute(node, without)
+        return agree(after, None if before is None else centre(before, axis))
+
+    def is_blind(self, user: fx.Node, node: fx.Node, axis: int) -> bool:
+        """Tell whether a user of a node does not depend on the mean of its features."""
+        values = random_operands(user)
+        if node not in values:
+            return False
+        without = {**values, node: centre(values[node], axis)}
+        return agree(compute(user, without), compute(user, values))
+
+    def name_writers(self, writers: Mapping[tuple[fx.Node, fx.Node], int]) -> tuple[list[Writer], list[str]]:
+        """Return writers by their names in the model, and the names of the same tensors where they are no writers.
+
+        Raises:
+            NotExact: a module has a tensor both as a writer and as something else.
+        """
+        used_at = defaultdict[tuple[int, int], set[fx.Node]](set)
+        for (source, user), axis in writers.items():
+            used_at[id(self.tensors[source]), axis].add(user)
+        found = list[Writer]()
+        untied = list[str]()
+        for (tensor, axis), users in used_at.items():
+            others = {
+                user for node, own in self.tensors.items() if id(own) == tensor for user in self.users(node)
+            } - users
+            here = {self.name_at(user, tensor) for user in users}
+            elsewhere = {self.name_at(user, tensor) for user in others}
+            if here & elsewhere:
+                raise NotExact(f"{self.names[tensor][0]} writes to the stream, and is also used otherwise")
+            found.append(Writer(tuple(sorted(here)), axis))
+            untied += sorted(elsewhere)
+        return found, untied
+
+    def name_at(self, user: fx.Node, tensor: int) -> str:
+        """Return the name of a tensor in the module in whose forward it is used; its first one where it has none."""
+        path = self.path(user)
+        for name in self.names[tensor]:
+            if name.rpartition(".")[0] == path:
+                return name
+        return self.names[tensor][0]
+
+    # ---- what reads a shift
+
+    def readers(self, norm: fx.Node, shift: Tensor) -> list[Reader]:
+        """Return the layers that read what a norm has shifted by β.
+
+        Raises:
+            NotExact: something else reads it.
+        """
+        found = list[Reader]()
+        axes: Axes = {norm: -1}
+        waiting = [norm]
+        while waiting:
+            node = waiting.pop()
+            for user in self.users(node):
+                if user.target in READERS and argument(user, READERS[user.target][0]) is node:
+                    found.append(self.reader(user, node, axes[node], shift))
+                elif user not in axes:
+                    axes[user] = self.axis_shifted(user, node, axes[node])
+                    waiting.append(user)
+        return found
+
+    def axis_shifted(self, user: fx.Node, node: fx.Node, axis: int) -> int:
+        """Return the axis along which a user of a node is shifted as the node is along another.
+
+        Raises:
+            NotExact: the user does more than to hand a shift on.
+        """
+        if user.op == "call_function" and isinstance(user.meta["val"], Tensor):
+            features = node.meta["val"].shape[axis]
+            shift = torch.randn(features, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            values = random_operands(user)
+            before = compute(user, values)
+            after = compute(user, {**values, node: add_along(values[node], shift, axis)})
+            for own in axes_of(user, features):
+                if agree(after, None if before is None else add_along(before, shift, own)):
+                    return own
+        raise NotExact(f"{self.name(user)} reads its β, and is not a linear layer")
+
+    def reader(self, user: fx.Node, node: fx.Node, axis: int, shift: Tensor) -> Reader:
+        """Return a layer as one that reads what is shifted along an axis.
+
+        Raises:
+            NotExact: the layer cannot take over the shift.
+        """
+        path = self.path(user)
+        layer = self.model.get_submodule(path)
+        place = READERS[user.target][1]
+        bias = argument(user, place)
+        calls = [other for other in self.graph.nodes if other.target is user.target and self.path(other) == path]
+        own = layer._parameters.get("bias", layer)  # None where it has none yet
+        used = self.tensors.get(bias) if bias is not None else None
+        if own is not used or len(calls) > 1:
+            raise NotExact(f"{path or self.name(user)} reads its β, and has no bias of its own to take it over")
+        values = {operand: self.tensors[operand] for operand in user.all_input_nodes if operand in self.tensors}
+        values[node] = add_along(torch.zeros(node.meta["val"].shape, dtype=torch.float64), shift, axis)
+        if bias is not None:
+            values[bias] = torch.zeros_like(values[bias])
+        shifted = compute(user, values)
+        if shifted is None:
+            raise NotExact(f"{path} reads its β with a weight that is computed")
+        features_axis = 1 if shifted.ndim > 2 and "conv" in self.name(user) else -1
+        rows = shifted.movedim(features_axis, -1).flatten(0, -2)
+        if not torch.allclose(rows, rows[:1].expand_as(rows)):
+            raise NotExact(f"{path} reads its β, and pads with zeros, which a shift would change")
+        return Reader(path, rows[0].clone())
+
+
+def see_inputs(
+    model: nn.Module, call: Callable[[nn.Module], object]
+) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return what each module is called with, by path; the model itself has the path ''."""
+    entered = dict[str, tuple[tuple[Any, ...], dict[str, Any]]]()
+    hooks = []
+    for path, module in model.named_modules():
+
+        def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path) -> None:
+            entered.setdefault(path, (given, named))
+
+        hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+    call(model)
+    for hook in hooks:
+        hook.remove()
+    return entered
+
+
+# ---- operators on random numbers
+
+
+def argument(node: fx.Node, place: int) -> Any:
+    """Return an argument of a node's operator; None where it is left out."""
+    return node.args[place] if len(node.args) > place else None
+
+
+def gives_tensor(node: fx.Node) -> bool:
+    """Tell whether a node gives a tensor, or several."""
+    return any(isinstance(value, Tensor) for value in tree_leaves(node.meta.get("val")))
+
+
+def axes_of(node: fx.Node, features: int) -> list[int]:
+    """Return the axes, counted from the end, along which what a node gives may have so many features."""
+    shape = node.meta["val"].shape
+    return [axis for axis in range(-1, -len(shape) - 1, -1) if shape[axis] == features]
+
+
+def random_operands(node: fx.Node) -> dict[fx.Node, Tensor]:
+    """Return random numbers in place of what a node reads; indices are 0, and what masks is true."""
+    generator = torch.Generator().manual_seed(0)
+    values = dict[fx.Node, Tensor]()
+    for operand in node.all_input_nodes:
+        value = operand.meta.get("val")
+        if not isinstance(value, Tensor):
+            continue
+        if value.is_floating_point():
+            values[operand] = torch.randn(value.shape, dtype=torch.float64, generator=generator)
+        elif value.dtype == torch.bool:
+            values[operand] = torch.ones(value.shape, dtype=torch.bool)
+        else:
+            values[operand] = torch.zeros(value.shape, dtype=value.dtype)
+    return values
+
+
+def compute(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
+    """Return what a node's operator gives for these operands; None where it gives no tensor for them."""
+
+    def value_of(operand: fx.Node) -> Tensor:
+        return values[operand].clone()  # some operators write to what they read
+
+    operator: Any = node.target
+    try:
+        given = operator(*map_arg(node.args, value_of), **map_arg(node.kwargs, value_of))
+    except Exception:  # what does not compute is not seen through
+        return None
+    return given if isinstance(given, Tensor) else None
+
+
+def centre(x: Tensor, axis: int) -> Tensor:
+    """Return x without its mean along an axis."""
+    return x - x.mean(axis, keepdim=True)
+
+
+def add_along(x: Tensor, shift: Float[Tensor, " features"], axis: int) -> Tensor:
+    """Return x with a shift added to its features, which are along an axis."""
+    return (x.movedim(axis, -1) + shift).movedim(-1, axis)
+
+
+def agree(a: Tensor | None, b: Tensor | None) -> bool:
+    """Tell whether two results are there, and the same."""
+    if a is None or b is None or a.shape != b.shape:
+        return False
+    return torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,0 +1,176 @@
+"""LayerNorms of given models made RMSNorms: the outputs are the same in float64, and what cannot be says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import SMALL, TEXT, build, random_batch
+from torch import nn
+
+from normbench.errors import UsageError
+from normbench.hosts.exact import Exact, to_rms
+from normbench.norms import RMSNorm
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 16},
+    "gpt_neox": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+                 "vocab_size": 40},
+    "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+             "vocab_size": 40},
+    "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+            "image_size": 8, "patch_size": 4, "num_labels": 5},
+}  # fmt: skip
+TOKENS = torch.arange(24).view(2, 12) % 40
+
+
+def stir(model: nn.Module) -> nn.Module:
+    """Biases and the weights of norms as training might leave them, and an evaluation mode."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.ndim == 1:
+                tensor.add_(0.3 * torch.randn(tensor.shape, generator=generator))
+    return model.double().eval()
+
+
+def causal(kind: str, **more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SIZES[kind], **more)
+    return stir(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def call_with_tokens(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
+    return logits
+
+
+def converted(model: nn.Module, call: Any) -> Exact:
+    """The same model with RMSNorms, whose outputs are the same."""
+    with torch.no_grad():
+        expected = call(model)
+        found = to_rms(model, call)
+        assert torch.equal(call(model), expected)  # it stays as it is
+        torch.testing.assert_close(call(found.model), expected, rtol=0, atol=1e-10)
+    return found
+
+
+def kinds_of(model: nn.Module) -> set[type]:
+    return {type(module) for module in model.modules() if "Norm" in type(module).__name__}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gpt2_is_a_model_of_rmsnorms(tied: bool) -> None:
+    model = causal("gpt2", tie_word_embeddings=tied)
+    found = converted(model, call_with_tokens)
+    assert kinds_of(found.model) == {RMSNorm} and len(found.norms) == 5 and not found.refused
+    assert found.biases == ["lm_head"]  # for the β of the last norm
+    assert found.untied == (["lm_head.weight"] if tied else [])
+    for name in ("wte.weight", "wpe.weight", "h.1.mlp.c_proj.weight", "h.1.attn.c_proj.bias"):
+        assert found.model.get_parameter(f"transformer.{name}").mean(-1).abs().max() < 1e-15
+    norm = found.norms["transformer.h.0.ln_1"]
+    assert torch.equal(norm.weight, model.get_parameter("transformer.h.0.ln_1.weight"))
+
+
+def test_other_lengths_and_batches_agree_too() -> None:
+    model = causal("gpt2").float()
+    found = to_rms(model, call_with_tokens)
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
+    assert {tensor.dtype for tensor in found.model.parameters()} == {torch.float32}
+
+
+def test_branches_side_by_side_are_converted() -> None:
+    found = converted(causal("gpt_neox"), call_with_tokens)
+    assert len(found.norms) == 5 and not found.refused
+
+
+def test_a_vision_transformer_is_converted() -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("vit", **SIZES["vit"])
+    model = stir(transformers.AutoModelForImageClassification.from_config(config))
+    pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    found = converted(model, lambda model: model(pixels).logits)
+    assert len(found.norms) == 5 and not found.refused and not found.biases
+
+
+def test_norms_after_the_sum_are_refused() -> None:
+    model = causal("bert", is_decoder=True)
+    found = converted(model, call_with_tokens)
+    assert not found.norms and len(found.refused) == 6
+    assert sum("a norm writes to the stream" in said for said in found.refused.values()) == 4
+
+
+@pytest.mark.parametrize("placement", ["pre", "parallel", "sandwich", "post"])
+def test_models_of_ours_are_converted_where_they_can_be(placement: str) -> None:
+    model, norms = build(model="nano", placement=placement, norm="layernorm", **SMALL["nano"], tied=False)
+    tokens = random_batch(TEXT).inputs
+    found = converted(stir(model), lambda model: model(tokens))
+    expected = len(norms) if placement in ("pre", "parallel") else 0
+    assert len(found.norms) == expected and len(found.refused) == len(norms) - expected
+
+
+class Pieces(nn.Module):
+    """A stream that is read or written in ways of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed = nn.Linear(6, 8)
+        self.gain = nn.Parameter(torch.linspace(0.5, 2, 8))
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 3, bias=False)
+        self.register_buffer("table", torch.randn(5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        if self.how == "moved":  # which numbers, orders and sums of positions do not hinder
+            x = 0.5 * torch.roll(x + self.table, 1, dims=1).transpose(0, 1).flip(0)
+            return self.out(self.norm(x.mean(0)))
+        if self.how == "gain":
+            x = x * self.gain
+        if self.how == "relu":
+            x = x.relu()
+        y = self.norm(x)
+        if self.how == "read":
+            return self.out(y) + self.out(x)
+        return self.out(torch.tanh(y) if self.how == "tanh" else y)
+
+
+def test_numbers_orders_and_sums_of_positions_are_seen_through() -> None:
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = converted(stir(Pieces("moved")), lambda model: model(x))
+    assert {*found.norms} == {"norm"} and found.biases == ["out"]
+    assert found.model.get_buffer("table").mean(-1).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("gain", "mul writes"),
+        ("relu", "relu writes"),
+        ("read", "linear reads the stream"),
+        ("tanh", "tanh reads its β"),
+    ],
+)
+def test_what_cannot_be_converted_says_why(how: str, reason: str) -> None:
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = converted(stir(Pieces(how)), lambda model: model(x))
+    assert not found.norms and reason in found.refused["norm"]
+
+
+def test_a_model_that_export_cannot_follow_is_refused() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) if x.sum() > 0 else x
+
+    with pytest.raises(UsageError, match="cannot follow Branching"):
+        to_rms(Branching(), lambda model: model(torch.ones(2, 4, dtype=torch.float64)))
