@@ -556,14 +556,16 @@ class WeightsByPlace(ByPlace):
         return treatment
 
 
-def choose_treatments(tree: Tree, model: Model, norms: Iterable[nn.Module]) -> list[TreatedModule]:
-    """Return how the weights of a model will be treated, by the rules.
+def choose_treatments(
+    tree: Tree, model: Model, norms: Iterable[nn.Module]
+) -> tuple[list[TreatedModule], Mapping[Site, str | None]]:
+    """Return how the weights of a model will be treated, by the rules, and the section that holds at each place.
 
     Raises:
         UsageError: a setting or a rule that does not fit.
     """
     if not treats_weights(tree):
-        return []
+        return [], {}
     by_place = WeightsByPlace(tree)
     sites = places_of_weights(model, norms)
     found: list[TreatedModule] = []
@@ -573,7 +575,7 @@ def choose_treatments(tree: Tree, model: Model, norms: Iterable[nn.Module]) -> l
             if treatment is not None:
                 found.append(TreatedModule(name, module, sites[module], treatment))
     by_place.check_used()
-    return found
+    return found, by_place.sections
 
 
 def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
@@ -620,6 +622,7 @@ class Assembled:
         norms: by the name of their site.
         norm_sections: the section of the norm at each site, None where there is no norm.
         placement_sections: the section of the placement of each block.
+        weight_sections: the section of the treatment of the weights at each place, None where there is none.
         treated: what has a weight that will be treated.
     """
 
@@ -627,6 +630,7 @@ class Assembled:
     norms: dict[str, nn.Module]
     norm_sections: Mapping[Site, str | None]
     placement_sections: Mapping[Site, str | None]
+    weight_sections: Mapping[Site, str | None]
     treated: list[TreatedModule]
 
     def treat_weights(self, seed: int) -> None:
@@ -664,8 +668,15 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
     norms_by_place.check_used()
     placements_by_place.check_used()
     check_streams(model, placements_by_place.sections)
-    treated = choose_treatments(tree, model, norms.made.values())
-    return Assembled(model, norms.made, norms_by_place.sections, placements_by_place.sections, treated)
+    treated, weight_sections = choose_treatments(tree, model, norms.made.values())
+    return Assembled(
+        model=model,
+        norms=norms.made,
+        norm_sections=norms_by_place.sections,
+        placement_sections=placements_by_place.sections,
+        weight_sections=weight_sections,
+        treated=treated,
+    )
 
 
 def check_streams(model: Model, sections: Mapping[Site, str | None]) -> None:

@@ -265,6 +265,7 @@ def test_shared_gains_of_other_widths_are_refused() -> None:
             r"norm@qk holds nowhere, since norm@qkv wins at its places: leave it out",
         ),
         (["placement@first2=post", "placement@first25pct=pre"], r"placement@first2 holds nowhere"),
+        (["weights@mlp=unit", "weights@first8=spectral"], r"weights@mlp holds nowhere, since weights@first8 wins"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], message: str) -> None:

@@ -169,10 +169,10 @@ def check_rules(config: Config, made: build.Assembled) -> None:
         UsageError: with a rule that wins.
     """
     given = {key_of(word).removesuffix("._target_") for word in config.words}
-    sections = {"norm": made.norm_sections, "placement": made.placement_sections}
+    sections = {"norm": made.norm_sections, "placement": made.placement_sections, "weights": made.weight_sections}
     for key in config.tree[RULES]:
         rule = read_rule(key)
-        holding = sections.get(rule.group, {})
+        holding = sections[rule.group]
         winners = [section for site, section in holding.items() if section and rule.fits(site)]
         if key in given and winners and key not in winners:
             what = f"{key} holds nowhere, since {winners[0]} wins at its places"
