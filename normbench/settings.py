@@ -42,8 +42,7 @@ class Setting:
         tasks: the kinds of task in which it plays a part; none: in all.
         word_tasks: those of single words, where they are fewer.
         unread: why its annotation cannot be read, so that any value is allowed.
-        absent: the value with which a configuration is without it, as those of older runs are; None: it stays there
-            whatever it is.
+        default: its value where a configuration is without it; ... where it has none, or none that can be read.
     """
 
     doc: str = ""
@@ -60,7 +59,7 @@ class Setting:
     tasks: tuple[str, ...] = ()
     word_tasks: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unread: str = ""
-    absent: float | bool | str | None = None
+    default: Any = ...
 
     def __post_init__(self) -> None:
         for bound in (self.low, self.high, self.above, self.below):
@@ -134,6 +133,11 @@ class Setting:
         if isinstance(value, int | float) and str in types and not self.choices:
             return str(value)
         return value
+
+    def is_default(self, value: Any) -> bool:
+        """Tell whether a value is the default, in whatever type it is written."""
+        converted = self.convert(value)
+        return type(converted) is type(self.default) and bool(converted == self.default)
 
     def has_type(self, value: Any) -> bool:
         """Tell whether a value is of an allowed type, whatever its bounds."""

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,8 +14,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from normbench.config.compose import compose, read, read_each, resolve
-from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml
+from normbench.config.compose import compose, leave_out_defaults, read, read_each, resolve
+from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml, section_of
 from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.config.signatures import import_target, settings_in_source, settings_of_class
@@ -166,8 +167,9 @@ def test_settings_are_read_without_importing_the_class(tmp_path: Path, monkeypat
     norm = settings_in_source("unread.Norm")
     assert norm is not None and list(norm) == ["eps", "share", "kind", "odd"]
     assert norm["share"] == Setting("a share", low=0, high=1, types=(float,), required=True)
-    assert (norm["kind"].choices, norm["odd"]) == (("a",), Setting())
-    assert settings_in_source("unread.parts.Start") == {"std": Setting(types=(float,), required=True), "gain": share}
+    assert (norm["kind"].choices, norm["kind"].default, norm["odd"]) == (("a",), "a", Setting(default=None))
+    gain = replace(share, default=1.0)
+    assert settings_in_source("unread.parts.Start") == {"std": Setting(types=(float,), required=True), "gain": gain}
     assert list(settings_in_source("unread.parts.make") or ()) == ["eps", "share", "kind", "odd", "size"]
     assert [settings_in_source(f"unread.parts.{name}") for name in ("anything", "missing")] == [None, None]
     assert settings_in_source("no_such.Thing") is settings_in_source("") is None
@@ -262,6 +264,36 @@ def test_a_replaced_class_keeps_what_it_shares_with_the_one_before() -> None:
     assert config.tree["optim"] == {"_target_": "torch.optim.RMSprop", "_partial_": True, "lr": 1e-3, "alpha": 0.9}
     assert config.tree["data"]["context"] == 32
     assert config.overridden("optim.alpha") and not config.overridden("optim.lr")
+
+
+@pytest.mark.parametrize("group", CLASS_SECTIONS)
+def test_what_the_yaml_of_an_option_leaves_out_is_left_out_at_its_default(group: str, tree: dict[str, Any]) -> None:
+    """So that a run has the same name and hash whether it is written out or not, whatever the option."""
+    for option in options(group):
+        section = section_of(group, option)
+        settings = section_settings(group, section) or {}
+        defaults = {name: setting.default for name, setting in settings.items() if name not in section}
+        if section["_target_"].startswith("normbench."):
+            assert ... not in defaults.values(), f"a default of {group}={option} cannot be read"
+            tree[group] = {**section, **defaults}
+            leave_out_defaults(tree, {group: option}, [])
+            assert tree[group] == section
+
+
+@pytest.mark.parametrize(
+    ("words", "default"),
+    [
+        ("model=resnet18", "model.activation_at=branch"),
+        ("model=resnet18", "model.layout=auto"),
+        ("model=nano", "model.base_head=null"),
+        ("weights=scaled_standardized", "weights.scale=1"),
+        ("norm@qk=rmsnorm", "norm@qk.noise=0"),
+        ("data=wikitext2", "data.streaming=false"),
+    ],
+)
+def test_a_default_that_is_written_out_makes_no_other_run(words: str, default: str) -> None:
+    without, written = read_each([words.split(), [*words.split(), default]])
+    assert (written.tree, written.choices) == (without.tree, without.choices)
 
 
 @pytest.mark.slow

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normbench.config.groups import chosen_options
 from normbench.config.rules import RULES, is_rule, short_name
-from normbench.config.schema import CLOSED, LEFT_OUT, ROOT, section_settings
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS
+from normbench.config.schema import CLOSED, ROOT, list_unwritten, section_settings
+from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.processes import run_beside
 from normbench.record.directory import ENDED, RunDirectory
@@ -551,8 +550,7 @@ def study_of(
 ) -> RecordedStudy:
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
     disambiguate_classes(runs)
-    name_left_out(runs)
-    fill_in_settings(runs)
+    fill_in_unwritten(runs)
     varied = varied_settings(runs)
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
@@ -580,31 +578,12 @@ def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
                 run.config[section] = path
 
 
-def name_left_out(runs: Sequence[RecordedRun]) -> None:
-    """Name what runs are without where others have it, a section's option or a key: `weights=plain`, `train=all`."""
-    for section in CLASS_SECTIONS:
-        if BY_NAME[section].absent and any(section in run.config for run in runs):
-            usual = chosen_options([])[section]
-            for run in runs:
-                run.config.setdefault(section, usual)
-    for key, value in LEFT_OUT.items():
-        if any(key in run.config for run in runs):
-            for run in runs:
-                run.config.setdefault(key, value)
-
-
-def fill_in_settings(runs: Sequence[RecordedRun]) -> None:
-    """Give runs that are without a setting, as it is at what it is when absent, its value where others have it."""
+def fill_in_unwritten(runs: Sequence[RecordedRun]) -> None:
+    """Give runs what they are without, as it is as usual, where others have it: `weights=plain`, `gain0=1`."""
     keys = {key for run in runs for key in run.config}
-    for key in keys:
-        section, _, name = key.rpartition(".")
-        for run in runs:
-            target = run.config.get(f"{section}._target_")
-            if key in run.config or target is None:
-                continue
-            known = section_settings(section, {"_target_": target}) or {}
-            if name in known and known[name].absent is not None:
-                run.config[key] = known[name].absent
+    for run in runs:
+        unwritten = list_unwritten(run.config)
+        run.config.update((key, value) for key, value in unwritten.items() if key in keys)
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:

@@ -345,7 +345,8 @@ def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list
     known = option_settings(group_of(group), option)
     found = []
     for key, value in active_settings(run, group, aside).items():
-        usual = preset.get(key, known.get(key.rpartition(".")[2], Setting()).absent)
+        setting = known.get(key.rpartition(".")[2], Setting())
+        usual = preset.get(key, None if setting.default is ... else setting.default)
         follows_others = str(usual).startswith("${")
         if not follows_others and usual != value:
             found.append(key)

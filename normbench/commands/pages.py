@@ -140,7 +140,7 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
     rows = []
     for path in paths:
         setting = settings.get(path, Setting())
-        usual = "" if setting.absent is None else show(setting.absent)
+        usual = "" if setting.default is ... else show(setting.default)
         rows.append((f"{path}={values.get(path, usual)}", f"{setting.doc} [{setting.allowed or 'anything'}]"))
     formatter.write_dl(rows)
 

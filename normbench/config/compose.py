@@ -38,7 +38,7 @@ from normbench.config.groups import (
     recipe_of,
     section_of,
 )
-from normbench.config.rules import RULES, is_rule, read_rule, section_at
+from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
 from normbench.config.schema import LEFT_OUT, TrainConfig, check_config, section_settings
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
@@ -187,7 +187,9 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
         rules: the section of each rule by its key.
     """
     tree, closed = check_config(complete(config, words, rules))
-    found = Config(tree, closed, name_choices(groups, tree, words), words)
+    choices = name_choices(groups, tree, words)
+    leave_out_defaults(tree, choices.groups, own_folders(words))
+    found = Config(tree, closed, choices, words)
     steps = closed.trainer.steps
     if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
         raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
@@ -249,6 +251,29 @@ def leave_out_absent(tree: dict[str, Any]) -> None:
         values = tree.get(section)
         if isinstance(values, dict) and values.get(name) == usual:
             del values[name]
+
+
+def leave_out_defaults(tree: dict[str, Any], chosen: Mapping[str, str], folders: Sequence[Path]) -> None:
+    """Remove settings of our classes that have their default, and that the YAML of the chosen option does not mention.
+
+    So a run is the same whether they are written out or not, and runs that are older than these settings stay the same.
+
+    Args:
+        tree: the configuration, checked.
+        chosen: the option of each section and rule.
+        folders: those with further options.
+    """
+    for section in (*CLASS_SECTIONS, *rule_sections(tree)):
+        values = section_at(tree, section)
+        if not str(values["_target_"]).startswith("normbench."):
+            continue
+        group = group_of(section)
+        option = chosen.get(section, "")
+        preset = section_of(group, option, *folders) if option in options(group, *folders) else {}
+        known = section_settings(section, values) or {}
+        for name, value in [*values.items()]:
+            if name in known and name not in preset and known[name].is_default(value):
+                del values[name]
 
 
 def words_of_scheme(words: Sequence[str]) -> list[str]:

@@ -13,11 +13,12 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+from normbench.config.groups import chosen_options
 from normbench.config.rules import RULES, class_sections_in, read_rule, rule_sections
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER, SECTIONS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, Tree, nearest, setting_from, show
+from normbench.settings import Setting, Tree, flat, nearest, setting_from, show
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,28 @@ def list_left_out() -> dict[str, Any]:
 
 LEFT_OUT = list_left_out()
 
+
+def list_unwritten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a configuration is without since it is as usual: options, keys and settings of our classes, by path.
+
+    Args:
+        config: by path.
+    """
+    usual = dict(LEFT_OUT)
+    for section in SECTIONS:
+        if section.absent:
+            usual[section.name] = chosen_options([])[section.name]
+            usual[f"{section.name}._target_"] = section.absent
+    for path, target in config.items():
+        section_name, _, name = path.rpartition(".")
+        if name == "_target_" and str(target).startswith("normbench."):
+            known = section_settings(section_name, {name: target}) or {}
+            for key, setting in known.items():
+                if setting.default is not ...:
+                    usual[f"{section_name}.{key}"] = setting.default
+    return {path: value for path, value in flat(usual).items() if path not in config}
+
+
 # ---- the checks
 
 
@@ -252,7 +275,7 @@ def class_sections(tree: Tree) -> dict[str, Tree]:
 
 
 def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return values, each checked and in its own type, without those that are absent at what they are.
+    """Return values, each checked and in its own type.
 
     Args:
         prefix: what stands before the keys, such as `norm.`.
@@ -272,9 +295,7 @@ def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where:
             raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        own_value = known[name].check(prefix + name, value)
-        if known[name].absent is None or own_value != known[name].absent:
-            checked[name] = own_value
+        checked[name] = known[name].check(prefix + name, value)
     return checked
 
 

@@ -19,7 +19,7 @@ from functools import cache, partial
 from importlib.util import resolve_name
 from inspect import Parameter
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, get_type_hints
 
 from normbench.errors import UsageError, explain, place_of
@@ -152,7 +152,7 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
         if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
             setting = read_setting(parameter.annotation, getattr(function, "__globals__", {}))
         if parameter.default is not Parameter.empty:
-            found[parameter.name] = setting
+            found[parameter.name] = replace(setting, default=as_in_yaml(parameter.default))
         elif parameter.kind is Parameter.KEYWORD_ONLY:
             found[parameter.name] = replace(setting, required=True)
         else:
@@ -176,8 +176,18 @@ def fields_of(made: type) -> dict[str, Setting]:
             if name in vars(base).get("__annotations__", {}):
                 module = base.__module__
         setting = read_setting(parameter.annotation, vars(sys.modules[module]))
-        found[name] = replace(setting, required=parameter.default is Parameter.empty)
+        if parameter.default is Parameter.empty:
+            found[name] = replace(setting, required=True)
+        else:
+            found[name] = replace(setting, default=as_in_yaml(parameter.default))
     return found
+
+
+def as_in_yaml(default: Any) -> Any:
+    """Return a default as a YAML would hold it, a tuple as a list; ... for what no YAML could hold."""
+    if isinstance(default, tuple):
+        return list(default)
+    return default if isinstance(default, int | float | str | list | NoneType) else ...
 
 
 def read_setting(annotation: Any, namespace: dict[str, Any]) -> Setting:
@@ -286,10 +296,12 @@ class Source(dict[str, Any]):
         """
         found: dict[str, Setting] = {}
         without_default = len(positional) - len(arguments.defaults)
-        for argument in positional[without_default:]:
-            found[argument.arg] = self.read_setting(argument.annotation)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            found[argument.arg] = replace(self.read_setting(argument.annotation), required=default is None)
+        for argument, default in zip(positional[without_default:], arguments.defaults, strict=True):
+            found[argument.arg] = self.read_setting(argument.annotation, default)
+        for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            found[argument.arg] = self.read_setting(argument.annotation, keyword_default)
+            if keyword_default is None:
+                found[argument.arg] = replace(found[argument.arg], required=True)
         if without_default <= MOST_BARE:
             for argument in positional[:without_default]:
                 found[argument.arg] = self.read_setting(argument.annotation)
@@ -302,15 +314,29 @@ class Source(dict[str, Any]):
             if isinstance(line, ast.AnnAssign) and node.decorator_list:
                 name = ast.unparse(line.target)
                 if name not in GIVEN:
-                    found[name] = replace(self.read_setting(line.annotation), required=line.value is None)
+                    default = line.value
+                    if isinstance(default, ast.Call):  # field(default=1.0, kw_only=True)
+                        default = {keyword.arg: keyword.value for keyword in default.keywords}.get("default")
+                    setting = self.read_setting(line.annotation, default)
+                    found[name] = replace(setting, required=line.value is None)
         return found
 
-    def read_setting(self, annotation: ast.expr | None) -> Setting:
-        """Return what an annotation allows; anything, where there is none or the sources do not tell."""
+    def read_setting(self, annotation: ast.expr | None, default: ast.expr | None = None) -> Setting:
+        """Return what an annotation allows, which is anything where there is none or the sources do not tell.
+
+        Args:
+            annotation: of the argument.
+            default: of the argument; one that is not a plain value is not known.
+        """
+        setting = Setting()
         if annotation is not None:
             with suppress(Exception):
-                return setting_from(self.evaluate(annotation))
-        return Setting()
+                setting = setting_from(self.evaluate(annotation))
+        if default is not None:
+            with suppress(Exception):
+                value = self.evaluate(default) if isinstance(default, ast.Name) else ast.literal_eval(default)
+                setting = replace(setting, default=as_in_yaml(value))
+        return setting
 
 
 def name_in(module: str, name: str) -> Any:

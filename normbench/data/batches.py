@@ -21,7 +21,7 @@ Name = Annotated[str, Setting("what the records call the data set")]
 Holdout = Annotated[float, Setting("share (< 1) or number (≥ 1) of training examples that judge", low=0, high=1e12)]
 
 TrainShare = Annotated[
-    float, Setting("share of the training examples that are used, drawn by the seed", above=0, high=1, absent=1.0)
+    float, Setting("share of the training examples that are used, drawn by the seed", above=0, high=1)
 ]
 
 

@@ -24,7 +24,7 @@ from normbench.types import Norm, NormFacts, Site, When
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
-Gain0 = Annotated[float, Setting("start of γ, and its value without affine", low=0, high=1e6, absent=1.0)]
+Gain0 = Annotated[float, Setting("start of γ, and its value without affine", low=0, high=1e6)]
 Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
@@ -32,9 +32,9 @@ Freeze = Annotated[int | None, Setting("batches until running statistics serve i
 Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
 Detach = Annotated[
     Literal["none", "mean", "variance", "both"],
-    Setting("statistics that are constants in the backward pass; a mean square counts as variance", absent="none"),
+    Setting("statistics that are constants in the backward pass; a mean square counts as variance"),
 ]
-Noise = Annotated[float, Setting("size of the noise on the output in training; 0: none", low=0, high=1e3, absent=0.0)]
+Noise = Annotated[float, Setting("size of the noise on the output in training; 0: none", low=0, high=1e3)]
 Impl = Annotated[
     Literal["auto", "torch", "eager", "native", "compile", "liger"],
     Setting("what runs: the fastest, torch's operator, formula, own backward, compiled, or Liger's kernel"),

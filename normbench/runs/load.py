@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.config.rules import RULES, is_rule
-from normbench.config.schema import blame_file, check_rules, check_section
+from normbench.config.schema import blame_file, check_rules, check_section, list_unwritten
 from normbench.config.sections import BY_NAME, GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
@@ -154,7 +154,11 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
             altered += altered_files(name, run, files)
         rows.append(row_of(name, run, summary))
     warn_of(altered)
-    frame = pd.DataFrame(rows)
+    columns = dict.fromkeys(column for row in rows for column in row)
+    for row in rows:
+        unwritten = list_unwritten(row)
+        row.update((column, value) for column, value in unwritten.items() if column in columns)
+    frame = pd.DataFrame(rows, columns=[*columns])
     return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
 
 
