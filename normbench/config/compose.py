@@ -36,6 +36,7 @@ from normbench.config.groups import (
     options,
     options_with,
     recipe_of,
+    scheme_of_experiment,
     section_of,
 )
 from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
@@ -289,13 +290,6 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
         return []
     recipe = leave_out_said(recipe_of(scheme, *folders), given)
     return [f"{key}={show(value)}" for key, value in recipe.items()]
-
-
-def scheme_of_experiment(experiment: str, *folders: Path) -> str:
-    """Return the scheme that an experiment's YAML chooses; `null` where there is none."""
-    if experiment not in options("experiment", *folders):
-        return "null"
-    return str(content("experiment", experiment, folders)["defaults"].get(SCHEME, "null"))
 
 
 def keys_of_schemes(words: Sequence[str]) -> set[str]:

@@ -207,6 +207,13 @@ def recipe_of(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str
     return {**found, **own}
 
 
+def scheme_of_experiment(experiment: str, *more: Path) -> str:
+    """Return the scheme that an experiment's YAML chooses; `null` where there is none."""
+    if experiment not in options("experiment", *more):
+        return "null"
+    return str(content("experiment", experiment, more)["defaults"].get("scheme", "null"))
+
+
 def leave_out_said(recipe: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return the words of a recipe without those that given keys say otherwise, and without the settings of these."""
     replaced = [key for key in recipe if key in given or f"{key}._target_" in given]
@@ -239,7 +246,7 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
         key, equals, value = word.lstrip("+").partition("=")
         if equals:
             given[key] = value
-    scheme = given.get("scheme", "")
+    scheme = given.get("scheme") or scheme_of_experiment(given.get("experiment", ""), *more)
     if scheme in options("scheme", *more):
         given = recipe_of(scheme, *more) | given
     found: dict[str, str] = {}
