@@ -564,8 +564,8 @@ def test_the_schemes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert documented("scheme") == [*options("scheme")]
     assert main(["schemes", "--markdown"]) == 0
     page = (REPOSITORY / "docs/schemes.md").read_text("utf-8")
-    _, *written = page[page.index("# Each scheme, drawn") :].split("\n## ")
-    _, *now = f"\n{capsys.readouterr().out}".split("\n## ")
+    _, *written = page[page.index("## Each scheme, drawn") :].split("\n### ")
+    _, *now = f"\n{capsys.readouterr().out}".split("\n### ")
     assert [*map(str.strip, written)] == [*map(str.strip, now)], "write them again: normbench schemes --markdown"
 
 

@@ -29,7 +29,7 @@ def page_of(name: str) -> str:
     words = " ".join(f"{key}={show(value)}" for key, value in recipe_of(name).items())
     model, drawing = draw_first_model(name)
     drawn = f"Drawn with `{model}`:\n\n" if model else ""
-    return f"## {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n{drawn}```text\n{drawing}\n```\n"
+    return f"### {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n{drawn}```text\n{drawing}\n```\n"
 
 
 def draw_first_model(scheme: str) -> tuple[str, str]:
