@@ -64,9 +64,12 @@ def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None
 # ---- RMSNorm
 
 
-def rms_formula(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return γ·x/√(ms(x)+ε)."""
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+def rms_formula(x: Tensor, weight: Tensor | None, eps: float, detach: bool = False) -> Tensor:
+    """Return γ·x/√(ms(x)+ε). detach: whether ms(x) is a constant for the backward pass."""
+    mean_square = x.square().mean(-1, keepdim=True)
+    if detach:
+        mean_square = mean_square.detach()
+    y = x * torch.rsqrt(mean_square + eps)
     return y if weight is None else y * weight
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
-from normbench.norms.kernels import liger_rms_norm, native_rms_norm
+from normbench.norms.kernels import liger_rms_norm, native_rms_norm, rms_formula
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -41,15 +41,11 @@ class RMSNorm(AffineNorm):
         x = x.movedim(self.channel_dim, -1)  # which costs no copy if x is channels_last in memory
         if self.fused:
             y = F.rms_norm(x, (self.num_features,), weight, self.eps)
+        elif self.kernel:
+            y = self.kernel(x, weight, self.eps)
         else:
-            formula = self.kernel or self.formula
-            y = formula(x, weight, self.eps)
+            y = rms_formula(x, weight, self.eps, detach=self.detach != "none")
         return y.movedim(-1, self.channel_dim)
-
-    def formula(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """Return γ·x/√(ms(x)+ε)."""
-        mean_square = self.hold_variance(x.square().mean(-1, keepdim=True))
-        return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, -1)
 
 
 class PartialRMSNorm(RMSNorm):
