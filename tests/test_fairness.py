@@ -100,6 +100,32 @@ def test_a_fair_comparison_has_no_caveats(tmp_path: Path, other: dict[str, Any])
     assert beside_rates(tmp_path) == []
 
 
+def make_run_of(folder: Path, scheme: str, eps: float, word: str = "", norm: str = "layernorm") -> None:
+    """Make a run of a scheme. word: that its command has besides."""
+    choices = {"scheme": scheme, "norm": norm, "placement": "pre", "model": "nano", "data": "pydocs"}
+    session = {"choices": choices, "command": f"normbench train scheme={scheme} {word}".strip()}
+    make_run(folder, norm=norm, settings={"norm.eps": eps}, ledger={"eps": eps}, session=session)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_fair"),
+    [
+        ([("llama", 1e-6)], True),
+        ([("llama", 1e-6, "norm.eps=1e-6")], False),
+        ([("gpt2", 1e-6, "norm=rmsnorm", "rmsnorm"), ("llama", 1e-6)], False),
+    ],
+    ids=["set by the scheme", "set by hand", "differs within a scheme"],
+)
+def test_what_a_scheme_sets_is_a_part_of_what_is_compared(
+    tmp_path: Path, others: list[tuple[Any, ...]], is_fair: bool
+) -> None:
+    make_run_of(tmp_path, "gpt2", 1e-5)
+    for other in others:
+        make_run_of(tmp_path, *other)
+    assert [one.kind for one in beside_rates(tmp_path)] == ([] if is_fair else [CaveatKind.LEDGER])
+    assert make_report([tmp_path]).answer.question.of_schemes == (("eps",) if is_fair else ())
+
+
 def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")

@@ -64,6 +64,7 @@ class Question:
         by_hand: the settings that the commands of all runs give, as words of a command.
         command: the command of the sweep; empty where no sweep made the runs, or several did.
         trained: the fewest and the most parameters that are trained, where some model has others.
+        of_schemes: in what arms differ since their schemes set it, such as `eps`.
     """
 
     task: str
@@ -79,6 +80,7 @@ class Question:
     by_hand: tuple[str, ...]
     command: str
     trained: tuple[int, int] | None = None
+    of_schemes: tuple[str, ...] = ()
 
 
 # ---- arms

@@ -38,7 +38,7 @@ from normbench.analysis.comparisons import (
 )
 from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.designs import Contrast
-from normbench.analysis.fairness import find_caveats
+from normbench.analysis.fairness import differences_of_schemes, find_caveats
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final, finite_numbers
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, read_studies
@@ -183,6 +183,7 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
         by_hand=tuple(facts.given_settings(study)),
         command=study.command(),
         trained=facts.trained_of(runs),
+        of_schemes=differences_of_schemes(study),
     )
 
 

@@ -11,7 +11,7 @@ from normbench.analysis import caveat_sentences as sentences
 from normbench.analysis.answers import Caveat, CaveatKind, Evidence
 from normbench.analysis.comparisons import LOST, Comparison
 from normbench.analysis.contenders import rate_families, settled_seeds, without_settings
-from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
+from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
 from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
 from normbench.analysis.wording import in_words
@@ -188,15 +188,45 @@ def evidence_of(values: Mapping[Any, Sequence[str]]) -> tuple[Evidence, ...]:
 
 def unequal_facts(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
     """Find values that should be the same and are not."""
+    for rule, values in differing_facts(study):
+        if not is_of_schemes(study, rule, values) and (rule.everywhere or concerns_any(values, comparisons)):
+            found = evidence_of(values)
+            text = sentences.say_unequal(rule.sentence, found)
+            yield Caveat(kind=rule.kind, serious=rule.serious, found=found, text=text)
+
+
+def differing_facts(study: RecordedStudy) -> Iterator[tuple[Alike, dict[Any, list[str]]]]:
+    """Yield each rule of what should be the same whose values differ, with the names of the arms that have each."""
     records = records_of(study)
     for rule in SHOULD_BE_ALIKE:
         if any(matching(study.varied, pattern) for pattern in rule.unless):
             continue
         values = arms_by_value((record.arm.name, rule.read(record)) for record in records)
-        if len(values) > 1 and (rule.everywhere or concerns_any(values, comparisons)):
-            found = evidence_of(values)
-            text = sentences.say_unequal(rule.sentence, found)
-            yield Caveat(kind=rule.kind, serious=rule.serious, found=found, text=text)
+        if len(values) > 1:
+            yield rule, values
+
+
+def is_of_schemes(study: RecordedStudy, rule: Alike, values: Mapping[Any, Sequence[str]]) -> bool:
+    """Tell whether it is the schemes of arms that set different values, so that these are a part of what is compared.
+
+    values: each with the names of the arms that have it.
+    """
+    if not rule.of_scheme or "scheme" not in study.varied:
+        return False
+    for pattern in rule.unless:
+        for key in matching(asked_for(study), pattern):
+            if len(arms_by_setting(study, key)) > 1:  # a command sets it otherwise than another
+                return False
+    for scheme in {arm.settings["scheme"] for arm in study.arms}:
+        own = {arm.name for arm in study.arms if arm.settings["scheme"] == scheme}
+        if sum(not own.isdisjoint(names) for names in values.values()) > 1:
+            return False
+    return True
+
+
+def differences_of_schemes(study: RecordedStudy) -> tuple[str, ...]:
+    """Return in what arms differ since their schemes set it, beside what schemes are chosen for."""
+    return tuple(rule.of_scheme for rule, values in differing_facts(study) if is_of_schemes(study, rule, values))
 
 
 def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:

@@ -35,6 +35,7 @@ class Alike:
         unless: patterns of settings; where one that varies matches, it is why the values differ.
         serious: whether the value may decide which arm is better.
         everywhere: whether it should be the same in all arms.
+        of_scheme: what it is called as a part of a scheme, which may set it; empty for what no scheme sets.
     """
 
     kind: CaveatKind
@@ -43,6 +44,7 @@ class Alike:
     unless: tuple[str, ...] = ()
     serious: bool = True
     everywhere: bool = False
+    of_scheme: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,36 +208,42 @@ SHOULD_BE_ALIKE = (
         "the arms differ in eps",
         in_ledger("eps"),
         unless=("norm.eps",),
+        of_scheme="eps",
     ),
     Alike(
         CaveatKind.LEDGER,
         "the arms differ in whether weight decay includes the norms' γ and β",
         in_ledger("norm_parameters_decayed"),
         unless=("trainer.decay_norms",),
+        of_scheme="the decay of the norms' γ and β",
     ),
     Alike(
         CaveatKind.LEDGER,
         "the arms differ in initialisation",
         in_ledger("init"),
         unless=("init", "init.*"),
+        of_scheme="initialisation",
     ),
     Alike(
         CaveatKind.LEDGER,
         "the arms differ in how residual branches are scaled at initialisation",
         in_ledger("residual_scale"),
         unless=("init", "init.*"),
+        of_scheme="how residual branches are scaled at initialisation",
     ),
     Alike(
         CaveatKind.LEDGER,
         "the arms differ in the gain of branches at initialisation",
         in_ledger("branch_gain"),
         unless=("placement", "placement.*"),
+        of_scheme="the gain of branches at initialisation",
     ),
     Alike(
         CaveatKind.LEDGER,
         "the arms differ in the gain of the residual stream",
         in_ledger("residual_gain"),
         unless=("placement", "placement.*"),
+        of_scheme="the gain of the residual stream",
     ),
     Alike(
         CaveatKind.LEDGER,
@@ -275,6 +283,7 @@ SHOULD_BE_ALIKE = (
         in_ledger("parameters", "total"),
         unless=("model", "model.*"),
         serious=False,
+        of_scheme="the number of parameters",
     ),
 )
 

@@ -258,6 +258,9 @@ def say_held(question: Question) -> str:
     equal += [parameters, f"{count(len(question.seeds), 'seed')} for each arm"]
     sentences = [f"Held equal: {'; '.join(equal)}."]
     sentences += [f"Goes with {keys}: {'; '.join(own)}." for keys, own in following.items()]
+    if question.of_schemes:
+        belongs = "; ".join(question.of_schemes)
+        sentences.append(f"A scheme is compared as a whole, and what it sets is a part of it: {belongs}.")
     if question.by_hand:
         sentences.append(f"Set by hand: {' '.join(question.by_hand)}. All else is as it is by default.")
     else:
