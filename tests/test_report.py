@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
+from markupsafe import escape
 from scipy import stats
 
 from normbench.analysis.answers import CaveatKind, StepKind, Verdict
 from normbench.analysis.baselines import given_baseline
+from normbench.analysis.drawings import draw_arms
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.finals import draw_step_times
 from normbench.analysis.latex import in_text
 from normbench.analysis.measures import comparable, rounded_up, seconds_at
 from normbench.analysis.records import RecordedRun
-from normbench.analysis.report import Report
+from normbench.analysis.report import Report, fill_pages
 from normbench.analysis.statistics import seeds_needed
 from normbench.errors import UsageError
 
@@ -377,3 +379,20 @@ def test_activations_are_the_last_ones_of_each_block_over_seeds(tmp_path: Path) 
     (row,) = table(report, "activations")
     wanted = {"n": "2", "blocks": "4", "stream RMS": "2.50 → 3.00 → 4.00", "mean γ": "1.01 → 1.01 → 1.01"}
     assert wanted.items() <= row.items() and "saturated" not in row
+
+
+def test_blocks_are_shown_where_arms_differ_in_what_is_drawn(tmp_path: Path) -> None:
+    drawings = {"pre": "block00: pre\nx ─┬─ <norm> ─ mlp ─⊕─→ x", "post": "block00: post\nx ─┬─ mlp ─⊕─ <norm> ─→ x"}
+    for placement, drawing in drawings.items():
+        for seed in range(2):
+            make_run(tmp_path / "placements", placement=placement, seed=seed, session={"blocks": drawing})
+    make_run(tmp_path / "placements", placement="sandwich")  # of a version that drew nothing
+    report = make_report([tmp_path / "placements"])
+    assert {one.arms: one.text for one in draw_arms(report.study)} == {(arm,): text for arm, text in drawings.items()}
+    pages = fill_pages(report, [], [])
+    for drawing in drawings.values():
+        assert str(escape(drawing)) in pages["report.html"]
+        assert all(f"    {line}\n" in pages["report.md"] for line in drawing.splitlines())
+    for norm in ("layernorm", "rmsnorm"):
+        make_run(tmp_path / "norms", norm=norm, session={"blocks": norm})
+    assert draw_arms(read_study([tmp_path / "norms"])) == []

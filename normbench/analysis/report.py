@@ -10,6 +10,7 @@ import pandas as pd
 
 from normbench.analysis import facts, latex, tables
 from normbench.analysis.comparisons import Baseline
+from normbench.analysis.drawings import draw_arms
 from normbench.analysis.examine import Examination, Request, examine, examine_all
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.figure import Figure, is_wide
@@ -230,6 +231,7 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
         "latex": latex,
         "lead": facts.lead(study),
         "question": say_question(answer.question),
+        "drawings": draw_arms(study),
         "caveats": answer.caveats,
         "methods": write_methods(report),
         "command": answer.question.command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -12,7 +12,7 @@ from itertools import chain, combinations
 from typing import Any
 
 from normbench.analysis import facts
-from normbench.analysis.fairness import asked_for
+from normbench.analysis.fairness import asked_for, keys_of_schemes
 from normbench.analysis.records import (
     LEARNING_RATE,
     Arm,
@@ -245,9 +245,10 @@ def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
 # ---- what was held equal
 
 
-def alike_in_words(study: RecordedStudy, varied: Iterable[str]) -> tuple[str, ...]:
+def alike_in_words(study: RecordedStudy, varied: Collection[str]) -> tuple[str, ...]:
     """Write what runs of one seed have in common: weights and batches, unless they vary."""
-    sections = {key.partition(".")[0] for key in varied}
+    keys = [*varied, *keys_of_schemes(study)] if "scheme" in varied else varied
+    sections = {key.partition(".")[0] for key in keys}
     found = []
     if not sections & {"model", "init"}:
         gains = {str(run.ledger.get("branch_gain")) for run in study.runs if run.summary}
