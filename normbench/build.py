@@ -126,7 +126,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     found = import_target(path, where)
     made = class_made_by(found)
     kind = kind_of(section)
-    if not (made and issubclass(made, kind)):
+    if made is None or kind not in made.__mro__:  # one that is only registered with its base inherits nothing
         base = BY_NAME[group_of(section)].makes
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
@@ -205,8 +205,9 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         except (TypeError, ValueError) as error:
             raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
         made = make(*args, **kwargs)
-        if not isinstance(made, kind):
-            raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
+        if kind not in type(made).__mro__:
+            what = f"{where} gives something of type {type(made).__name__}"
+            raise ContractError(f"{what}: return something of a class derived from {kind.__qualname__}")
         missing = find_missing(made, kind)
         if missing:
             raise ContractError(f"{where} has no {' and no '.join(missing)}: {help_command(kind)} says what it is for")

@@ -14,7 +14,7 @@ import torch
 import yaml
 from support import IMAGES, REPOSITORY
 
-from normbench.build import NormsBySite, make_model
+from normbench.build import NormsBySite, factory, make_model
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
@@ -188,6 +188,27 @@ def test_a_class_may_write_its_annotations_as_it_likes(here: Path, capsys: pytes
         assert read(words).tree["init"]["share"] == 1
     with pytest.raises(UsageError, match="use an integer"):
         read(["init._target_=oddly.Start", "init.share=1", "init.count=a"])
+
+
+def test_a_start_of_weights_is_derived_from_ours(here: Path) -> None:
+    (here / "starts.py").write_text(
+        "from normbench.models import Initialization\n"
+        "@Initialization.register\n"
+        "class Registered:\n"
+        "    embedding_std, residual_scale, factor = 0.02, False, 1.0\n"
+        "    def std(self, fan_in, fan_out):\n"
+        "        return 0.02\n"
+        "def make(**settings) -> Initialization:\n"
+        "    return Registered()\n"
+    )
+    with pytest.raises(
+        UsageError, match=r"starts\.Registered makes no Initialization: give .* of a class derived from"
+    ):
+        factory(read(["init._target_=starts.Registered"]).tree, "init")
+    with pytest.raises(
+        UsageError, match=r"starts\.make gives something of type Registered: return something of a class"
+    ):
+        factory(read(["init._target_=starts.make"]).tree, "init")()
 
 
 def test_an_annotation_that_cannot_be_read_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

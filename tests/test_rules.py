@@ -300,7 +300,7 @@ def test_a_run_is_named_by_its_rules_and_goes_on_with_them(tmp_path: Path) -> No
     rules = ["norm@qk=rmsnorm", "placement@first1=post"]
     run = train(tmp_path, *TINY, "trainer.steps=4", *rules)
     assert run.name.startswith("layernorm-pre-rmsnorm@qk-post@first1-s0-")
-    plain = train(tmp_path, *TINY, "trainer.steps=4")
+    plain = train(tmp_path, *TINY, "trainer.steps=4", "norm.noise=0.1")
     assert plain.name.startswith("layernorm-pre-s0-") and "\nat:" not in (plain / "config.yaml").read_text()
     longer = train(tmp_path, f"extend={run}", "trainer.steps=6")
     assert longer.name.startswith("layernorm-pre-rmsnorm@qk-post@first1-s0-")
@@ -308,6 +308,7 @@ def test_a_run_is_named_by_its_rules_and_goes_on_with_them(tmp_path: Path) -> No
     assert summary_of(run)["choices"]["norm@qk"] == "rmsnorm"
     table = load_runs(tmp_path).set_index("run")
     assert [*table["norm@qk"].dropna()] == ["rmsnorm"] * 2
+    assert sorted(table["norm.noise"]) == [0, 0, 0.1], "the default where a run does not mention it"
 
 
 def test_the_order_of_rules_is_part_of_a_run() -> None:
