@@ -1,10 +1,11 @@
 """Given models: the norms of a model of another library, or of one's own, found and replaced where they stand.
 
-`find` runs a model once on an example and tells where its norms are, `replace` puts others in their places, and
-`tabulate` lists what was found, what was kept and what was left alone.
+`build_host` makes a model of a library for a task. `find` runs a model once on an example and tells where its norms
+are, `replace` puts others in their places, and `tabulate` lists what was found, what was kept and what was left alone.
 """
 
 from normbench.hosts.adapters import Adapter
+from normbench.hosts.building import Host, build_host
 from normbench.hosts.finding import Findings, Found, HostBlock, Left, find
 from normbench.hosts.libraries import import_library
 from normbench.hosts.replacing import Acting, Row, replace, restore, tabulate
@@ -14,9 +15,11 @@ __all__ = [
     "Adapter",
     "Findings",
     "Found",
+    "Host",
     "HostBlock",
     "Left",
     "Row",
+    "build_host",
     "find",
     "import_library",
     "replace",

@@ -1,0 +1,552 @@
+"""Libraries of models: what they have, how a model of theirs is built for a task, and how it is called with a batch.
+
+None of them is imported before a model of it is asked for. Models start at random: nothing is downloaded, no file is
+read, and no code runs beside that of the installed packages.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from textwrap import shorten
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbench.errors import UsageError
+from normbench.hosts.libraries import import_library
+from normbench.settings import either, nearest, show
+from normbench.types import ImageClassification, LanguageModeling, Task, TextClassification
+
+Options = Mapping[str, Any]
+Size = tuple[int, int]  # of an image: height and width
+
+SMALLEST_SIDE = 32  # pixels: networks for images halve them up to five times
+FEWEST_PATCHES = 4  # along a side
+HEAD_SIZE = 32  # features of a head of attention, where nothing else is said
+MULTIPLE = 8  # of which widths inside a block are
+
+# What configurations of transformers call the widths that go with that of the stream.
+INNER_WIDTHS = ("intermediate_size", "ffn_dim", "hidden_dim", "embedding_size", "word_embed_proj_dim")
+
+# What options may not hold, since it would load something: see `refuse_loading`.
+LOADING = ("pretrained", "checkpoint", "weights", "cache_dir", "hub", "trust_remote_code", "auto_map", "code_revision")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model of another library, with what calls it.
+
+    Attributes:
+        module: the model.
+        call: gives the logits of the module for inputs and, where texts are padded, their mask.
+        packages: whose code it is, with their versions.
+        decided: the sizes that the task and the library decided, and nobody gave.
+    """
+
+    module: nn.Module
+    call: Call
+    packages: Mapping[str, str]
+    decided: Mapping[str, Any]
+
+    @property
+    def head(self) -> nn.Module | None:
+        """Return the output layer; None where it has no weights of its own, or where that is not known."""
+        return self.call.head(self.module)
+
+    @property
+    def stem(self) -> nn.Module | None:
+        """Return what embeds tokens; None of a model of images."""
+        return self.call.stem(self.module)
+
+
+class Call(ABC):
+    """How a model is called, and where it begins and ends."""
+
+    @abstractmethod
+    def __call__(self, host: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the logits."""
+
+    @abstractmethod
+    def head(self, host: nn.Module) -> nn.Module | None:
+        """Return the output layer of a model."""
+
+    def stem(self, host: nn.Module) -> nn.Module | None:
+        """Return what makes the stream of a text."""
+        return None
+
+
+@dataclass(frozen=True)
+class CallWithImages(Call):
+    """Calls a classifier with images, which are scaled and, where they are grey, have their channel several times.
+
+    Attributes:
+        size: to which they are scaled; None: they stay as they are.
+        channels: that the model reads.
+    """
+
+    size: Size | None
+    channels: int
+
+    def __call__(self, host: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = inputs
+        if self.size is not None and x.shape[-2:] != self.size:
+            shrinks = self.size[0] < x.shape[-2]
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=shrinks)
+        if x.shape[1] != self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
+        return logits_of(host, host(x))
+
+    def head(self, host: nn.Module) -> nn.Module | None:
+        get_classifier = getattr(host, "get_classifier", None)  # as all of timm's have it
+        last: nn.Module | None = get_classifier() if get_classifier else None
+        if last is not None:
+            return last
+        for module in host.modules():
+            if isinstance(module, nn.Linear):
+                last = module
+        return last
+
+
+@dataclass(frozen=True)
+class CallWithTokens(Call):
+    """Calls a model of texts with tokens and, where texts are padded, their mask.
+
+    Attributes:
+        more: what it is given besides.
+    """
+
+    more: Mapping[str, Any]
+
+    def __call__(self, host: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        given = {} if mask is None else {"attention_mask": mask.long()}
+        return logits_of(host, host(input_ids=inputs, **given, **self.more))
+
+    def head(self, host: Any) -> nn.Module | None:
+        output: nn.Module | None = host.get_output_embeddings()
+        if output is None:
+            return getattr(host, "score", None) or getattr(host, "classifier", None)
+        embedding = host.get_input_embeddings()
+        is_tied = getattr(output, "weight", None) is getattr(embedding, "weight", None)
+        return None if is_tied else output
+
+    def stem(self, host: Any) -> nn.Module | None:
+        embedding: nn.Module | None = host.get_input_embeddings()
+        return embedding
+
+
+def logits_of(host: nn.Module, output: Any) -> Tensor:
+    """Return the logits of what a model gives.
+
+    Raises:
+        UsageError: it gives something else, such as the logits of several heads.
+    """
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        what = f"{type(host).__name__} gives a {type(output).__name__}"
+        raise UsageError(f"{what}, and not logits: choose another model.name, or an option without further outputs")
+    return logits
+
+
+# ---- libraries
+
+
+class Library(ABC):
+    """A library of models, which has no state of its own.
+
+    Attributes:
+        word: its option of `model=`, and the extra that installs it.
+        packages: whose versions decide about numbers, the first of which is imported.
+        options: the setting that holds the options of a model.
+        kinds: the tasks that its models can do.
+        where_names_are: where a person finds the names of its models.
+        cure_of_forward: what to do where a model cannot be called with the data.
+    """
+
+    word: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    options: ClassVar[str]
+    kinds: ClassVar[frozenset[str]]
+    where_names_are: ClassVar[str]
+    cure_of_forward: ClassVar[str]
+
+    def load(self, module: str = "") -> Any:
+        """Import the library, or a module of it.
+
+        Raises:
+            UsageError: it is not installed, or what it needs does not fit.
+        """
+        library = import_library(self.packages[0])
+        return import_module(f"{self.packages[0]}.{module}") if module else library
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the packages whose code runs."""
+        return dict(installed(self.packages))
+
+    def check(self, name: str, options: Options, kind: str) -> None:
+        """Refuse a model that there is not, and options that would load something.
+
+        Args:
+            name: of the model.
+            options: of it.
+            kind: of the task.
+
+        Raises:
+            UsageError: with the nearest names.
+        """
+        if not self.has(name, kind):
+            what = f"model.name={name} is not a model of {self.packages[0]} {version(self.packages[0])}"
+            cure = f"{nearest(name, self.names(kind))}{self.where_names_are}"
+            raise UsageError(f"{what} for {kind.replace('_', ' ')}: {cure}")
+        refuse_loading(f"model.{self.options}", options)
+
+    @abstractmethod
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the models for a kind of task."""
+
+    def has(self, name: str, kind: str) -> bool:
+        """Tell whether it has a model of this name for a kind of task."""
+        return name in self.names(kind)
+
+    @abstractmethod
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        """Return a model for a task, with starting weights that are drawn from torch's random numbers."""
+
+    def build(self, name: str, options: Options, task: Task, image_size: int | str | None = "auto") -> Host:
+        """Return a model for a task, with starting weights that are drawn from torch's random numbers.
+
+        Args:
+            name: of the model.
+            options: of it, beside what the task decides: classes, channels, size, vocabulary.
+            task: what it is to do.
+            image_size: pixels of the shorter side to which images are scaled; None: they stay as they are; "auto":
+                see `scaled_size`.
+
+        Raises:
+            UsageError: there is no such model, or it cannot be built.
+        """
+        self.check(name, options, task.kind)
+        try:
+            return self.make(name, options, task, image_size)
+        except UsageError:
+            raise
+        except Exception as error:  # of a library that is given what it does not take
+            said = shorten(str(error), 200)  # of several lines the last may tell what is wrong
+            what = f"model={self.word} model.name={name} cannot be built ({type(error).__name__}: {said})"
+            cure = f"see model.{self.options}={show(dict(options))}"
+            raise UsageError(f"{what}: {cure}, or choose another model.name") from error
+
+
+class Timm(Library):
+    """timm (Wightman 2019): its classifiers of images."""
+
+    word = "timm"
+    packages = ("timm", "torchvision")
+    options = "kwargs"
+    kinds = frozenset({"image_classification"})
+    where_names_are = "python -c 'import timm; print(*timm.list_models())' lists them"
+    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
+
+    def names(self, kind: str) -> list[str]:
+        found: list[str] = self.load().list_models()
+        return found
+
+    def has(self, name: str, kind: str) -> bool:
+        found: bool = self.load().is_model(name)  # also with the tag of pretrained weights, which are not loaded
+        return found and ":" not in name
+
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        assert isinstance(task, ImageClassification)
+        timm = self.load()
+        channels, *pixels = task.image_shape
+        size = scaled_size(pixels, image_size)
+        of_task: dict[str, Any] = {"num_classes": task.num_classes, "in_chans": channels}
+        known = timm.get_pretrained_cfg(name)
+        if getattr(known, "fixed_input_size", False):  # by which timm itself tells that a model is given the size
+            of_task["img_size"] = size
+            of_task |= self.finer_patches(name, options, size)
+        module = timm.create_model(name, pretrained=False, **{**of_task, **options})
+        call = CallWithImages(None if size == tuple(pixels) else size, channels)
+        return Host(module, call, self.versions(), of_task)
+
+    def finer_patches(self, name: str, options: Options, size: Size) -> dict[str, int]:
+        """Return the size of patches of which an image has enough, where a model takes it and has larger ones."""
+        if "patch_size" in options:
+            return {}
+        outline = outline_of(self.load().create_model, name, pretrained=False, **options)
+        patch = getattr(getattr(outline, "patch_embed", None), "patch_size", None)
+        if outline is None or "patch_size" not in parameters_of(type(outline)) or patch is None:
+            return {}
+        side = min(size)
+        largest = max(patch) if isinstance(patch, tuple | list) else int(patch)
+        if side // largest >= FEWEST_PATCHES:
+            return {}
+        fitting = [number for number in range(1, side // FEWEST_PATCHES + 1) if not any(each % number for each in size)]
+        return {"patch_size": max(fitting, default=1)}
+
+
+class Torchvision(Library):
+    """torchvision: its classifiers of images."""
+
+    word = "torchvision"
+    packages = ("torchvision",)
+    options = "kwargs"
+    kinds = frozenset({"image_classification"})
+    where_names_are = (
+        "python -c 'import torchvision.models as m; print(*m.list_models(module=m))' lists those of images"
+    )
+    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
+
+    def names(self, kind: str) -> list[str]:
+        models: Any = self.load("models")
+        found: list[str] = models.list_models(module=models)
+        return found
+
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        assert isinstance(task, ImageClassification)
+        models: Any = self.load("models")
+        _, *pixels = task.image_shape
+        size = scaled_size(pixels, image_size)
+        of_task: dict[str, Any] = {"num_classes": task.num_classes}
+        outline = outline_of(models.get_model, name, weights=None, **options)
+        taken = () if outline is None else parameters_of(type(outline))
+        if "image_size" in taken:
+            of_task["image_size"] = size[0]
+        elif "input_size" in taken:
+            of_task["input_size"] = size
+        module = models.get_model(name, weights=None, **{**of_task, **options})
+        call = CallWithImages(None if size == tuple(pixels) else size, channels=3)
+        return Host(module, call, self.versions(), of_task)
+
+
+class Transformers(Library):
+    """transformers (Wolf et al. 2020): its causal language models, and its classifiers of texts."""
+
+    word = "hf"
+    packages = ("transformers",)
+    options = "config"
+    kinds = frozenset({"language_model", "text_classification"})
+    where_names_are = "give a model type, such as llama, gpt2, olmo2, gemma3, qwen3 or bert"
+    cure_of_forward = "see model.config, or choose another model.name"
+
+    def names(self, kind: str) -> list[str]:
+        auto: Any = self.load("models.auto.modeling_auto")
+        mapping = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if kind == TextClassification.kind:
+            mapping = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        return sorted(mapping)
+
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        assert isinstance(task, LanguageModeling | TextClassification)
+        transformers: Any = self.load()
+        with quietly(transformers):
+            default = transformers.AutoConfig.for_model(name).get_text_config()  # of a model of images and texts a part
+            check_known(default, options)
+            decided = self.decide(default, options, task)
+            config = type(default)(**decided, **options)
+            auto = transformers.AutoModelForCausalLM
+            call = CallWithTokens({"use_cache": False})
+            if isinstance(task, TextClassification):
+                auto = transformers.AutoModelForSequenceClassification
+                call = CallWithTokens({})
+            module = auto.from_config(config, trust_remote_code=False)
+        sizes = {name: value for name, value in decided.items() if type(value) is int}
+        return Host(module, call, self.versions(), sizes)
+
+    def decide(self, default: Any, options: Options, task: LanguageModeling | TextClassification) -> dict[str, Any]:
+        """Return what the task and the given sizes decide of a configuration, less what the options say themselves."""
+        decided: dict[str, Any] = {"vocab_size": task.vocabulary_size, "use_cache": False}
+        for token in ("bos_token_id", "eos_token_id"):
+            decided[token] = None
+        if isinstance(task, TextClassification):
+            decided["num_labels"] = task.num_classes
+            decided["pad_token_id"] = 0  # as our texts are padded
+            decided["max_position_embeddings"] = task.context + 1  # some count positions from 1, and 0 is padding
+        else:
+            decided["pad_token_id"] = None  # an embedding of padding is not trained
+            decided["max_position_embeddings"] = task.context
+            decided["is_decoder"] = True
+        decided |= decide_sizes(default, options)
+        names = {own_name(default, key) for key in options}
+        found: dict[str, Any] = {}
+        for key, value in decided.items():
+            is_there = key == "num_labels" or has_field(default, key)
+            if is_there and own_name(default, key) not in names:
+                found[own_name(default, key)] = value
+        return found
+
+
+LIBRARIES: dict[str, Library] = {library.word: library for library in (Timm(), Torchvision(), Transformers())}
+
+
+def build_host(library: str, name: str, options: Options, task: Task, image_size: int | str | None = "auto") -> Host:
+    """Return a model of another library for a task: `Library.build` of the library with this word.
+
+    It draws from torch's random numbers, so that whoever wants the same start again seeds these before.
+
+    Raises:
+        UsageError: there is no such library or model, or it cannot be built.
+    """
+    if library not in LIBRARIES:
+        cure = f"{nearest(library, LIBRARIES)}use {either(LIBRARIES)}"
+        raise UsageError(f"{library} is not a library of models: {cure}")
+    return LIBRARIES[library].build(name, options, task, image_size)
+
+
+# ---- what is installed, and what is refused
+
+
+def installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Give the version of each package that is installed."""
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            yield name, version(name)
+
+
+def refuse_loading(where: str, options: Options) -> None:
+    """Refuse options that would load a file, another's weights or another's code.
+
+    Args:
+        where: the setting that holds them.
+        options: by name, nested or not.
+
+    Raises:
+        UsageError: with the first one.
+    """
+    for name, value in options.items():
+        path = f"{where}.{name}"
+        if isinstance(value, Mapping):
+            refuse_loading(path, value)
+        named = str(name)
+        is_told_to = named.startswith("_") or any(word in named for word in LOADING)
+        words = value if isinstance(value, list) else [value]
+        names_a_file = any(isinstance(word, str) and ("/" in word or ":" in word) for word in words)
+        if is_told_to or names_a_file:
+            why = "would load a file or code, and a model starts at random"
+            raise UsageError(f"{path}={show(value)} {why}: leave it out")
+
+
+def check_known(default: Any, options: Options) -> None:
+    """Refuse options that a configuration of transformers does not have, which it would take and leave unused.
+
+    Raises:
+        UsageError: with the nearest names.
+    """
+    known = [*vars(default), *default.attribute_map]
+    for name in options:
+        if not (has_field(default, name) or name == "num_labels"):
+            cure = f"{nearest(name, known)}see the documentation of {type(default).__name__}"
+            raise UsageError(f"model.config.{name} is not in the configuration of {default.model_type}: {cure}")
+
+
+# ---- sizes
+
+
+def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:
+    """Return the height and width to which images are scaled, whose shorter side has `image_size` pixels then.
+
+    Args:
+        pixels: height and width.
+        image_size: None: they stay as they are; "auto": they do, unless the shorter side is below SMALLEST_SIDE, to
+            which it is brought.
+    """
+    height, width = pixels
+    shorter = min(height, width)
+    wanted = max(shorter, SMALLEST_SIDE) if image_size == "auto" else (image_size or shorter)
+    scale = int(wanted) / shorter
+    return round(height * scale), round(width * scale)
+
+
+def decide_sizes(default: Any, options: Options) -> dict[str, Any]:
+    """Return the sizes of a text model that follow from its width, where a person gives the width.
+
+    Heads have HEAD_SIZE features, there are as many heads for each head of keys as there are by default, and what is
+    inside a block is as much wider or narrower than the stream as it is by default.
+
+    Args:
+        default: the configuration of the model's type.
+        options: what was given.
+    """
+    given = {own_name(default, name): value for name, value in options.items()}
+    width = given.get(own_name(default, "hidden_size"))
+    usual_width = getattr(default, "hidden_size", None)
+    if not isinstance(width, int) or not isinstance(usual_width, int) or width == usual_width:
+        return {}
+    found = decide_heads(default, given, width)
+    for name in INNER_WIDTHS:
+        usual = getattr(default, name, None)
+        if isinstance(usual, int) and has_field(default, name):
+            inner_width = width * usual / usual_width
+            found[name] = max(MULTIPLE, MULTIPLE * round(inner_width / MULTIPLE))
+    return found
+
+
+def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
+    """Return how many heads a text model of some width has, and of how many features.
+
+    Args:
+        default: the configuration of the model's type.
+        given: what was given, by the names that the configuration has.
+        width: features of the stream.
+    """
+    usual_heads = getattr(default, "num_attention_heads", None)
+    if not isinstance(usual_heads, int):
+        return {}
+    most = max(1, width // HEAD_SIZE)
+    dividing = [number for number in range(1, most + 1) if width % number == 0]
+    heads = given.get(own_name(default, "num_attention_heads"), dividing[-1])
+    found: dict[str, Any] = {"num_attention_heads": heads}
+    usual_shared = getattr(default, "num_key_value_heads", None)
+    if isinstance(usual_shared, int):
+        found["num_key_value_heads"] = max(1, heads * usual_shared // usual_heads)
+    usual_size = getattr(default, "head_dim", None)
+    if isinstance(usual_size, int) and has_field(default, "head_dim"):
+        size = given.get(own_name(default, "head_dim"), width // heads)
+        found["head_dim"] = size
+        if getattr(default, "query_pre_attn_scalar", None) == usual_size:
+            found["query_pre_attn_scalar"] = size
+    return found
+
+
+def own_name(config: Any, name: str) -> str:
+    """Return the name that a configuration of transformers itself has for a size, such as `n_embd`."""
+    return str(config.attribute_map.get(name, name))
+
+
+def has_field(config: Any, name: str) -> bool:
+    """Tell whether a configuration of transformers holds a value of this name, and does not compute it of others."""
+    return own_name(config, name) in vars(config)
+
+
+# ---- looking at a model before it is built
+
+
+def outline_of(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module | None:
+    """Return a model without memory for its weights, to see what its class is; None where that cannot be made."""
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return make(*arguments, **options)
+    return None
+
+
+def parameters_of(kind: type) -> list[str]:
+    """Return the names of what a class is made with."""
+    return list(inspect.signature(kind).parameters)
+
+
+@contextmanager
+def quietly(transformers: Any) -> Iterator[None]:
+    """Let transformers say nothing inside but errors."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
