@@ -1,16 +1,16 @@
 """Libraries of models: what they have, how a model of theirs is built for a task, and how it is called with a batch.
 
-None of them is imported before a model of it is asked for. Models start at random: nothing is downloaded, no file is
-read, and no code runs beside that of the installed packages.
+None of them is imported before a model of it is asked for. Models start at random unless weights are asked for: else
+nothing is downloaded, no file is read, and no code ever runs beside that of the installed packages.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from textwrap import shorten
@@ -20,8 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbench.errors import UsageError
+from normbench.errors import UsageError, explain
 from normbench.hosts.libraries import import_library
+from normbench.hosts.weights import (
+    PRETRAINED,
+    RANDOM,
+    Saved,
+    check_fit,
+    find_saved,
+    put_in_weights,
+    read_tensors,
+    refuse_code,
+)
 from normbench.settings import either, nearest, show
 from normbench.types import ImageClassification, LanguageModeling, Task, TextClassification
 
@@ -49,12 +59,14 @@ class Host:
         call: gives the logits of the module for inputs and, where texts are padded, their mask.
         packages: whose code it is, with their versions.
         decided: the sizes that the task and the library decided, and nobody gave.
+        anew: the names of the parameters that start at random though all others are trained.
     """
 
     module: nn.Module
     call: Call
     packages: Mapping[str, str]
     decided: Mapping[str, Any]
+    anew: Sequence[str] = ()
 
     @property
     def head(self) -> nn.Module | None:
@@ -168,6 +180,7 @@ class Library(ABC):
         kinds: the tasks that its models can do.
         where_names_are: where a person finds the names of its models.
         cure_of_forward: what to do where a model cannot be called with the data.
+        name_in_folder: the key with a model's name in the config.json beside its weights.
     """
 
     word: ClassVar[str]
@@ -176,6 +189,7 @@ class Library(ABC):
     kinds: ClassVar[frozenset[str]]
     where_names_are: ClassVar[str]
     cure_of_forward: ClassVar[str]
+    name_in_folder: ClassVar[str] = "architecture"
 
     def load(self, module: str = "") -> Any:
         """Import the library, or a module of it.
@@ -219,8 +233,41 @@ class Library(ABC):
     def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
         """Return a model for a task, with starting weights that are drawn from torch's random numbers."""
 
-    def build(self, name: str, options: Options, task: Task, image_size: int | str | None = "auto") -> Host:
-        """Return a model for a task, with starting weights that are drawn from torch's random numbers.
+    def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
+        """Return a model for a task, with weights that were trained. weights: `pretrained`, or where they are.
+
+        Raises:
+            UsageError: they are not there, or do not fit.
+        """
+        host = self.make(name, options, task, image_size)
+        if weights == PRETRAINED:
+            where = f"what {self.packages[0]} has as {name}"
+            tensors = self.pretrained(name)
+        else:
+            where = f"model.weights={weights}"
+            saved = find_saved(weights)
+            self.check_saved(name, saved, where)
+            tensors = read_tensors(saved.files)
+        return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
+
+    def check_saved(self, name: str, saved: Saved, where: str) -> None:
+        """Refuse a folder that says that its weights are of another model.
+
+        Raises:
+            UsageError: with the name that it says.
+        """
+        said = saved.about.get(self.name_in_folder)
+        if said is not None and said != name:
+            raise UsageError(f"{where} has weights of {said}, not of {name}: set model.name={said}")
+
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights of a model that its library has by name, from the network or what is kept of it here."""
+        raise NotImplementedError
+
+    def build(
+        self, name: str, options: Options, task: Task, image_size: int | str | None = "auto", weights: str = RANDOM
+    ) -> Host:
+        """Return a model for a task, with weights that are drawn from torch's random numbers, or were trained.
 
         Args:
             name: of the model.
@@ -228,12 +275,24 @@ class Library(ABC):
             task: what it is to do.
             image_size: pixels of the shorter side to which images are scaled; None: they stay as they are; "auto":
                 see `scaled_size`.
+            weights: `random`; `pretrained`, those that the library has by the model's name; or a folder or file.
 
         Raises:
-            UsageError: there is no such model, or it cannot be built.
+            UsageError: there is no such model, it cannot be built, or the weights are not there or do not fit.
         """
+        if weights == PRETRAINED:
+            refuse_loading(f"model.{self.options}", options)
+            try:
+                return self.make_trained(name, options, task, image_size, weights)
+            except UsageError:
+                raise
+            except Exception as error:  # of the network, or of what comes from it
+                what = f"there are no weights of model={self.word} model.name={name} ({explain(error)})"
+                raise UsageError(f"{what}: give the folder or file of a copy, as model.weights=PATH") from error
         self.check(name, options, task.kind)
         try:
+            if weights != RANDOM:
+                return self.make_trained(name, options, task, image_size, weights)
             return self.make(name, options, task, image_size)
         except UsageError:
             raise
@@ -275,6 +334,10 @@ class Timm(Library):
         module = timm.create_model(name, pretrained=False, **{**of_task, **options})
         call = CallWithImages(None if size == tuple(pixels) else size, channels)
         return Host(module, call, self.versions(), of_task)
+
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        model: nn.Module = self.load().create_model(name, pretrained=True)
+        return model.state_dict()
 
     def finer_patches(self, name: str, options: Options, size: Size) -> dict[str, int]:
         """Return the size of patches of which an image has enough, where a model takes it and has larger ones."""
@@ -325,6 +388,10 @@ class Torchvision(Library):
         call = CallWithImages(None if size == tuple(pixels) else size, channels=3)
         return Host(module, call, self.versions(), of_task)
 
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        found: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
+        return found
+
 
 class Transformers(Library):
     """transformers (Wolf et al. 2020): its causal language models, and its classifiers of texts."""
@@ -335,6 +402,7 @@ class Transformers(Library):
     kinds = frozenset({"language_model", "text_classification"})
     where_names_are = "give a model type, such as llama, gpt2, olmo2, gemma3, qwen3 or bert"
     cure_of_forward = "see model.config, or choose another model.name"
+    name_in_folder = "model_type"
 
     def names(self, kind: str) -> list[str]:
         auto: Any = self.load("models.auto.modeling_auto")
@@ -351,14 +419,97 @@ class Transformers(Library):
             check_known(default, options)
             decided = self.decide(default, options, task)
             config = type(default)(**decided, **options)
-            auto = transformers.AutoModelForCausalLM
-            call = CallWithTokens({"use_cache": False})
-            if isinstance(task, TextClassification):
-                auto = transformers.AutoModelForSequenceClassification
-                call = CallWithTokens({})
+            auto, call = self.kind_for(task)
             module = auto.from_config(config, trust_remote_code=False)
         sizes = {name: value for name, value in decided.items() if type(value) is int}
         return Host(module, call, self.versions(), sizes)
+
+    def kind_for(self, task: Task) -> tuple[Any, Call]:
+        """Return the class of transformers that makes a model for a task, and how that is called."""
+        transformers: Any = self.load()
+        if isinstance(task, TextClassification):
+            return transformers.AutoModelForSequenceClassification, CallWithTokens({})
+        return transformers.AutoModelForCausalLM, CallWithTokens({"use_cache": False})
+
+    def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
+        """Return a model with the configuration that its weights have; of the options what is no size counts."""
+        assert isinstance(task, LanguageModeling | TextClassification)
+        transformers: Any = self.load()
+        place = name
+        where = f"what the hub has as {name}"
+        if weights != PRETRAINED:
+            saved = find_saved(weights)
+            where = f"model.weights={weights}"
+            if saved.folder is None or not saved.about:
+                raise UsageError(f"{where} has no config.json: give a folder, as save_pretrained writes it")
+            self.check_saved(name, saved, where)
+            place = str(saved.folder)
+        from_here: dict[str, Any] = {"local_files_only": weights != PRETRAINED, "trust_remote_code": False}
+        with quietly(transformers):
+            config = transformers.AutoConfig.from_pretrained(place, **from_here).get_text_config()
+            refuse_code(config.to_dict(), where)
+            check_known(config, options)
+            for key, value in options.items():
+                if type(value) is not int:
+                    setattr(config, key, value)
+            self.check_sizes(config, task, where)
+            config.use_cache = False
+            auto, call = self.kind_for(task)
+            if isinstance(task, TextClassification):
+                config.num_labels = task.num_classes
+            module, loaded = auto.from_pretrained(
+                place,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **from_here,
+            )
+        anew = self.check_loaded(module, call, loaded, where)
+        return Host(module, call, self.versions(), {}, anew)
+
+    def check_sizes(self, config: Any, task: LanguageModeling | TextClassification, where: str) -> None:
+        """Refuse weights for other tokens, or for shorter texts, than the data have.
+
+        Raises:
+            UsageError: with both numbers.
+        """
+        if config.vocab_size != task.vocabulary_size:
+            what = f"{where} has {config.vocab_size:,} tokens, and the data have {task.vocabulary_size:,}"
+            cure = "set data.level=hf data.tokenizer=PATH, of its tokenizer.json"
+            if config.vocab_size > task.vocabulary_size:
+                cure += f", with data.vocabulary_size={config.vocab_size} where that file has fewer"
+            raise UsageError(f"{what}: {cure}")
+        longest = getattr(config, "max_position_embeddings", None)
+        if isinstance(longest, int) and longest < task.context:
+            what = f"{where} takes {longest:,} tokens at once, and the data have {task.context:,}"
+            raise UsageError(f"{what}: set model.context={longest}")
+
+    def check_loaded(self, module: nn.Module, call: Call, loaded: Mapping[str, Any], where: str) -> list[str]:
+        """Refuse weights that do not fit; return the names of what starts anew, which only an output layer may.
+
+        Args:
+            module: the model.
+            call: how it is called.
+            loaded: what transformers says of loading it.
+            where: the weights come from.
+
+        Raises:
+            UsageError: with the first names.
+        """
+        head = call.head(module)
+        in_head = [name for name, each in module.named_modules() if each is head]
+        other = [str(key[0]) for key in loaded["mismatched_keys"]]
+        missing = sorted(loaded["missing_keys"])
+        anew = [name for name in (*other, *missing) if name.rpartition(".")[0] in in_head]
+        check_fit(
+            where,
+            missing=[name for name in missing if name not in anew],
+            unknown=sorted(loaded["unexpected_keys"]),
+            other=[name for name in other if name not in anew],
+        )
+        return anew
 
     def decide(self, default: Any, options: Options, task: LanguageModeling | TextClassification) -> dict[str, Any]:
         """Return what the task and the given sizes decide of a configuration, less what the options say themselves."""
@@ -386,7 +537,14 @@ class Transformers(Library):
 LIBRARIES: dict[str, Library] = {library.word: library for library in (Timm(), Torchvision(), Transformers())}
 
 
-def build_host(library: str, name: str, options: Options, task: Task, image_size: int | str | None = "auto") -> Host:
+def build_host(
+    library: str,
+    name: str,
+    options: Options,
+    task: Task,
+    image_size: int | str | None = "auto",
+    weights: str = RANDOM,
+) -> Host:
     """Return a model of another library for a task: `Library.build` of the library with this word.
 
     It draws from torch's random numbers, so that whoever wants the same start again seeds these before.
@@ -397,7 +555,7 @@ def build_host(library: str, name: str, options: Options, task: Task, image_size
     if library not in LIBRARIES:
         cure = f"{nearest(library, LIBRARIES)}use {either(LIBRARIES)}"
         raise UsageError(f"{library} is not a library of models: {cure}")
-    return LIBRARIES[library].build(name, options, task, image_size)
+    return LIBRARIES[library].build(name, options, task, image_size, weights)
 
 
 # ---- what is installed, and what is refused

@@ -1,0 +1,181 @@
+"""Weights of given models: from a file or folder of theirs, or from where their library keeps them.
+
+Nothing here runs code that comes with weights: files are safetensors, or pickles of which torch reads tensors alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from normbench.errors import UsageError, explain
+
+RANDOM = "random"
+PRETRAINED = "pretrained"
+MOST = 3  # names that a message lists
+PICKLES = (".bin", ".pt", ".pth")
+WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
+INSIDE = ("state_dict", "model")  # where training programs put the weights in what they save
+
+
+class Saved(NamedTuple):
+    """A model as it was saved.
+
+    Attributes:
+        about: the content of config.json; empty where there is only a file of weights.
+        folder: the folder with config.json; None where there is none.
+        files: of the weights.
+    """
+
+    about: Mapping[str, Any]
+    folder: Path | None
+    files: tuple[Path, ...]
+
+
+def find_saved(path: str) -> Saved:
+    """Return what is saved at a path: a folder in the layout of Hugging Face, or a file of weights.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+    place = Path(os.path.expanduser(path))
+    where = f"model.weights={path}"
+    if place.is_file():
+        if place.suffix not in (".safetensors", *PICKLES):
+            raise UsageError(f"{where} is not a file of weights: {WANTED}")
+        return Saved({}, None, (place,))
+    if not place.is_dir():
+        raise UsageError(f"{where} is not there: {WANTED}, or write {RANDOM} or {PRETRAINED}")
+    files = tuple(sorted(place.glob("*.safetensors")))
+    if not files:
+        raise UsageError(f"{where} has no .safetensors: {WANTED}")
+    about = read_about(place / "config.json")
+    return Saved(about, place, files)
+
+
+def read_about(file: Path) -> dict[str, Any]:
+    """Return the content of a config.json; nothing where there is none.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if not file.exists():
+        return {}
+    try:
+        about = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): {WANTED}") from error
+    if not isinstance(about, dict):
+        raise UsageError(f"{file} holds no configuration: {WANTED}")
+    return about
+
+
+def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors of files by name; of a pickle nothing else is read.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            if file.suffix in PICKLES:
+                content = torch.load(file, map_location="cpu", weights_only=True)
+            else:
+                content = safetensors.torch.load_file(file)
+        except Exception as error:  # of a damaged file, or of one with more than tensors
+            raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
+        for key in INSIDE:
+            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+                content = content[key]
+        if not isinstance(content, Mapping) or not all(isinstance(one, Tensor) for one in content.values()):
+            raise UsageError(f"{file} holds more than tensors: {WANTED}")
+        found |= content
+    return found
+
+
+def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str, head: nn.Module | None) -> list[str]:
+    """Load weights into a model; an output layer of another number of classes starts anew.
+
+    Args:
+        module: the model.
+        tensors: by the names of its parameters and buffers.
+        where: the weights come from, in words.
+        head: the output layer; None: it must fit as all else.
+
+    Returns:
+        The names of what starts anew.
+
+    Raises:
+        UsageError: they do not fit; with the first names.
+    """
+    own = module.state_dict()
+    paths = {each: path for path, each in module.named_modules()}
+    anew = list[str]()
+    if head is not None and any(
+        tensors[name].shape != own[name].shape for name in names_below(paths[head], own, tensors)
+    ):
+        anew = names_below(paths[head], own, own)
+    known = {name: tensor for name, tensor in tensors.items() if name not in anew}
+    wanted = {name: tensor for name, tensor in own.items() if name not in anew}
+    check_fit(
+        where,
+        missing=[name for name in wanted if name not in known and not is_shared(name, own, known)],
+        unknown=[name for name in known if name not in own],
+        other=[name for name in wanted if name in known and known[name].shape != own[name].shape],
+    )
+    module.load_state_dict(known, strict=False)
+    return anew
+
+
+def names_below(path: str, *states: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors of a module, by its path, which all of some states have."""
+    first, *others = states
+    return [name for name in first if name.startswith(f"{path}.") and all(name in other for other in others)]
+
+
+def is_shared(name: str, own: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> bool:
+    """Tell whether a tensor of a model is the same as one of another name that is known."""
+    return any(own[other].data_ptr() == own[name].data_ptr() for other in known if other in own)
+
+
+def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]) -> None:
+    """Refuse weights that do not fit a model.
+
+    Args:
+        where: they come from.
+        missing: names that the model has alone.
+        unknown: names that the weights have alone.
+        other: names of tensors of another shape.
+
+    Raises:
+        UsageError: with the first names of each.
+    """
+    said = []
+    for names, what in ((other, "of another shape"), (missing, "missing"), (unknown, "not the model's")):
+        if names:
+            more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+            said.append(f"{', '.join(names[:MOST])}{more} {'is' if len(names) == 1 else 'are'} {what}")
+    if said:
+        cure = "give the weights of a model of this name and these sizes"
+        raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {cure}")
+
+
+def refuse_code(about: Mapping[str, Any], where: str) -> None:
+    """Refuse a configuration that has transformers load more than weights.
+
+    Raises:
+        UsageError: with the key.
+    """
+    for key, value in about.items():
+        loads_kernel = "attn_implementation" in key and "/" in str(value)
+        needs_code = key in ("auto_map", "quantization_config") and value
+        if needs_code or loads_kernel:
+            raise UsageError(f"{where} has {key}, which needs code beside that of transformers: give another model")

@@ -1,0 +1,156 @@
+"""Weights of given models: what was saved is read again to the bit, and what does not fit is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from support import IMAGES, TEXT, TEXTS, random_batch
+from torch import nn
+
+from normbench.errors import UsageError
+from normbench.hosts.building import build_host
+from normbench.types import Task
+
+transformers = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
+
+GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": TEXT.vocabulary_size, "n_positions": 16}
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+        "vocab_size": TEXTS.vocabulary_size, "max_position_embeddings": 32}  # fmt: skip
+VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_size": 2}
+
+
+def train(module: nn.Module, call: Any, task: Task) -> nn.Module:
+    """Some steps, so that no weight is as it starts."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for seed in range(3):
+        batch = random_batch(task, seed=seed)
+        optimizer.zero_grad()
+        task.loss(call(module, *batch.arguments), batch.targets).backward()
+        optimizer.step()
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
+    """A language model that transformers has made and saved after some steps, and its folder."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("gpt2", **GPT2)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    train(model, lambda model, tokens: model(tokens).logits, TEXT)
+    folder = tmp_path_factory.mktemp("gpt2")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def check_logits(host: Any, expected: Callable[..., torch.Tensor], task: Task) -> None:
+    batch = random_batch(task, seed=9)
+    with torch.no_grad():
+        assert torch.equal(host.call(host.module.eval(), *batch.arguments), expected(*batch.arguments))
+
+
+def test_a_folder_of_transformers_is_read(gpt2: tuple[Path, nn.Module]) -> None:
+    folder, model = gpt2
+    host = build_host("hf", "gpt2", {"n_embd": 64, "resid_pdrop": 0.3}, TEXT, weights=str(folder))
+    check_logits(host, lambda tokens: model(tokens).logits, TEXT)
+    assert not host.anew and host.module.config.n_embd == 16 and host.module.config.resid_pdrop == 0.3
+
+
+def test_an_output_layer_for_other_classes_starts_anew(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("bert", **BERT, num_labels=7)
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(tmp_path)
+    host = build_host("hf", "bert", {}, TEXTS, weights=str(tmp_path))
+    assert sorted(host.anew) == ["classifier.bias", "classifier.weight"]
+    assert host.module.classifier.out_features == TEXTS.num_classes != 7
+    assert torch.equal(host.module.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pth", "folder"])
+def test_a_checkpoint_of_timm_is_read(ending: str, tmp_path: Path) -> None:
+    built = build_host("timm", "vit_tiny_patch16_224", VIT, IMAGES)
+    model = train(built.module, built.call, IMAGES)
+    path = tmp_path / f"vit.{ending}"
+    if ending == "pth":
+        torch.save({"state_dict": model.state_dict()}, path)
+    elif ending == "folder":
+        timm.models.save_for_hf(model, path, model_config={"num_classes": 5}, safe_serialization=True)
+    else:
+        safetensors.torch.save_file(model.state_dict(), path)
+    host = build_host("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
+    check_logits(host, lambda images: built.call(model, images), IMAGES)
+    other = build_host("timm", "vit_tiny_patch16_224", {**VIT, "num_classes": 3}, IMAGES, weights=str(path))
+    assert sorted(other.anew) == ["head.bias", "head.weight"]
+    assert torch.equal(other.module.norm.weight, model.norm.weight)
+
+
+def refusal(*how: Any, **more: Any) -> str:
+    with pytest.raises(UsageError) as refused:
+        build_host(*how, **more)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def test_what_does_not_fit_is_refused(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    folder, model = gpt2
+    where = re.escape(f"model.weights={folder}")
+    assert re.match(f"{where} has weights of gpt2, not of llama: set model.name=gpt2", refusal(
+        "hf", "llama", {}, TEXT, weights=str(folder)
+    ))  # fmt: skip
+    longer = TEXT.__class__(TEXT.vocabulary_size, 64)
+    assert "set model.context=16" in refusal("hf", "gpt2", {}, longer, weights=str(folder))
+    other = TEXT.__class__(300, 16)
+    assert "has 17 tokens, and the data have 300: set data.level=hf" in refusal(
+        "hf", "gpt2", {}, other, weights=str(folder)
+    )
+    state = dict(model.state_dict())
+    del state["lm_head.weight"], state["transformer.h.0.ln_1.bias"]
+    state["transformer.ln_f.weight"] = torch.ones(9)
+    state["more"] = torch.ones(1)
+    transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    message = refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+    assert "transformer.ln_f.weight is of another shape" in message and "ln_1.bias is missing" in message
+    assert "more is not the model's" in message
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoConfig": "mine.Config"}}))
+    assert "needs code" in refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+
+
+def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (tmp_path.joinpath("ran").touch, ())
+
+    pickled = tmp_path / "evil.pth"
+    torch.save({"state_dict": Evil()}, pickled)
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"nothing")
+    note = tmp_path / "note.txt"
+    note.write_text("weights")
+    said = {pickled: "cannot be read", damaged: "cannot be read", note: "is not a file of weights"}
+    for path, what in said.items():
+        assert what in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
+    assert not (tmp_path / "ran").exists()
+    assert "is not there" in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(tmp_path / "nix"))
+    (tmp_path / "empty").mkdir()
+    assert "has no .safetensors" in refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path / "empty"))
+    small = {**VIT, "embed_dim": 8}
+    path = tmp_path / "vit.safetensors"
+    safetensors.torch.save_file(build_host("timm", "vit_tiny_patch16_224", small, IMAGES).module.state_dict(), path)
+    message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
+    assert re.search(r"does not fit the model \(cls_token, pos_embed, \S+ and \d+ more are of another shape\)", message)
+
+
+def test_without_a_network_the_hub_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for library, name, task in (("hf", "nobody/nothing", TEXT), ("timm", "vit_tiny_patch16_224", IMAGES)):
+        assert "model.weights=PATH" in refusal(library, name, {}, task, weights="pretrained")
