@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PATIENCE = 120.0  # seconds for anything
 PRELOADED = ["pytest", "normbench.cli", "normbench.runs.train"]
-PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements"]
+PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements", "well_read"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,9 @@ class Server:
         self.folder, self.numbers = folder, itertools.count()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where it finds `well_read`
+            forkserver.ensure_running()
 
     def start(
         self, words: list[str], cwd: Path, trap: Trap | None = None, environment: dict[str, str] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from killing import Server
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def make(name: str, width: int = FEATURES, channel_dim: int = -1, site: Site | N
 
 
 def layouts(name: str) -> list[str]:
-    needs_positions = make(name).facts.needs_positions
+    needs_positions = get_class(options(name)["_target_"]).facts.needs_positions
     return [layout for layout in LAYOUTS if not (needs_positions and layout == "flat")]
 
 
