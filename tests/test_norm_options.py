@@ -89,7 +89,9 @@ def test_a_gain_starts_where_it_is_told_and_stays_there_if_it_is_not_learned(nam
 # --- decisions
 
 
-@pytest.mark.parametrize(("width", "groups"), [(4, 1), (6, 1), (8, 2), (64, 16), (124, 31), (128, 32), (384, 32)])
+@pytest.mark.parametrize(
+    ("width", "groups"), [(4, 1), (6, 1), (8, 2), (64, 16), (124, 31), (128, 32), (384, 32), (18, 3), (144, 24)]
+)
 def test_auto_groups(width: int, groups: int) -> None:
     norm = GroupNorm(width)
     assert norm.groups == norm.settings()["groups"] == groups

@@ -98,7 +98,11 @@ class EvoNormS0(AffineNorm):
         affine: Affine = True,
         groups: Annotated[
             int | Literal["auto"],
-            Setting("evonorm_s0's groups of channels; auto: 32 if C ≥ 128, else C / 4", low=1, high=10**6),
+            Setting(
+                "evonorm_s0's groups of channels; auto: 32 if C ≥ 128, else C / 4, or fewer that divide C",
+                low=1,
+                high=10**6,
+            ),
         ] = "auto",
         **place: Any,
     ) -> None:

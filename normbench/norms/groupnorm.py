@@ -21,7 +21,8 @@ class GroupNorm(AffineNorm):
 
     y = γ(x−μ_g)/√(σ²_g+ε)+β, with the mean and the biased variance of one group of channels in one sample: over space
     for channels-first input; for features-last input at each position, or over time as well with `across_time=True`.
-    `groups="auto"` makes 32 groups of 128 channels or more, and groups of four of fewer channels.
+    `groups="auto"` makes 32 groups of 128 channels or more, and groups of four of fewer channels; where that does not
+    divide the channels, the most groups below it that do.
     Over time, padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
@@ -44,7 +45,11 @@ class GroupNorm(AffineNorm):
         affine: Affine = True,
         groups: Annotated[
             int | Literal["auto"],
-            Setting("groupnorm's groups of channels; auto: 32 if C ≥ 128, else C / 4", low=1, high=10**6),
+            Setting(
+                "groupnorm's groups of channels; auto: 32 if C ≥ 128, else C / 4, or fewer that divide C",
+                low=1,
+                high=10**6,
+            ),
         ] = "auto",
         across_time: Annotated[bool, Setting("statistics over time too, not at each position")] = False,
         masked: Masked = True,
@@ -114,10 +119,9 @@ def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
     Raises:
         UsageError: they do not divide the features.
     """
-    count = groups
     if groups == "auto":
-        count = 32 if num_features >= 128 else max(num_features // 4, 1)
-    assert isinstance(count, int)
-    if num_features % count:
-        raise UsageError(f"norm.groups={groups} makes {count} groups of {num_features} features: choose a divisor")
-    return count
+        most = 32 if num_features >= 128 else max(num_features // 4, 1)
+        return max(count for count in range(1, most + 1) if num_features % count == 0)
+    if num_features % groups:
+        raise UsageError(f"norm.groups={groups} makes {groups} groups of {num_features} features: choose a divisor")
+    return groups
