@@ -1,25 +1,30 @@
 """normbench: compare normalization in neural networks, and believe the result.
 
-From Python: `load` gives a run's trained model, `load_runs` a table of runs, `answer` what a report says of them.
+From Python: `load` gives a run's trained model, `load_runs` a table of runs, `answer` what a report says of them, and
+`swap` puts other norms into a model of one's own.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor the half of pandas
     import pandas as pd
     import torch
+    from torch import nn
 
     from normbench.analysis.answers import Answer
     from normbench.types import Model
+
+    Given = TypeVar("Given", bound=nn.Module)
 
 __version__ = "0.1.0"
 
 Folder = str | os.PathLike[str]
 
-__all__ = ["__version__", "answer", "load", "load_runs"]
+__all__ = ["__version__", "answer", "load", "load_runs", "swap"]
 
 
 def load(
@@ -142,3 +147,49 @@ def answer(
     if task not in found:
         raise ArgumentError("task", task, f"is not a task of the runs below {folder}: give one of {', '.join(found)}")
     return found[task]
+
+
+def swap(
+    model: Given,
+    norm: str | Callable[..., nn.Module],
+    *,
+    keep: Literal["weights", "nothing"] = "weights",
+    where: str | Sequence[str] | None = None,
+    example: Any = None,
+    causal: bool | None = None,
+    **settings: Any,
+) -> tuple[Given, pd.DataFrame]:
+    """Put another norm in the places of a model's norms, in place, and return the model and a table of what was done.
+
+    The model may be of torch, timm, torchvision, transformers, or of your own. Its norms are found by one pass on an
+    example, in evaluation mode. New norms stand under the old paths, have the old ε unless `eps` is given, and keep
+    γ, β and running statistics where both have them. Make the optimizer after it: parameters are new.
+
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+        model, table = normbench.swap(model, "dyt", alpha0=0.8)
+        model, table = normbench.swap(model, "rmsnorm", where=["first3", "final"])
+        print(table.to_string())
+
+    Columns of the table, a row for each norm: `path` in the model, `norm` (the class that stood there), `site` (as
+    `block03.mlp`), `features`, `becomes` (the class that stands there now), its `eps`, what is `kept` and what is
+    `lost` of γ, β and statistics, and why a norm is `left` as it is.
+
+    Args:
+        model: any nn.Module.
+        norm: the name of one of ours, such as `rmsnorm`; `package.module.Class`; or a class or a function
+            `(num_features, *, channel_dim, site)`.
+        keep: `weights`, or `nothing`, with which new norms start as they do.
+        where: places as in rules, such as `first3`, `qk`, `final`, `mlp`, `attention.in`; of several, any. None: all.
+        example: a small batch that the model takes: a tensor, a tuple, a mapping of arguments, or a function that calls
+            the model. None: made here, for models of transformers, timm and torchvision.
+        causal: whether each position is predicted from those before it; None: as the class is named (`...ForCausalLM`).
+        settings: of the norm, as `eps=1e-6`.
+
+    Raises:
+        UsageError: a ValueError: an unknown norm, setting or place, no norm that can be replaced, or a model that does
+            not run on the example or with the new norms, in which case it is left as it was.
+    """
+    from normbench.swapping import swap_norms
+
+    table = swap_norms(model, norm, keep=keep, where=where, example=example, causal=causal, settings=settings)
+    return model, table

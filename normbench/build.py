@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
 from normbench.config.rules import (
-    SLOTS,
     Rule,
     best_rule,
-    fits,
     group_of,
     rule_sections,
     rules_of,
+    say_places,
     section_at,
     sections_of,
 )
@@ -36,7 +35,7 @@ from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, nearest, show
+from normbench.settings import Tree, show
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import keep_buffers
@@ -416,21 +415,9 @@ class ByPlace:
         Raises:
             UsageError: with the words of places that there are.
         """
-        words: dict[str, None] = {}
-        for site in self.sections:
-            for word in (site.role, site.slot, site.side):
-                if word:
-                    words[word] = None
-        for word, slots in SLOTS.items():
-            if not words.keys().isdisjoint(slots):
-                words[word] = None
         for rule in self.rules:
             if not any(self.applies(rule, site) for site in self.sections):
-                unknown = [word for word in rule.words if not any(fits(word, site) for site in self.sections)]
-                near = nearest(unknown[0], words) if unknown else ""
-                depth = "first3, last3, blocks2-5 and first25pct say which blocks"
-                there = f"a place is words joined by dots, here {', '.join(words)}; {depth}"
-                raise UsageError(f"{rule.key} fits no place of this model: {near}{there}")
+                raise UsageError(f"{rule.key} fits no place of this model: {say_places(rule, self.sections)}")
 
 
 class NormsByPlace(ByPlace):

@@ -43,10 +43,11 @@ PARTS: dict[str, set[str]] = {
     "studies": {
         "analysis", "build", "config", "contract", "norms", "probes", "record", "runs", "sweep", "training",
     },
+    "swapping": {"build", "config", "hosts", "norms"},
     "commands": {"analysis", "build", "config", "contract", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
-    "__init__": {"analysis", "runs", "sweep"},
+    "__init__": {"analysis", "runs", "swapping", "sweep"},
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.

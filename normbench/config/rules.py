@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, PLACED
 from normbench.errors import UsageError
-from normbench.settings import Tree, either
+from normbench.settings import Tree, either, nearest
 
 if TYPE_CHECKING:
     from normbench.types import Site
@@ -176,6 +176,23 @@ def best_rule(rules: Iterable[Rule], site: Site, asked_for: bool = False) -> Rul
         if holds and (best is None or len(rule.words) >= len(best.words)):
             best = rule
     return best
+
+
+def say_places(rule: Rule, sites: Iterable[Site]) -> str:
+    """Say which words of places some sites have, after the one that is most like a word that none of them has."""
+    there = list(sites)
+    words: dict[str, None] = {}
+    for site in there:
+        for word in (site.role, site.slot, site.side):
+            if word:
+                words[word] = None
+    for word, slots in SLOTS.items():
+        if not words.keys().isdisjoint(slots):
+            words[word] = None
+    unknown = [word for word in rule.words if not any(fits(word, site) for site in there)]
+    near = nearest(unknown[0], words) if unknown else ""
+    depth = "first3, last3, blocks2-5 and first25pct say which blocks"
+    return f"{near}a place is words joined by dots, here {', '.join(words)}; {depth}"
 
 
 def words_for(group: str) -> dict[str, str]:

@@ -4,11 +4,12 @@
 are, `replace` puts others in their places, and `tabulate` lists what was found, what was kept and what was left alone.
 """
 
+from normbench.hosts.acting import Acting
 from normbench.hosts.adapters import Adapter
 from normbench.hosts.building import Host, build_host
 from normbench.hosts.finding import Findings, Found, HostBlock, Left, find
 from normbench.hosts.libraries import import_library
-from normbench.hosts.replacing import Acting, Row, replace, restore, tabulate
+from normbench.hosts.replacing import Row, check_runs, replace, restore, tabulate
 
 __all__ = [
     "Acting",
@@ -20,6 +21,7 @@ __all__ = [
     "Left",
     "Row",
     "build_host",
+    "check_runs",
     "find",
     "import_library",
     "replace",

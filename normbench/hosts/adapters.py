@@ -1,9 +1,9 @@
-"""How the norms of other libraries are read: where their features lie, and what their parameters are called.
+"""How the norms of a given model are read: where their features lie, and what their parameters are called.
 
-Classes of torch, timm and torchvision are in tables by their qualified names, so that nothing is imported for them. A
-subclass is not its base: timm's BatchNormAct2d is a BatchNorm2d that ends in an activation. All other classes that are
-named as norms, such as the hundreds of transformers, are read by their form, and taken only if they agree with one of
-our formulas on random numbers.
+Classes of torch, timm and torchvision are in a table by their qualified names, so that nothing is imported for them. A
+subclass is not its base: timm's BatchNormAct2d is a BatchNorm2d that ends in an activation. Norms of ours say how they
+are read. All other classes that are named as norms, such as the hundreds of transformers, are read by their form, and
+taken only if they agree with one of our formulas on random numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normbench.hosts.acting import Acting
 from normbench.norms import LayerNorm, RMSNorm
-from normbench.norms.common import scale_and_shift
+from normbench.norms.common import RunningNorm, scale_and_shift
+from normbench.types import Norm
 
 # What classes call their ε.
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
@@ -150,7 +152,7 @@ def qualified_name(norm: nn.Module) -> str:
 def may_be_norm(module: nn.Module) -> bool:
     """Tell whether a module is a norm by a table, or is named as one and made of parameters alone."""
     name = qualified_name(module)
-    if name in TABLE or ACTING_INSIDE.fullmatch(name):
+    if isinstance(module, Norm) or name in TABLE or ACTING_INSIDE.fullmatch(name):
         return True
     if not NAMED_AS_NORM.search(type(module).__name__) or name.startswith(REPARAMETRIZED):
         return False
@@ -175,7 +177,7 @@ def read_adapter(norm: nn.Module, arguments: int, x: Tensor) -> Adapter:
     name = qualified_name(norm)
     if ACTING_INSIDE.fullmatch(name):
         raise Unreadable("has its activation inside its formula")
-    adapter = TABLE.get(name)
+    adapter = read_ours(norm) if isinstance(norm, Norm) else TABLE.get(name)
     if adapter is None:
         refuse_other_forms(norm, arguments, x)
         adapter = find_agreement(norm, x)
@@ -183,6 +185,20 @@ def read_adapter(norm: nn.Module, arguments: int, x: Tensor) -> Adapter:
     if len(shape) > 1:
         raise Unreadable(f"normalizes over the last {len(shape)} axes together")
     return adapter
+
+
+def read_ours(norm: Norm) -> Adapter:
+    """Return how a norm of ours is read, such as one that an earlier swap has put there.
+
+    Raises:
+        Unreadable: its activation is a part of its formula.
+    """
+    if norm.acts:
+        raise Unreadable("has its activation inside its formula")
+    shared = {name: name for name in ("groups", "momentum") if hasattr(norm, name)}
+    is_running = isinstance(norm, RunningNorm)
+    formula = type(norm).__name__.lower()
+    return Adapter(norm.channel_dim, formula, acts=isinstance(norm, Acting), settings=shared, running=is_running)
 
 
 def refuse_other_forms(norm: nn.Module, arguments: int, x: Tensor) -> None:
@@ -198,10 +214,16 @@ def refuse_other_forms(norm: nn.Module, arguments: int, x: Tensor) -> None:
     if arguments != 1:
         raise Unreadable(f"is called with {arguments} tensors")
     vectors = dict(norm.named_parameters())
-    odd = [name for name, each in vectors.items() if each.numel() not in x.shape]
+    sizes = {x.shape[axis] for axis in axes_of(x)}
+    odd = [name for name, each in vectors.items() if each.numel() not in sizes]
     odd += [name for name, _ in norm.named_buffers()]
     if odd or len(vectors) > 2:
         raise Unreadable(f"has {' and '.join(odd or vectors)} beside what a norm has")
+
+
+def axes_of(x: Tensor) -> tuple[int, ...]:
+    """Return the axes that may have the features of an input: of images the second too."""
+    return (-1, 1) if x.ndim == 4 else (-1,)
 
 
 def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
@@ -237,8 +259,7 @@ def candidates(norm: nn.Module, x: Tensor) -> Iterator[Adapter]:
     vectors = [name for name, _ in norm.named_parameters()]
     shift = next((name for name in vectors if name in SHIFT_NAMES), "")
     gain = next((name for name in vectors if name != shift), "")
-    axes = (-1, 1) if x.ndim == 4 else (-1,)
-    for axis in axes:
+    for axis in axes_of(x):
         is_fitting = all(each.numel() == x.shape[axis] for each in norm.parameters())
         for formula in ("rmsnorm", "layernorm"):
             for offset in (0.0, 1.0):

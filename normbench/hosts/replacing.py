@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normbench.errors import UsageError, explain
+from normbench.hosts.acting import acting_class
 from normbench.hosts.finding import Findings, Found
-from normbench.types import Norm, NormFactory
+from normbench.hosts.tape import evaluating
+from normbench.norms.common import RunningNorm
+from normbench.settings import either
+from normbench.types import NormFactory
 
 Keep = Literal["weights", "nothing"]
 
 GAIN, SHIFT, STATISTICS = "γ", "β", "statistics"
-
-
-class Acting:
-    """What a norm gets beside its class where it stands for one of timm that ends in a dropout and an activation.
-
-    Its own parameters and buffers keep their names, and the two stay under theirs, `drop` and `act`.
-    """
-
-    drop: nn.Module
-    act: nn.Module
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        given = {} if mask is None else {"mask": mask}
-        y: Tensor = super().forward(x, **given)  # type: ignore[misc]  # the norm's
-        acted: Tensor = self.act(self.drop(y))
-        return acted
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Let it be pickled, though its class is made where it is needed."""
-        kind = type(self).__mro__[2]
-        return make_empty, (kind,), vars(self)
-
-
-def make_empty(kind: type) -> Any:
-    """Return an acting norm of a class without its attributes."""
-    acting: Any = acting_class(kind)
-    return acting.__new__(acting)
-
-
-ACTING_CLASSES: dict[type, type] = {}
-
-
-def acting_class(kind: type) -> type:
-    """Return the class of norms of a kind that end in an activation: one for each."""
-    if kind not in ACTING_CLASSES:
-        ACTING_CLASSES[kind] = type(kind.__name__, (Acting, kind), {"__module__": kind.__module__})
-    return ACTING_CLASSES[kind]
 
 
 @dataclass(frozen=True)
@@ -120,9 +88,33 @@ def replace(
 
 
 def restore(model: nn.Module, findings: Findings, made: Mapping[str, nn.Module]) -> None:
-    """Put the norms back that `replace` has replaced, as they were."""
+    """Put the norms back that `replace` has replaced, as they were; a fast path that was left stays left."""
     old = {found.site.name: found.module for found in findings.found}
     put_in(model, {new: old[name] for name, new in made.items()})
+
+
+def check_runs(
+    model: nn.Module, call: Callable[[nn.Module], object], findings: Findings, made: Mapping[str, nn.Module]
+) -> None:
+    """Refuse new norms with which the model does not run, and put the old ones back.
+
+    Args:
+        model: with the new norms.
+        call: runs one pass of it, as for `find`.
+        findings: with which they were made.
+        made: what `replace` has returned.
+
+    Raises:
+        UsageError: the pass fails.
+    """
+    try:
+        with evaluating(model), torch.no_grad():
+            call(model)
+    except Exception as error:  # another library's code, which may raise anything
+        restore(model, findings, made)
+        names = either(sorted({type(norm).__name__ for norm in made.values()}))
+        what = f"{type(model).__name__} does not run with {names} in the places of its norms ({explain(error)})"
+        raise UsageError(f"{what}: choose another norm or other places; the model is as it was") from error
 
 
 def put_in(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
@@ -175,7 +167,7 @@ def keepable(new: nn.Module, found: Found) -> dict[str, list[tuple[Tensor, Tenso
     names = ("running_mean", "running_var", "num_batches_tracked")
     statistics = [(getattr(new, name, None), getattr(old, name, None)) for name in names]
     known = [(own, theirs) for own, theirs in statistics if isinstance(own, Tensor) and isinstance(theirs, Tensor)]
-    over_batches = isinstance(new, Norm) and new.facts.crosses_samples
+    over_batches = isinstance(new, RunningNorm) and new.facts.crosses_samples
     are_alike = over_batches == (adapter.formula != "instancenorm")
     if adapter.running and are_alike and len(known) >= 2 and all(own.shape == theirs.shape for own, theirs in known):
         pairs[STATISTICS] = known

@@ -25,7 +25,7 @@ NUMBERED = re.compile(r"\d$")  # the path of one of a list
 NUMBER = re.compile(r"\d+")
 
 # What parts of a block are called, in paths.
-CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
+CROSS = re.compile(r"cross|encdec|encoder_attn|multihead_attn", re.IGNORECASE)
 ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
 MLP = re.compile(r"mlp|ffn|feed_?forward|intermediate|experts?\b|moe|dense|\bfc\d|\bff\b|linear\d", re.IGNORECASE)
 SHORTCUT = re.compile(r"downsample|shortcut|skip", re.IGNORECASE)
