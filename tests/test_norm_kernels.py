@@ -8,7 +8,8 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms import DyT, LayerNorm, RMSNorm, kernels
+from normbench.norms import DyT, LayerNorm, RMSNorm, common, kernels
 
 __all__ = ["native_functions_of_few_values"]  # used here, too
 
@@ -152,8 +153,15 @@ def test_a_norm_is_copied_and_stored_with_its_choice(name: str, impl: str) -> No
 
 
 @pytest.mark.slow
-def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process fills a cache, and one without vectors reads it; both under the same settings, which are in keys."""
+    from torch._inductor import config  # slow to import
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    code = textwrap.dedent("""
         import torch
         from normbench.norms import BatchNorm
         compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
@@ -162,30 +170,55 @@ def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(tmp_path: Pat
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), eager(x))
         print(torch.backends.cpu.get_cpu_capability())
-    """
-    seen = []
-    shared = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-    for capability in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
-        environment = {**os.environ, **shared, **capability}
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        seen.append(ended.stdout.strip())
-    assert len({*seen}) == 2 or os.environ.get("ATEN_CPU_CAPABILITY") == "default"
+    """)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    settings = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}  # which take g++ ten seconds
+    torch.compiler.reset()
+    with config.patch(settings), torch.random.fork_rng():
+        exec(code, {})
+    valid_vec_isa_list.cache_clear()
+    same = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    environment = {**os.environ, **same, "ATEN_CPU_CAPABILITY": "default"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "DEFAULT"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize("name", COMPILED if "NORMBENCH_WHOLE_MATRIX" in os.environ else COMPILED[1::3])
-def test_a_compiled_norm_is_the_formula(name: str) -> None:
-    """In the layout in which models use it most; the formula itself is held to its reference in each layout.
-
-    A third of the norms, since each takes seconds to compile; all of them with the whole matrix.
-    """
+def check_compiled(name: str) -> None:
+    """In the layout in which models use it most; the formula itself is held to its reference in each layout."""
     layout = "image" if name in ("batchnorm", "groupnorm", "instancenorm") else "sequence"
     ours, expected = run_both(name, layout, random_norm(name, layout, impl="compile"), torch.float32, "contiguous")
     for key, value in expected.items():
         torch.testing.assert_close(ours[key].double(), value, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize("name", COMPILED if "NORMBENCH_WHOLE_MATRIX" in os.environ else ["batchnorm", "seednorm"])
+def test_a_compiled_norm_is_the_formula(name: str) -> None:
+    """One with statistics of a batch, and one with many operators: g++ takes seconds for each, and the graphs of all
+    are held to the formula below. All of them with the whole matrix.
+    """
+    check_compiled(name)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch's compiler make graphs of compiled norms, forward and backward, and write no code for them."""
+    monkeypatch.setattr(common, "compiled", partial(torch.compile, backend="eager"))
+    common.compiled_formula.cache_clear()
+    yield
+    common.compiled_formula.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_graph_of_a_norm_is_the_formula(name: str) -> None:
+    """Of every norm: one graph, without a break, and what it keeps in buffers."""
+    check_compiled(name)
 
 
 @pytest.mark.slow
