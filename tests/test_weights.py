@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import IMAGES, TEXT, TRANSLATIONS, documented, random_batch
-from test_runs import TINY, in_one_process, losses, summary_of, train
+from test_runs import TINY, losses, summary_of, train
 from test_stack import CASES, PAIR, SHORT, assert_close, run, sessions_of, stack_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -28,6 +29,7 @@ from normbench.runs.notes import weight_notes
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.studies.folding import fold, logits_of
+from normbench.training import loop as training_loop
 from normbench.training.optimizer import parameter_groups
 from normbench.types import Model, Site, Task
 from normbench.weights import FixNorm, ScaledStandardized, Spectral, Standardized, WeightNorm, Weights
@@ -465,10 +467,15 @@ def test_treatments_are_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_compiled_models_train_alike(tmp_path: Path) -> None:
-    """With a treatment that is a formula, and with one that keeps something from step to step."""
-    words = [*TINY, "model.depth=1", "trainer.steps=3", "trainer.log_every=1", "optim=sgd"]
-    treated = [[*words, f"weights={weights}"] for weights in ("standardized", "spectral")]
-    for own, compiled in zip(treated, in_one_process(tmp_path, *treated), strict=True):
-        eager = losses(train(tmp_path, *own))
-        assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in eager], rel=1e-4), compiled
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize("weights", ["standardized", "spectral"])
+def test_compiled_models_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    """With a treatment that is a formula, and with one that keeps something from step to step.
+
+    By the compiler's graphs, forward and backward; code is made of them with the whole matrix alone.
+    """
+    backend = "inductor" if "NORMBENCH_WHOLE_MATRIX" in os.environ else "aot_eager"
+    monkeypatch.setattr(training_loop, "compiled", lambda function, options: torch.compile(function, backend=backend))
+    words = [*TINY, "model.depth=1", "trainer.steps=3", "trainer.log_every=1", "optim=sgd", f"weights={weights}"]
+    eager, compiled = (losses(train(tmp_path, *words, f"trainer.compile={how}")) for how in ("false", "true"))
+    assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in eager], rel=1e-4)
