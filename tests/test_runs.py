@@ -48,25 +48,6 @@ def in_a_process(folder: Path, *words: str) -> Path:
     return newest_run(folder)
 
 
-SEVERAL = """
-import json, sys
-import torch
-from normbench.cli import main
-for words in json.loads(sys.argv[1]):
-    assert main(["train", *words]) == 0
-    torch.compiler.reset()
-"""
-
-
-def in_one_process(folder: Path, *runs: list[str]) -> list[Path]:
-    """Run `normbench train` several times, compiled, in one process, which loads the compiler once."""
-    given = [[*words, "trainer.compile=true", f"outputs=compiled{place}"] for place, words in enumerate(runs)]
-    command = [sys.executable, "-W", "ignore", "-c", SEVERAL, json.dumps(given)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [next((folder / f"compiled{place}/train").iterdir()) for place in range(len(runs))]
-
-
 def summary_of(run: Path) -> dict[str, Any]:
     return read_json(run / "summary.json")
 
@@ -166,6 +147,7 @@ def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
 def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path) -> None:
     """By SGD: Adam's first step goes ±lr along gradients that are 0 but for rounding."""
@@ -173,7 +155,10 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     words += ["probes=full", "probes.every=5", "probes.histograms_every=0", "trainer.accumulate=2", "optim=sgd"]
     words += ["model.depth=1"]
     eager = train(tmp_path, *words)
-    compiled, silent = in_one_process(tmp_path, words, [*words, "probes=off"])
+    torch.compiler.reset()
+    compiled = train(tmp_path, *words, "trainer.compile=true")
+    torch.compiler.reset()
+    silent = train(tmp_path, *words, "trainer.compile=true", "probes=off")
     assert losses(compiled) == losses(silent)
     assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in losses(eager)], rel=1e-4)
     a, b = read(compiled / "checkpoint.pt")["model"], read(silent / "checkpoint.pt")["model"]
