@@ -538,7 +538,7 @@ def test_where_opacus_own_conversion_is_wrong() -> None:
         ),
         (
             RuntimeError("operator torchvision::nms does not exist"),
-            "torchvision, which timm imports, does not fit torch .*: install both from one index, as pip install",
+            "torchvision, which timm imports, does not fit torch .*: install both at once from the index",
         ),
         (ImportError("cannot import name 'x' from 'y'"), "timm cannot be imported .*: install a version that fits"),
     ],

@@ -12,9 +12,6 @@ from normbench.errors import UsageError, explain
 # The extra of normbench that installs each library, and what a person calls it.
 EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
 
-# What PyTorch's own index for its CPU builds is called, from which both come as one fits the other.
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-
 
 def import_library(name: str) -> ModuleType:
     """Import a library of models: `timm`, `torchvision` or `transformers`.
@@ -41,7 +38,6 @@ def explain_torchvision(name: str) -> str:
     another build its operators cannot be loaded, and its import fails.
     """
     whose = "torchvision" if name == "torchvision" else f"torchvision, which {name} imports,"
-    cure = "install both from one index, as pip install --force-reinstall torch torchvision"
-    if torch.version.cuda is None:
-        cure += f" --index-url {CPU_INDEX}"
+    build = "for CUDA" if torch.version.cuda else "for the CPU alone"
+    cure = f"install both at once from the index that has builds {build}, by the command that pytorch.org shows"
     return f"{whose} does not fit torch {torch.__version__}: {cure}"
