@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -89,6 +89,13 @@ def may_remember(mask: Tensor) -> bool:
     if torch.compiler.is_compiling() or mask.device.type != "cuda":
         return False
     return not torch._C._are_functorch_transforms_active()
+
+
+def has_others() -> bool:
+    """Tell whether this is one of several processes that train together."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
 
 
 def counts_of(mask: Bool[Tensor, "..."]) -> Counts:

@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 import torch
 from support import CAUSAL, PLACEMENTS, TRANSLATIONS, build, random_batch
-from torch import nn
+from torch import Tensor, distributed, nn
 
 from normbench.errors import UsageError
-from normbench.models.cells import GRU, TimeStep, time_steps
+from normbench.models import cells
+from normbench.models.cells import GRU, TimeStep, share_statistics, time_steps
 from normbench.models.recurrent import ConditionalGRU
 from normbench.models.seq2seq import CrossAttention
 from normbench.norms import BatchNorm, LayerNorm, NoNorm
@@ -115,6 +116,25 @@ def pair(inputs: int, width: int) -> tuple[GRU, nn.GRU]:
         theirs.bias_ih_l0.copy_(ours.input.bias)
         theirs.bias_hh_l0.zero_()
     return ours, theirs
+
+
+def test_with_synchronised_statistics_texts_of_all_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they have two or more that go on, as in a single process with all texts; else all that have ended too."""
+    lengths = torch.tensor([[5, 2], [4, 3]])  # of two processes
+    masks = torch.arange(5) < lengths.unsqueeze(2)
+
+    def add_others(own: Tensor) -> None:
+        own.copy_(masks.sum(dim=(0, 1)))
+
+    monkeypatch.setattr(cells, "has_others", lambda: True)
+    monkeypatch.setattr(distributed, "all_reduce", add_others)
+    found = [time_steps(mask, 5, together=True) for mask in masks]
+    for step, whole in enumerate(time_steps(masks.flatten(0, 1), 5)):
+        of_both = torch.cat([own[step].counted for own in found])
+        assert torch.equal(of_both, whole.counted)
+    synced, alone = BatchNorm(3, sync=True), BatchNorm(3)
+    assert share_statistics(nn.Sequential(synced, LayerNorm(3)))
+    assert not share_statistics(nn.Sequential(synced, alone)) and not share_statistics(LayerNorm(3))
 
 
 @pytest.mark.parametrize("padded", [False, True])

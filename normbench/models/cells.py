@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.utils import parametrize
 
-from normbench.masks import steps_of
+from normbench.masks import has_others, steps_of
 from normbench.models.transformer import FusedLinear, Mask, Stream
-from normbench.types import NormFactory, Site
+from normbench.types import NormFactory, NormFacts, Site
 
 Vector = Float[Tensor, "batch features"]
 Row = Bool[Tensor, " batch"]
@@ -40,18 +40,36 @@ class TimeStep(NamedTuple):
         return torch.where(self.real[:, None], new, old)
 
 
-def time_steps(mask: Mask | None, length: int) -> list[TimeStep]:
+def time_steps(mask: Mask | None, length: int, together: bool = False) -> list[TimeStep]:
     """Return the time steps, with what a mask says of each.
 
     Where fewer than two texts have not ended, the states that the others ended in count too: BatchNorm has no
     statistics of one.
+
+    Args:
+        mask: False where texts have ended.
+        length: of the longest.
+        together: whether the texts of all processes that train count in statistics.
     """
     if mask is None:
         return [TimeStep(position) for position in range(length)]
-    too_few = mask.sum(dim=0) < 2
+    going_on = mask.sum(dim=0)
+    if together and has_others():
+        distributed.all_reduce(going_on)
+    too_few = going_on < 2
     counted = mask | too_few
     pairs = zip(mask.unbind(1), steps_of(counted), strict=True)
     return [TimeStep(position, real, count) for position, (real, count) in enumerate(pairs)]
+
+
+def share_statistics(branch: nn.Module) -> bool:
+    """Tell whether all norms in a branch whose statistics cross samples take them over all processes that train."""
+    crossing = []
+    for module in branch.modules():
+        facts = getattr(module, "facts", None)
+        if isinstance(facts, NormFacts) and facts.crosses_samples:
+            crossing.append(module)
+    return bool(crossing) and all(getattr(norm, "sync", False) for norm in crossing)
 
 
 def compute_weights_once() -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normbench.masks import remember_counts
-from normbench.models.cells import GRU, Vector, by_step, compute_weights_once, time_steps
+from normbench.models.cells import GRU, Vector, by_step, compute_weights_once, share_statistics, time_steps
 from normbench.models.stacks import Width
 from normbench.models.transformer import (
     Context,
@@ -52,9 +52,10 @@ class BidirectionalGRU(Branch):
         self.forwards = GRU(inputs, width, norm, site, "forwards")
         self.backwards = GRU(inputs, width, norm, site, "backwards")
         self.dropout = nn.Dropout(dropout)
+        self.counts_together = share_statistics(self)
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
-        steps = time_steps(mask, x.shape[1])
+        steps = time_steps(mask, x.shape[1], self.counts_together and self.training)
         with compute_weights_once():
             forwards = self.forwards.run(x, mask, steps)
             backwards = self.backwards.run(x, mask, steps, backwards=True)
@@ -84,6 +85,7 @@ class ConditionalGRU(Branch):
         for name, size in (("state", width), ("embedding", inputs), ("context", 2 * width)):
             self.outputs[name] = Normed(size, inputs, norm, site.at("output", name))
         self.dropout = nn.Dropout(dropout)
+        self.counts_together = share_statistics(self)
 
     def begin(self, memory: Stream, memory_mask: Mask) -> tuple[Vector, Stream]:
         """Return the first state, and what attention compares it with at each position of the memory."""
@@ -107,7 +109,7 @@ class ConditionalGRU(Branch):
         """
         inputs = by_step(self.first.project("input", x, mask))
         bias = torch.zeros_like(memory_mask, dtype=x.dtype).masked_fill(~memory_mask, -torch.inf)
-        steps = time_steps(mask, x.shape[1])
+        steps = time_steps(mask, x.shape[1], self.counts_together and self.training)
         states = []
         contexts = []
         with compute_weights_once():

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
-from normbench.models.cells import GRU, LSTM, compute_weights_once, time_steps
+from normbench.models.cells import GRU, LSTM, compute_weights_once, share_statistics, time_steps
 from normbench.models.stacks import Depth, Width, through
 from normbench.models.transformer import (
     Context,
@@ -37,10 +37,12 @@ class RecurrentLayer(Branch):
         self.cell = CELLS[cell](inputs, width, norm, site)
         self.cell.fuses = True
         self.dropout = nn.Dropout(dropout)
+        self.counts_together = share_statistics(self)
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
         with compute_weights_once():
-            states = self.cell.run(x, mask, time_steps(mask, x.shape[1]))
+            steps = time_steps(mask, x.shape[1], self.counts_together and self.training)
+            states = self.cell.run(x, mask, steps)
         return self.dropout(states)
 
 

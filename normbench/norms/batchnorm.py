@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.masks import Counts, counts_of
-from normbench.norms.common import Eps, RunningNorm, has_others, scale_and_shift, standardize
+from normbench.masks import Counts, counts_of, has_others
+from normbench.norms.common import Eps, RunningNorm, scale_and_shift, standardize
 from normbench.norms.kernels import MaskedBatchNormFunction
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site

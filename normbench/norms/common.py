@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from normbench.compiling import compiled
 from normbench.errors import UsageError
+from normbench.masks import has_others
 from normbench.norms.kernels import check_compiler, check_liger
 from normbench.settings import Setting
 from normbench.types import Norm, NormFacts, Site, When
@@ -100,13 +101,6 @@ class AllReduce(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         found: Tensor = AllReduce.apply(gradient)
         return found
-
-
-def has_others() -> bool:
-    """Tell whether this is one of several processes that train together."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return distributed.get_world_size() > 1
 
 
 def moments(
