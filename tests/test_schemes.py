@@ -19,7 +19,7 @@ from normbench.analysis.arms import write_arms
 from normbench.build import make_model, start_model
 from normbench.cli import main
 from normbench.config.compose import read
-from normbench.config.groups import options, section_of
+from normbench.config.groups import chosen_options, options, section_of
 from normbench.errors import UsageError
 from normbench.placements import Pre
 from normbench.record.files import read_json
@@ -523,6 +523,12 @@ def test_a_scheme_builds_on_another(tmp_path: Path) -> None:
     assert config.tree == by_hand.tree
     assert config.choices.groups["scheme"] == "mine"
     assert read(["experiment=chosen", *own]).tree == config.tree
+    on_help_pages = chosen_options(["experiment=chosen"], tmp_path)
+    assert (on_help_pages["scheme"], on_help_pages["norm"], on_help_pages["placement"]) == (
+        "mine",
+        "dyt",
+        "post_inside",
+    )
 
 
 def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
