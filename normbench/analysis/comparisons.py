@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from normbench.analysis.answers import Verdict
-from normbench.analysis.measures import Metric, final, finite_numbers
+from normbench.analysis.measures import Metric, final, final_values
 from normbench.analysis.records import Arm, RecordedRun
 from normbench.analysis.statistics import (
     ALPHA,
@@ -220,7 +220,7 @@ class Comparison(PairedTest):
         if margin is not None and interval.reach <= margin:
             return Verdict.WITHIN
         runs = (*self.arm.runs, *self.baseline.runs)
-        values = finite_numbers(final(run, self.metric) for run in runs)
+        values = final_values(runs, self.metric)
         spread = max(values) - min(values)
         return Verdict.UNKNOWN if interval.reach > spread else Verdict.ALIKE
 
@@ -248,9 +248,15 @@ def ends_by_seed(arm: Arm) -> dict[int, str]:
 
 def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
     """Tell whether some runs of an arm did not train, and end further from the others than either group is wide."""
-    runs = [run for run in arm.runs if run.seed in seeds]
-    stuck = finite_numbers(final(run, metric) for run in runs if run.trained is False)
-    others = finite_numbers(final(run, metric) for run in runs if run.trained)
+    stuck_runs, trained_runs = list[RecordedRun](), list[RecordedRun]()
+    for run in arm.runs:
+        trained = run.trained if run.seed in seeds else None
+        if trained:
+            trained_runs.append(run)
+        elif trained is False:
+            stuck_runs.append(run)
+    stuck = final_values(stuck_runs, metric)
+    others = final_values(trained_runs, metric)
     if not stuck or not others:
         return False
     gap = max(min(stuck) - max(others), min(others) - max(stuck))

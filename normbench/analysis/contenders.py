@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.measures import final, finite_numbers, loss_on
+from normbench.analysis.measures import final_values, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
 
 SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would come to again
@@ -43,7 +43,7 @@ def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
     for arm in arms:
         name = without_settings(arm, *keys).name
         families[name].append(arm)
-    return tuple(tuple(family) for family in families.values())
+    return tuple(map(tuple, families.values()))
 
 
 def best_rate(family: Sequence[Arm]) -> Arm:
@@ -60,7 +60,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
         runs = [run for run in arm.runs if run.status in SETTLED]
         if common:
             runs = [run for run in runs if run.seed in common]
-        losses = finite_numbers(final(run, loss_on("val")) for run in runs)
+        losses = final_values(runs, loss_on("val"))
         share_lost = 1 - len(losses) / max(len(runs), 1)
         mean = sum(losses) / len(losses) if losses else math.inf
         return share_lost, mean

@@ -79,7 +79,7 @@ def find_contrasts(
 def can_be_contrasted(arm: Arm, metric: Metric) -> bool:
     """Tell whether an arm trained, with no more than half of its runs lost, and has a mean."""
     lost = were_lost(arm)
-    torn = in_two_groups(arm, metric, {run.seed for run in arm.runs})
+    torn = in_two_groups(arm, metric, arm.seeds)
     return arm.trained and 2 * sum(lost) <= len(lost) and not torn
 
 

@@ -40,7 +40,7 @@ from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.designs import Contrast
 from normbench.analysis.fairness import differences_of_schemes, find_caveats
 from normbench.analysis.judgement import Judgement, judge
-from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final, finite_numbers
+from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final_values
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, read_studies
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import in_words
@@ -253,8 +253,8 @@ def state_stuck(run: RecordedRun) -> Stuck:
 
 def state_result(arm: Arm, metric: Metric) -> Result:
     """Return how an arm ended in a metric."""
-    seeds = {run.seed for run in arm.finished}
-    values = finite_numbers(final(run, metric) for run in arm.finished)
+    seeds = facts.seeds_of(arm.finished)
+    values = final_values(arm.finished, metric)
     if in_two_groups(arm, metric, seeds):
         values = []
     mean, interval = mean_interval(values, metric.bounds)
@@ -326,14 +326,16 @@ def state_effect(one: Contrast) -> Effect:
 def state_losses(one: Survival) -> Losses:
     """Return how many runs an arm and its baseline lost."""
     runs = (*one.arm.runs, *one.baseline.runs)
+    any_diverged = any(run.status == "diverged" for run in runs)
+    any_stuck = bool(one.arm.stuck or one.baseline.stuck)
     return Losses(
         arm=one.arm.name,
         baseline=one.baseline.name,
         lost=one.lost,
         runs=one.runs,
         counted=one.p_before_holm is not None,
-        diverged=any(run.status == "diverged" for run in runs),
-        stuck=any(run.trained is False for run in runs),
+        diverged=any_diverged,
+        stuck=any_stuck,
         p=one.p,
         corrected=one.corrected,
         family=one.family,

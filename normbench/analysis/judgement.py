@@ -42,8 +42,10 @@ def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric:
     compared = compare_all(arms, baseline, metric)
     crossed = find_contrasts(study, arms, baseline, metric)
     survived = compare_survivals(arms, baseline)
-    corrected = holm([one.p_before_holm for one in (*compared, *crossed, *survived)])
-    family = max(sum(p is not None for p in corrected), 1)
+    every_test = (*compared, *crossed, *survived)
+    corrected = holm([one.p_before_holm for one in every_test])
+    tests_with_p = len(corrected) - corrected.count(None)
+    family = max(tests_with_p, 1)
     end_of_compared = len(compared)
     end_of_crossed = end_of_compared + len(crossed)
     return Judgement(

@@ -130,6 +130,11 @@ def final(run: RecordedRun, metric: Metric) -> float:
     return NAN if value is None else metric.of(value)
 
 
+def final_values(runs: Iterable[RecordedRun], metric: Metric) -> list[float]:
+    """Return the last values of runs in the metric's unit, those that are finite."""
+    return finite_numbers(final(run, metric) for run in runs)
+
+
 def recorded_final(run: RecordedRun, metric: Metric) -> float | None:
     """Return the same as it is recorded; None for a run that did not finish, or has none."""
     if run.status != "finished":
@@ -437,7 +442,7 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     """Return the mean loss at which the partner of each arm ends, where that trained."""
     found = {}
     for name, arm in partners.items():
-        ends = finite_numbers(last_comparable_loss(run) for run in arm.runs)
+        ends = finite_numbers(map(last_comparable_loss, arm.runs))
         if ends and arm.trained:
             found[name] = rounded_up(sum(ends) / len(ends), 3)
     return found

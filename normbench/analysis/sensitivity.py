@@ -14,7 +14,16 @@ import pandas as pd
 
 from normbench.analysis.comparisons import LOST
 from normbench.analysis.contenders import best_rate, families_of, without_settings
-from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite_numbers, finite_points, loss_on
+from normbench.analysis.measures import (
+    NAN,
+    TRAINING_LOSS,
+    Metric,
+    final,
+    final_values,
+    finite_numbers,
+    finite_points,
+    loss_on,
+)
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
 from normbench.analysis.statistics import learning_rate_sensitivity
 from normbench.record.shapes import NUMBER, fits
@@ -40,7 +49,7 @@ class Outcome:
 
 def outcome(arm: Arm, metric: Metric) -> Outcome:
     """Return how the runs of an arm ended."""
-    values = pd.Series(finite_numbers(final(run, metric) for run in arm.runs), dtype=float)
+    values = pd.Series(final_values(arm.runs, metric), dtype=float)
     diverged = [run for run in arm.runs if run.status == "diverged"]
     return Outcome(
         runs=len(arm.runs),
