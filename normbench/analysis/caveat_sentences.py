@@ -16,7 +16,10 @@ MOST_MISSING = 3  # runs, each with why it is missing
 
 def arms_in(found: Iterable[Evidence]) -> list[str]:
     """Return the arms that evidence names, each once."""
-    return [*dict.fromkeys(arm for one in found for arm in one.arms)]
+    names: dict[str, None] = {}
+    for one in found:
+        names.update(dict.fromkeys(one.arms))
+    return list(names)
 
 
 # ---- what is missing or damaged
@@ -54,7 +57,10 @@ def say_missing_seeds(found: Evidence) -> str:
 
 def say_unequal(sentence: str, found: Iterable[Evidence]) -> str:
     """Say after a sentence who has which value, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
-    values = [f"{one.value} ({join_first(one.arms, MOST_OF_ONE_VALUE)})" for one in found]
+    values = []
+    for one in found:
+        having = join_first(one.arms, MOST_OF_ONE_VALUE)
+        values.append(f"{one.value} ({having})")
     return f"{sentence}: {'; '.join(values)}"
 
 
@@ -77,10 +83,16 @@ def say_step_times(found: Sequence[Evidence]) -> str:
 
 def say_launches(gpus: Sequence[Evidence], arms: Sequence[Evidence]) -> str:
     """Say that GPUs probably waited for their hosts. gpus: by their names. arms: the work of their hosts."""
-    least = round(1000 * min(one.numbers["host_share"] for one in arms)) // 10
+    shares, counts = [], []
+    for one in arms:
+        operators = one.numbers["operators"]
+        shares.append(one.numbers["host_share"])
+        counts.append(f"{operators:,.0f} ({one.arms[0]})")
+    least = round(1000 * min(shares)) // 10
     names = [one.value for one in gpus]
-    gpu = f"the {names[0]}" if len(names) == 1 else f"the GPU (one of {join_first(names)})"
-    counts = [f"{one.numbers['operators']:,.0f} ({one.arms[0]})" for one in arms]
+    gpu = f"the GPU (one of {join_first(names)})"
+    if len(names) == 1:
+        gpu = f"the {names[0]}"
     return (
         f"in most runs the host was at work for at least {least} % of a step, so {gpu} probably waited for it, "
         "and step times compare how many operators there are, and not what they compute: "
@@ -144,7 +156,8 @@ def say_lost_runs(found: Iterable[Evidence]) -> str:
     """Say how many runs those arms lost that are compared on the seeds that survived."""
     losses = []
     for one in found:
-        losses.append(f"{one.arms[0]}: {one.numbers['lost']} of {one.numbers['runs']} runs {one.value}")
+        lost, runs = one.numbers["lost"], one.numbers["runs"]
+        losses.append(f"{one.arms[0]}: {lost} of {runs} runs {one.value}")
     text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
     return f"{'; '.join(losses[:MOST])}; {text}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from normbench.analysis.answers import ArmDifference, Verdict
@@ -45,7 +46,9 @@ def say_found(differences: Sequence[ArmDifference], margin: float | None) -> lis
 def say_not_found(differences: Sequence[ArmDifference], margin: float | None) -> list[str]:
     """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
     ordered = largest_first(differences)
-    by_verdict = {verdict: [one for one in ordered if one.verdict == verdict] for verdict in Verdict}
+    by_verdict = defaultdict[Verdict, list[ArmDifference]](list)
+    for one in ordered:
+        by_verdict[one.verdict].append(one)
     undecided = []
     if by_verdict[Verdict.ONE_SEED]:
         undecided.append(say_one_seed(by_verdict[Verdict.ONE_SEED], differences))
@@ -56,7 +59,8 @@ def say_not_found(differences: Sequence[ArmDifference], margin: float | None) ->
         alike += by_verdict[verdict]
     if len(alike) > FEW:
         return [*undecided, say_alike_all(alike)]
-    return [*(say_difference(one, margin) for one in alike), *undecided]
+    told = [say_difference(one, margin) for one in alike]
+    return [*told, *undecided]
 
 
 def largest_first(differences: Sequence[ArmDifference]) -> list[ArmDifference]:
@@ -160,17 +164,23 @@ def say_untrained(one: ArmDifference) -> str:
         is_higher = baseline_is_higher == (stuck == one.baseline)
         is_clear = one.metric.judges and one.p is not None and one.p < ALPHA
         because = ", which is why" if is_clear else ";"
-        words += f"{because} its {one.metric.words} is {amount(one)} {'higher' if is_higher else 'lower'}"
+        where = "higher" if is_higher else "lower"
+        words += f"{because} its {one.metric.words} is {amount(one)} {where}"
     return f"{words}."
 
 
 def say_assumptions(differences: Sequence[ArmDifference]) -> list[str]:
     """Say what is assumed of few seeds, where a difference was found or may have been."""
-    told = (Verdict.DIFFERENT, Verdict.POSSIBLE)
-    of_few_seeds = [one.ranks for one in differences if one.verdict in told and one.n < ENOUGH_SEEDS]
-    if not of_few_seeds:
+    ranks_of_few_seeds = []
+    for one in differences:
+        is_told = one.verdict in (Verdict.DIFFERENT, Verdict.POSSIBLE)
+        if is_told and one.n < ENOUGH_SEEDS:
+            ranks_of_few_seeds.append(one.ranks)
+    if not ranks_of_few_seeds:
         return []
-    limit = "; with five ranks or fewer its p cannot be below 0.05" if min(of_few_seeds) < FEWEST_RANKS else ""
+    limit = ""
+    if min(ranks_of_few_seeds) < FEWEST_RANKS:
+        limit = "; with five ranks or fewer its p cannot be below 0.05"
     return [
         f"With fewer than {ENOUGH_SEEDS} seeds, p and the interval hold where differences by seed are Gaussian, which "
         "so few cannot show; where they are skewed, false alarms are more frequent. The test of signed ranks, whose p "
@@ -211,11 +221,15 @@ def say_one_seed(differences: Sequence[ArmDifference], every: Sequence[ArmDiffer
         words = (
             f"{name_arms(differences)}: one seed has finished both there and in the baseline, so nothing can be said:"
         )
-    few, more, many = (fixed(detectable_difference(n, 1.0, family=len(every)), 1) for n in (3, 5, 10))
+
+    def detectable(n: int) -> str:
+        """Write the difference that n seeds can show, in standard deviations of the differences by seed."""
+        return fixed(detectable_difference(n, 1.0, family=len(every)), 1)
+
     return (
-        f"{words} add at least 2 seeds. To be found four times in five, a difference must be {few} times the standard "
-        f"deviation of the differences by seed with 3 seeds, {more} times with 5, {many} times with 10 "
-        f"({count(len(every), 'comparison')})."
+        f"{words} add at least 2 seeds. To be found four times in five, a difference must be {detectable(3)} times the "
+        f"standard deviation of the differences by seed with 3 seeds, {detectable(5)} times with 5, {detectable(10)} "
+        f"times with 10 ({count(len(every), 'comparison')})."
     )
 
 

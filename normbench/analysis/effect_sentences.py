@@ -35,9 +35,13 @@ def say_effects_not_found(found: Sequence[Effect]) -> list[str]:
         if shows_nothing(one):
             by_name[name_effect(one)].append(one)
     if len(by_name) <= FEW_EFFECTS:
-        return [say_effect_not_found(name, by_name[name]) for name in sorted(by_name, key=str.lower)]
-    names = join_first([*by_name], MOST_EFFECTS).replace("The ", "the ").replace("Each ", "each ")
-    number = sum(len(own) for own in by_name.values())
+        sentences = []
+        for name in sorted(by_name, key=str.lower):
+            sentences.append(say_effect_not_found(name, by_name[name]))
+        return sentences
+    names = join_first([*by_name], MOST_EFFECTS)
+    names = names.replace("The ", "the ").replace("Each ", "each ")  # as they do not begin the sentence
+    number = sum(map(len, by_name.values()))
     return [f"No difference was found in {number} comparisons of effects: {names}."]
 
 

@@ -21,8 +21,12 @@ MOST = 4  # values that a sentence names
 
 def distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> tuple[str, ...]:
     """Return what is read of each run, each text once, without empty ones."""
-    found = dict.fromkeys(one_line(read(run)) for run in runs)
-    return tuple(text for text in found if text)
+    found: dict[str, None] = {}  # each once, in their order
+    for run in runs:
+        text = one_line(read(run))
+        if text:
+            found[text] = None
+    return tuple(found)
 
 
 def join_distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
@@ -50,10 +54,15 @@ def parameters_of(runs: Iterable[RecordedRun]) -> tuple[int, int] | None:
 
 def trained_of(runs: Sequence[RecordedRun]) -> tuple[int, int] | None:
     """Return the fewest and the most parameters that a run trains; None where all train all."""
-    known = [counts for counts in map(counts_of, runs) if counts]
-    if not any("trained" in counts for counts in known):
+    numbers = list[int]()
+    all_train_all = True
+    for run in runs:
+        counts = counts_of(run)
+        if counts:
+            numbers.append(counts.get("trained", counts["total"]))
+            all_train_all = all_train_all and "trained" not in counts
+    if all_train_all:
         return None
-    numbers = [counts.get("trained", counts["total"]) for counts in known]
     return min(numbers), max(numbers)
 
 
@@ -92,7 +101,8 @@ def words_of_command(run: RecordedRun) -> list[str]:
 
 def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
     """Name the varied settings that determine what is read of a run, such as `data.batch_size`; empty if all agree."""
-    if len({read(run).strip() for run in study.runs}) < 2:
+    every_text = {read(run).strip() for run in study.runs}
+    if len(every_text) < 2:
         return ""
     telling = []
     for key in study.varied:

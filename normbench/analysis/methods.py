@@ -72,15 +72,19 @@ def say_training(setup: Setup) -> list[str]:
 def say_runs(answer: Answer) -> list[str]:
     """Say how many runs there are, and how they ended."""
     seeds = answer.question.seeds
-    runs = sum(sum(arm.statuses.values()) for arm in answer.arms)
-    finished = sum(arm.statuses.get("finished", 0) for arm in answer.arms)
-    stuck = sum(len(arm.stuck) for arm in answer.arms)
+    runs = finished = stuck = 0
+    for arm in answer.arms:
+        runs += sum(arm.statuses.values())
+        finished += arm.statuses.get("finished", 0)
+        stuck += len(arm.stuck)
     planned = count(runs + len(answer.missing), "run")
     if answer.missing:
         planned += " that were planned"
     untrained = f", {stuck} of which did not train" if stuck else ""
-    is_uneven = len({arm.seeds for arm in answer.arms}) > 1
-    number = f"{'up to ' if is_uneven else ''}{count(len(seeds), 'seed')}"
+    number = count(len(seeds), "seed")
+    seeds_of_arms = {arm.seeds for arm in answer.arms}
+    if len(seeds_of_arms) > 1:
+        number = f"up to {number}"
     names = join_first([str(seed) for seed in seeds])
     return [f"Each configuration was trained with {number} ({names}); {finished} of {planned} finished{untrained}."]
 

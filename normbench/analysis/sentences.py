@@ -55,7 +55,8 @@ def say(answer: Answer) -> list[Statement]:
     Of many, only the largest of each kind are told, and how many more there are.
     """
     told = list[tuple[str, Sequence[str]]]()  # the sentences of each kind, after the key of their table
-    told.append(("arms", say_stuck(compared_arms(answer) or {arm.name: arm for arm in answer.arms})))
+    arms = compared_arms(answer) or {arm.name: arm for arm in answer.arms}
+    told.append(("arms", say_stuck(arms)))
     told.append(("costs", say_losses(answer.losses)))
     for kind in say_effects(answer.effects):
         told.append(("designs", kind))
@@ -68,7 +69,8 @@ def say(answer: Answer) -> list[Statement]:
         told.append(("arms", [say_not_compared(len(answer.arms))]))
     told.append(("costs", say_diverged(answer.arms)))
     told.append(("lost", say_lost(answer.arms)))
-    most = allot_sentences([len(texts) for _, texts in told])
+    lengths = [len(texts) for _, texts in told]
+    most = allot_sentences(lengths)
     statements = []
     for (table, texts), number in zip(told, most, strict=True):
         for text in first_of(texts, number):
@@ -93,7 +95,8 @@ def allot_sentences(lengths: Sequence[int]) -> list[int]:
     """
     ranked = []
     for place, length in enumerate(lengths):
-        ranked += [(rank, place) for rank in range(length)]
+        for rank in range(length):
+            ranked.append((rank, place))
     told = [0] * len(lengths)
     for number, (rank, place) in enumerate(sorted(ranked)):
         if rank == 0 or number < MOST:
@@ -106,7 +109,8 @@ def first_of(texts: Sequence[str], most: int) -> list[str]:
     told = list(texts[:most])
     left = len(texts) - most
     if left > 0:
-        told[-1] += f" {left} more of this kind {'is' if left == 1 else 'are'} in the tables."
+        verb = "is" if left == 1 else "are"
+        told[-1] += f" {left} more of this kind {verb} in the tables."
     return told
 
 
@@ -137,7 +141,8 @@ def say_stuck_arm(name: str, arm: ArmResult) -> str:
     stuck = len(arm.stuck)
     finished = arm.statuses["finished"]
     some = "" if stuck == finished else f" in {stuck} of {finished} runs"
-    mean = sum(sorted(run.loss for run in arm.stuck)) / stuck
+    losses = [run.loss for run in arm.stuck]
+    mean = sum(sorted(losses)) / stuck
     on_average = " on average" if stuck > 1 else ""
     return (
         f"{name} did not train{some}: its validation loss ends at {fixed(mean, 3)} nats{on_average}, "
@@ -165,7 +170,11 @@ def missed(run: Stuck) -> str:
 
 def say_losses(losses: Sequence[Losses]) -> list[str]:
     """Name the arms that lose more runs than their baselines, or fewer."""
-    return [say_loss(one) for one in losses if one.counted and one.p is not None and one.p < ALPHA]
+    sentences = []
+    for one in losses:
+        if one.counted and one.p is not None and one.p < ALPHA:
+            sentences.append(say_loss(one))
+    return sentences
 
 
 def say_loss(one: Losses) -> str:
@@ -207,9 +216,12 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
     """Name the arms of which runs ran out of memory or failed."""
     texts = []
     for status, how in (("out_of_memory", "ran out of memory"), ("failed", "failed")):
-        names = [arm.name for arm in arms if status in arm.statuses]
+        names, lost = [], 0
+        for arm in arms:
+            if status in arm.statuses:
+                names.append(arm.name)
+                lost += arm.statuses[status]
         if names:
-            lost = sum(arm.statuses.get(status, 0) for arm in arms)
             texts.append(f"{count(lost, 'run')} {how}: {join_first(names, MOST_LOST)}.")
     return texts
 
@@ -257,7 +269,8 @@ def say_held(question: Question) -> str:
         parameters += f", of which {sizes(question.trained)} are trained"
     equal += [parameters, f"{count(len(question.seeds), 'seed')} for each arm"]
     sentences = [f"Held equal: {'; '.join(equal)}."]
-    sentences += [f"Goes with {keys}: {'; '.join(own)}." for keys, own in following.items()]
+    for keys, own in following.items():
+        sentences.append(f"Goes with {keys}: {'; '.join(own)}.")
     if question.of_schemes:
         belongs = "; ".join(question.of_schemes)
         sentences.append(f"A scheme is compared as a whole, and what it sets is a part of it: {belongs}.")
@@ -277,7 +290,9 @@ def say_why(causes: Sequence[Cause]) -> list[str]:
     for cause in causes:
         if cause.baseline is None:
             alike[say_reasons(cause)].append(cause.arm)
-    texts = [f"{', '.join(arms)} did not train: {reasons}." for reasons, arms in alike.items()]
+    texts = []
+    for reasons, arms in alike.items():
+        texts.append(f"{', '.join(arms)} did not train: {reasons}.")
     between = [cause for cause in causes if cause.baseline is not None]
     for cause in between[:MOST_CAUSES]:
         texts.append(
@@ -300,7 +315,9 @@ def say_reasons(cause: Cause) -> str:
 
 def say_reason(reason: Reason) -> str:
     """Say one thing that probes show."""
-    seen = {name: f"{value:.2g}" for name, value in reason.evidence.items()}
+    seen = {}
+    for name, value in reason.evidence.items():
+        seen[name] = f"{value:.2g}"
     if reason.kind == ReasonKind.SMALL_STREAM:
         text = f"the stream enters the first norm with RMS {seen['entering']}"
         if "passed" in seen:
