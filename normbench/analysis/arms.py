@@ -52,8 +52,9 @@ def write_arms(folder: Path, studies: Sequence[RecordedStudy] = ()) -> bool:
 def have_several_seeds(study: RecordedStudy) -> bool:
     """Tell whether runs of one task have ended, and some arm has several of them."""
     runs = study.runs
-    one_task = len({run.task for run in runs}) == 1
-    return one_task and len(runs) > len(study.arms) and any(run.ended for run in runs)
+    tasks = {run.task for run in runs}
+    has_ended = any(run.ended for run in runs)
+    return len(tasks) == 1 and has_ended and len(runs) > len(study.arms)
 
 
 def replace_arms(study: RecordedStudy, arms: Path) -> bool:

@@ -30,7 +30,8 @@ def usual_baseline(study: RecordedStudy) -> Baseline:
     for key, value in USUAL.items():
         choices.append({key: value})
     choices.append(dict(USUAL_SCHEME))
-    choices.append({key: value for key, value in first.items() if key in GROUPS})
+    of_groups = {key: value for key, value in first.items() if key in GROUPS}
+    choices.append(of_groups)
     if first:
         first_key = next(iter(first))
         choices.append({first_key: first[first_key]})
@@ -75,12 +76,15 @@ def settings_named(study: RecordedStudy, words: str) -> Baseline:
     settings: Baseline = {}
     for word in single_words:
         name, equals, value = word.rpartition("=")
-        found = known.get(word, known.get(f"{name}{equals}{canonical(value)}"))
+        in_one_spelling = f"{name}{equals}{canonical(value)}"
+        found = known.get(word, known.get(in_one_spelling))
         if found is None:
-            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {join_first([*known])}")
+            allowed = join_first([*known])
+            raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {allowed}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
-        raise UnknownArm(words, f"is not an arm: allowed are {join_first([arm.name for arm in study.arms])}")
+        allowed = join_first([arm.name for arm in study.arms])
+        raise UnknownArm(words, f"is not an arm: allowed are {allowed}")
     return settings
 
 
@@ -90,12 +94,14 @@ def words_for_arms(study: RecordedStudy) -> dict[str, Baseline]:
     for arm in study.arms:
         for key, value in arm.settings.items():
             word = canonical(str(value))
+            name = key.rpartition(".")[2]
             known[f"{key}={word}"] = {key: value}
-            known[f"{key.rpartition('.')[2]}={word}"] = {key: value}
+            known[f"{name}={word}"] = {key: value}
             known[word] = {key: value}
+    config = study.runs[0].config
     for group in GROUPS:
         if group not in study.varied:
-            known[f"{group}={study.runs[0].config.get(group)}"] = {}  # which every arm has
+            known[f"{group}={config.get(group)}"] = {}  # which every arm has
     return known
 
 

@@ -259,12 +259,19 @@ class RecordedStudy:
     @property
     def pairs(self) -> list[tuple[Arm, RecordedRun]]:
         """Return all runs, arm by arm, each with its arm."""
-        return [(arm, run) for arm in self.arms for run in arm.runs]
+        found = []
+        for arm in self.arms:
+            for run in arm.runs:
+                found.append((arm, run))
+        return found
 
     @property
     def runs(self) -> list[RecordedRun]:
         """Return all runs, arm by arm."""
-        return [run for _, run in self.pairs]
+        found = list[RecordedRun]()
+        for arm in self.arms:
+            found += arm.runs
+        return found
 
     @cached_property
     def finished(self) -> list[RecordedRun]:
@@ -327,7 +334,10 @@ class RecordedStudy:
                 kept.append(word)
         if not kept:
             return ""
-        new = [f"{key}={value}" for key, value in changes.items() if value is not None]
+        new = []
+        for key, value in changes.items():
+            if value is not None:
+                new.append(f"{key}={value}")
         return shlex.join(["normbench", "sweep", *kept, *new])
 
     def more_seeds(self, number: int) -> str:
@@ -580,10 +590,19 @@ def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
 
 def fill_in_unwritten(runs: Sequence[RecordedRun]) -> None:
     """Give runs what they are without, as it is as usual, where others have it: `weights=plain`, `gain0=1`."""
-    keys = {key for run in runs for key in run.config}
+    keys = keys_in_configs(runs)
     for run in runs:
-        unwritten = list_unwritten(run.config)
-        run.config.update((key, value) for key, value in unwritten.items() if key in keys)
+        for key, value in list_unwritten(run.config).items():
+            if key in keys:
+                run.config[key] = value
+
+
+def keys_in_configs(runs: Iterable[RecordedRun]) -> set[str]:
+    """Return the settings that the configurations of runs have."""
+    keys = set[str]()
+    for run in runs:
+        keys.update(run.config)
+    return keys
 
 
 def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
@@ -601,12 +620,12 @@ def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
 
 def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are tried."""
-    keys = set[str]()
+    keys = {key for key in keys_in_configs(runs) if not key.startswith(("probes.", "logger."))}
+    rules = set[str]()
     for run in runs:
-        keys.update(run.config)
-    keys = {key for key in keys if not key.startswith(("probes.", "logger."))}
-    rules = {key for run in runs for key in run.rules}
-    first = [key for key in (*FIRST_KEYS[:3], *sorted(rules), *FIRST_KEYS[3:]) if key in keys]
+        rules.update(run.rules)
+    first_keys = (*FIRST_KEYS[:3], *sorted(rules), *FIRST_KEYS[3:])
+    first = [key for key in first_keys if key in keys]
     last = [LEARNING_RATE] if LEARNING_RATE in keys else []
     others = sorted(keys.difference(first, last, ASIDE))
     return [*first, *others, *last]

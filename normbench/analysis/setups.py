@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -268,10 +269,15 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
         if group not in varied:
             option = join(option_in_words(run, group, ()) for run in study.runs)
             words.append(f"{group} is {option}")
-    rules = dict.fromkeys(key for run in study.runs for key in run.rules if key not in varied)
-    for key in rules:
-        option = join(option_in_words(run, key, ()) for run in study.runs if key in run.rules)
-        words.append(f"{group_of(key)} at {key.partition('@')[2]} is {option}")
+    runs_by_rule = defaultdict[str, list[RecordedRun]](list)
+    for run in study.runs:
+        for key in run.rules:
+            if key not in varied:
+                runs_by_rule[key].append(run)
+    for key, runs in runs_by_rule.items():
+        option = join(option_in_words(run, key, ()) for run in runs)
+        place = key.partition("@")[2]
+        words.append(f"{group_of(key)} at {place} is {option}")
     return " and the ".join(words)
 
 
@@ -308,9 +314,11 @@ def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     if option not in options(group):
         return words
     if altered:
-        names = [key.rpartition(".")[2].replace("_", " ") for key in altered]
+        names = [name_in_words(key) for key in altered]
         return f"{words} (the preset {option} but for {listed(names)})"
-    return words if option.casefold() == name.casefold() else f"{words} (the preset {option})"
+    if option.casefold() == name.casefold():
+        return words
+    return f"{words} (the preset {option})"
 
 
 def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
@@ -326,7 +334,8 @@ def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
 
 def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a group that play a part in a run's task, by dotted path. aside: those left out."""
-    known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
+    target = str(run.config.get(f"{group}._target_", ""))
+    known = settings_of(target) or {}
     found = {}
     for key, value in run.config.items():
         name = key.rpartition(".")[2]
@@ -363,14 +372,21 @@ def rates_of(arm: Arm) -> str:
 # ---- words
 
 
+def name_in_words(key: str) -> str:
+    """Write the name of a setting as prose has it: `decay norms` for `trainer.decay_norms`."""
+    return key.rpartition(".")[2].replace("_", " ")
+
+
 def setting_in_words(key: str, value: Any) -> str:
     """Write a setting as prose has it: `tied` or `tied off`, `betas (0.9, 0.99)`, `4 heads`."""
-    name = key.rpartition(".")[2].replace("_", " ")
+    name = name_in_words(key)
     if isinstance(value, bool):
         return name if value else f"{name} off"
     if isinstance(value, int) and name.endswith("s"):
         return count(value, name.removesuffix("s"))
-    return f"no {name}" if value is None else f"{name} {value_in_words(value)}"
+    if value is None:
+        return f"no {name}"
+    return f"{name} {value_in_words(value)}"
 
 
 def value_in_words(value: Any) -> str:
@@ -388,7 +404,11 @@ def value_in_words(value: Any) -> str:
 
 def join(words: Iterable[str]) -> str:
     """Join what is said of runs, each once, such as `cnn or vgg`."""
-    return either(dict.fromkeys(one_line(text) for text in words if text))
+    found: dict[str, None] = {}  # each once, in their order
+    for text in words:
+        if text:
+            found[one_line(text)] = None
+    return either(found)
 
 
 def listed(words: Sequence[str], most: int = MOST) -> str:
