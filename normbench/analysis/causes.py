@@ -73,9 +73,9 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
     gradients = own["gradient norm"].tolist() or [NAN]
     saturated = own["saturated"].max()
     return Readings(
-        entering=mean(probed(run, ENTERING, 0) for run in runs),
-        passed=mean(probed(run, PASSED, 0) for run in runs),
-        gradient=mean(probed(run, GRADIENT, -1) for run in runs),
+        entering=mean_probed(runs, ENTERING, 0),
+        passed=mean_probed(runs, PASSED, 0),
+        gradient=mean_probed(runs, GRADIENT, -1),
         in_blocks=math.hypot(*gradients),
         first_gradient=gradients[0],
         last_gradient=gradients[-1],
@@ -89,6 +89,11 @@ def mean(values: Iterable[float]) -> float:
     """Return the mean of the values that are finite; NaN where none is."""
     found = finite_numbers(values)
     return float(np.mean(found)) if found else NAN
+
+
+def mean_probed(runs: Iterable[RecordedRun], tag: re.Pattern[str], place: int) -> float:
+    """Return the mean over runs of what `probed` reads of each."""
+    return mean(probed(run, tag, place) for run in runs)
 
 
 def probed(run: RecordedRun, tag: re.Pattern[str], place: int) -> float:

@@ -82,7 +82,9 @@ def table_for(table: Table) -> str:
     for columns in parts_of(table):
         for start in range(0, len(table.frame), MOST_ROWS):
             frames.append(table.frame.iloc[start : start + MOST_ROWS, columns])
-    parts = [part_for(table, frame, number, len(frames)) for number, frame in enumerate(frames, start=1)]
+    parts = []
+    for number, frame in enumerate(frames, start=1):
+        parts.append(part_for(table, frame, number, len(frames)))
     return "\n".join(parts)
 
 
@@ -95,7 +97,9 @@ def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
         headings.append(break_lines(str(name), HEADING, side, "b"))
     rows = []
     for cells in frame.itertuples(index=False, name=None):
-        row = [break_lines(str(cell), CELL, side) for cell, side in zip(cells, sides, strict=True)]
+        row = []
+        for cell, side in zip(cells, sides, strict=True):
+            row.append(break_lines(str(cell), CELL, side))
         rows.append(join_cells(row))
     title, label = table.title, f"tab:{table.key}"
     if of > 1:
@@ -186,13 +190,16 @@ def written_figures(figures: Sequence[ShownFigure], in_text: bool) -> str:
                 if (name in FIGURES_IN_TEXT) == in_text:
                     written.append(figure_for(name, figure.caption, [name], ALONE))
         elif (group.name in FIGURES_IN_TEXT) == in_text:
-            written += panels_for(group.name, group.caption, [figure.name for figure in own])
+            panels = [figure.name for figure in own]
+            written += panels_for(group.name, group.caption, panels)
     return "\n".join(written)
 
 
 def panels_for(name: str, caption: str, panels: Sequence[str]) -> list[str]:
     """Write panels two by two, in several figures where they have no room in one; each drawing has its title."""
-    parts = [panels[start : start + MOST_PANELS] for start in range(0, len(panels), MOST_PANELS)]
+    parts = []
+    for start in range(0, len(panels), MOST_PANELS):
+        parts.append(panels[start : start + MOST_PANELS])
     written = list[str]()
     for number, part in enumerate(parts, start=1):
         which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""

@@ -361,6 +361,12 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
 
 
+def crosses_samples(run: RecordedRun) -> bool:
+    """Tell whether what a run's norm makes of a sample depends on others."""
+    norm_facts = run.summary.get("norm_facts", {})
+    return bool(norm_facts.get("crosses_samples"))
+
+
 def noise_table(comparisons: Sequence[Comparison]) -> Table:
     """Return the table of how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
     rows, crossing = [], set[str]()
@@ -377,7 +383,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
         row["noise scale, examples"] = significant(mean_scale)
         rows.append(row)
         for side in (one.arm, one.baseline):
-            if any(run.summary.get("norm_facts", {}).get("crosses_samples") for run in side.runs):
+            if any(map(crosses_samples, side.runs)):
                 crossing.add(side.name)
     return make_table("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
@@ -574,8 +580,9 @@ def settings_table(first: Arm, second: Arm) -> Table:
     """Return the table of the settings in which two arms differ, groups first."""
     keys = set[str]()
     for run in (*first.runs, *second.runs):
-        keys.update(key for key in run.config if not key.endswith("_target_"))
-    shown = [*GROUPS, *sorted(keys.difference(GROUPS, ASIDE))]
+        keys.update(run.config)
+    settings = {key for key in keys.difference(GROUPS, ASIDE) if not key.endswith("_target_")}
+    shown = [*GROUPS, *sorted(settings)]
     frame = pd.DataFrame({"setting": shown})
     for arm in (first, second):
         frame[arm.name] = [values_of(arm, key) for key in shown]
@@ -586,7 +593,9 @@ def settings_table(first: Arm, second: Arm) -> Table:
 
 def values_of(arm: Arm, key: str) -> str:
     """Write the values that the runs of an arm have in a setting."""
-    values = dict.fromkeys(run.config.get(key) for run in arm.runs)
+    values: dict[Any, None] = {}  # each once, in their order
+    for run in arm.runs:
+        values[run.config.get(key)] = None
     return ", ".join(map(in_words, values))
 
 
