@@ -88,7 +88,8 @@ def lines(
         caption.append(f"Evaluated on {batches} on the way, and on all validation data at the last point.")
     at_steps = ""
     if steps:
-        at_steps = f", at steps {', '.join(str(step) for step in steps)}"
+        shown_steps = ", ".join(map(str, steps))
+        at_steps = f", at steps {shown_steps}"
     return words(f"{word} by {by}", caption, f"{word} against {x} for {arms}{at_steps}.")
 
 
@@ -130,7 +131,7 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> F
 def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) -> FigureWords:
     """Return the words of a figure of runs that train. rows: with the arm, the level, and how many `runs` `train`."""
     numbers = sorted({row["runs"] for row in rows})
-    counts = " or ".join(str(number) for number in numbers)
+    counts = " or ".join(map(str, numbers))
     caption = (
         "Share of the runs that neither diverged nor ended close to a constant predictor, of "
         f"{counts} at each point, with its 95 % interval (Wilson 1927)."

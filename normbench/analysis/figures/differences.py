@@ -63,11 +63,13 @@ def draw_forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: st
     more += tell_absent(arms, data, cut, NO_MEAN_YET)
     ranges = ranges_of(data, metric)
     rows = write_rows(shown, arms, len(ranges))
+    any_torn = any(one.torn for one in shown)
+    rows_in_words = [f"{row.name} {row.numbers}" for row in rows]
     words = captions.differences(
         metric,
         baselines=baselines_of(shown),
-        rows=[f"{row.name} {row.numbers}" for row in rows],
-        torn=any(one.torn for one in shown),
+        rows=rows_in_words,
+        torn=any_torn,
         panes=len(ranges),
     )
     drawing = Drawing(draw_rows(rows, ranges, metric), "", "", data)
@@ -113,7 +115,10 @@ def ranges_of(data: pd.DataFrame, metric: Metric) -> list[Range]:
 
 def baselines_of(shown: Sequence[Comparison]) -> list[str]:
     """Return the names of the baselines, each once."""
-    return list(dict.fromkeys(one.baseline.name for one in shown))
+    names: dict[str, None] = {}
+    for one in shown:
+        names[one.baseline.name] = None
+    return list(names)
 
 
 def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> list[Row]:

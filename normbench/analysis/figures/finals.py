@@ -138,7 +138,8 @@ def draw_against(
             far = beyond[beyond["arm"] == entry.arm.name]
             for at, mean in zip(far[x], far["mean"], strict=True):
                 drawn.append(draw_arrow(pane, at, mean, place, entry.color, metric))
-            gid = gid_of(entry.arm, ", ".join(write_value(mean, metric) for mean in own["mean"]))
+            means = [write_value(mean, metric) for mean in own["mean"]]
+            gid = gid_of(entry.arm, ", ".join(means))
             for artist in drawn:
                 artist.set_gid(gid)
     return Chart(panels, panes, note)
@@ -198,7 +199,10 @@ def short(key: str) -> str:
 def draw_interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
     having, said = with_means(arms, metric)
-    crossed = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
+    crossed = []
+    for one in crossings(having, baseline, metric):
+        if len(one.cells.columns) > 3:
+            crossed.append(one)
     figures: list[Figure] = []
     for one in crossed[:MOST_CROSSINGS]:
         figures += draw_interaction(one, having, metric, note + said)
@@ -261,8 +265,10 @@ def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
     rows = []
     for arm in one.arms:
         for level, place in zip(one.levels, places, strict=True):
-            at_level = [run for run in arm.runs if run.config.get(one.factor) == level]
-            runs = [run for run in at_level if run.ended]
+            runs = []
+            for run in arm.runs:
+                if run.ended and run.config.get(one.factor) == level:
+                    runs.append(run)
             if not runs:
                 continue
             train = count_trained(runs)

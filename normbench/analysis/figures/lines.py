@@ -177,7 +177,10 @@ def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
     x, having = np.unique(places, return_counts=True)
     if not between:
         x = x[having == len(lines)]
-    values = np.array([np.interp(x, line.steps, line.values, left=np.nan, right=np.nan) for line in lines])
+    rows = []
+    for line in lines:
+        rows.append(np.interp(x, line.steps, line.values, left=np.nan, right=np.nan))
+    values = np.array(rows)
     is_known = np.isfinite(values).all(axis=0)
     x, values = x[is_known], values.compress(is_known, axis=1)
     together = -(-len(x) // POINTS)
@@ -214,7 +217,8 @@ def three_steps(found: Iterable[Sequence[Lines]]) -> list[int]:
     recorded = []
     for runs in found:
         for run in runs:
-            recorded += [line.steps for line in run.values()]
+            for line in run.values():
+                recorded.append(line.steps)
     if not recorded:
         return []
     steps = np.unique(np.concatenate(recorded))
@@ -254,11 +258,11 @@ class LinesPanel(Panel):
 
 def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
     """Draw one of the `QUANTITIES`, a figure for each panel; none where no line has two points."""
-    found = {}
+    found, having = {}, []
     for arm in arms:
-        lines = [lines_of(run, name) for run in runs_shown(arm)]
-        found[arm.name] = [own for own in lines if own]
-    having = [arm for arm, runs in found.items() if runs]
+        found[arm.name] = recorded_lines(arm, name)
+        if found[arm.name]:
+            having.append(arm.name)
     every = panels_of(arms, having)
     panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
     filled = fill_panels(name, panels, found)
@@ -322,9 +326,23 @@ def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence
     return filled
 
 
+def recorded_lines(arm: Arm, name: str) -> list[Lines]:
+    """Return the lines of each run that figures show of an arm, of those that have recorded some."""
+    found = list[Lines]()
+    for run in runs_shown(arm):
+        lines = lines_of(run, name)
+        if lines:
+            found.append(lines)
+    return found
+
+
 def steps_of(filled: Sequence[LinesPanel]) -> list[int]:
     """Return the steps that panels show, each once; empty where they are not by depth."""
-    return list(dict.fromkeys(panel.step for panel in filled if panel.step is not None))
+    steps: dict[int, None] = {}
+    for panel in filled:
+        if panel.step is not None:
+            steps[panel.step] = None
+    return list(steps)
 
 
 def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dict[str, pd.DataFrame]:

@@ -40,7 +40,8 @@ def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> li
     drawn, more = take_first(mapped, MOST_PANELS, "panels")
     cells = [cells_of(one, metric) for one in drawn]
     whole = pd.concat(cells, ignore_index=True)
-    cut = [one.arm.name for one in mapped[len(drawn) :]]
+    left_out = mapped[len(drawn) :]
+    cut = [one.arm.name for one in left_out]
     more += tell_absent(arms, whole, cut, "not trained at every pair")
     lowest, highest = whole["mean"].min(), whole["mean"].max()
     drawings = []
@@ -58,6 +59,7 @@ def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
     rows = []
     for (level, other), arm in sorted(one.cells.items()):
         ended = [run for run in arm.runs if run.ended]
+        diverged = [run for run in ended if run.status == "diverged"]
         ends = finite_numbers(ending(run, metric) for run in ended)
         row = {
             "arm": one.arm.name,
@@ -66,7 +68,7 @@ def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
             "mean": np.mean(ends) if ends else np.nan,
             "runs": len(ended),
             "train": count_trained(ended),
-            "diverged": sum(run.status == "diverged" for run in ended),
+            "diverged": len(diverged),
         }
         rows.append(row)
     return pd.DataFrame(rows)
@@ -92,8 +94,8 @@ def draw_map(one: Area, cells: pd.DataFrame, metric: Metric, lowest: float, high
         color = "#000000" if red + green + blue > BRIGHT else "#ffffff"
         pane.text(column + 0.5, row + 0.47, word, ha="center", va="center", color=color)
     pane.grid(visible=False)
-    pane.set_xticks(middles_of(columns), [brief(level) for level in columns], rotation=90)
-    pane.set_yticks(middles_of(rows), [brief(level) for level in rows])
+    pane.set_xticks(middles_of(columns), list(map(brief, columns)), rotation=90)
+    pane.set_yticks(middles_of(rows), list(map(brief, rows)))
     add_color_bar(pane, mesh, metric.symbol)
     title = name_settings(one.arm, list(one.arm.settings))
     return Drawing(pane, title, f"The best cell: {write_best(one, cells, metric)}.", cells)

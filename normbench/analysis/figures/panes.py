@@ -64,7 +64,7 @@ def draw_panels(
     """
     width = blank(1.0).get_figwidth()
     labels = [label_entries(panel, width - SAMPLE) for panel in panels]
-    most = max(len(own) for own in labels)
+    most = max(map(len, labels))
     longest, deepest = 0.0, 1  # inches, and lines, of a label
     for own in labels:
         for label in own:

@@ -39,7 +39,10 @@ PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 
 def light_colors(part: str) -> dict[str, str]:
     """Return the colours of a part of the palette on a light page, by their names."""
-    return {name: light for name, (light, _) in PALETTE["colors"][part].items()}
+    found = {}
+    for name, (light, _) in PALETTE["colors"][part].items():
+        found[name] = light
+    return found
 
 
 def dark_colors() -> dict[str, str]:
@@ -188,10 +191,13 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     same in all figures.
     """
     color_key, other_keys = keys_of_looks(arms)
-    values = [{**config_of(arm), **arm.settings}.get(color_key) for arm in arms]
+    values, titles = [], []
+    for arm in arms:
+        settings = {**config_of(arm), **arm.settings}
+        values.append(settings.get(color_key))
+        titles.append(name_settings(arm, other_keys))
     colors = colors_of(color_key, values)
     ordered = sorted(colors.keys() & values, key=sort_key)
-    titles = [name_settings(arm, other_keys) for arm in arms]
     distinct_titles = list(dict.fromkeys(titles))
     are_together = len(arms) <= TOGETHER or not other_keys
     gathered: dict[str, list[Entry]] = {}
@@ -223,9 +229,11 @@ def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
     """Return the arms of a panel so that two of one colour share neither dashes nor marker, as long as these last."""
     found: list[Entry] = []
     for entry in entries:
-        alike = [other for other in found if other.color == entry.color]
-        dashes = [other.dash for other in alike]
-        markers = [other.marker for other in alike]
+        dashes, markers = [], []  # of its colour
+        for other in found:
+            if other.color == entry.color:
+                dashes.append(other.dash)
+                markers.append(other.marker)
         free = [stroke for stroke in STROKES if stroke.dash not in dashes and stroke.marker not in markers]
         if free and entry.dash in dashes:
             entry = replace(entry, dash=free[0].dash)
@@ -242,10 +250,13 @@ def divide(title: str, entries: Sequence[Entry]) -> list[Panel]:
     panels = -(-len(entries) // TOGETHER)
     found: list[Panel] = []
     for number in range(panels):
-        start, stop = (len(entries) * end // panels for end in (number, number + 1))
+        start = len(entries) * number // panels
+        stop = len(entries) * (number + 1) // panels
         own = entries[start:stop]
-        span = f"{own[0].label} to {own[-1].label}"
-        found.append(Panel(f"{title}{SEPARATOR}{span}" if title else span, own))
+        words = f"{own[0].label} to {own[-1].label}"
+        if title:
+            words = f"{title}{SEPARATOR}{words}"
+        found.append(Panel(words, own))
     return found
 
 
@@ -380,5 +391,7 @@ def without_result(arm: Arm) -> str:
     ended = Counter(run.status.replace("_", " ") for run in arm.runs)
     if ended["finished"]:
         return ""
-    counts = [f"{number} {status}" for status, number in ended.items()]
+    counts = []
+    for status, number in ended.items():
+        counts.append(f"{number} {status}")
     return f"no run finished: {', '.join(counts)}"
