@@ -76,10 +76,11 @@ class Sweep:
     @property
     def asked_runs(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
+        names = [run.run for run in self.plan.runs]
         if not self.settings.lr:
-            return [run.run for run in self.plan.runs]
+            return names
         tried = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        return [f"{run.run} lr {tried}" for run in self.plan.runs]
+        return [f"{name} lr {tried}" for name in names]
 
     def check_folder(self) -> None:
         """Refuse to add runs to those of another sweep, unless that is meant.
@@ -159,7 +160,11 @@ class Sweep:
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
         folder = SweepFolder(plan.folder)
-        return sum(not folder.read_standing(run).over for run in plan.runs)
+        number = 0
+        for run in plan.runs:
+            if not folder.read_standing(run).over:
+                number += 1
+        return number
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -169,7 +174,8 @@ class Sweep:
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
         """Say which runs of a plan were made before with other threads, or on another device."""
-        same = same_elsewhere(run.prepared for run in plan.runs)
+        prepared = [run.prepared for run in plan.runs]
+        same = same_elsewhere(prepared)
         if same:
             say(self.console, f"note: {same}")
 
@@ -258,7 +264,8 @@ class Sweep:
                 folder.write_plan(plan.runs, self.words, self.asked_runs)
             else:
                 folder.write_plan(plan.runs)
-            say(self.console, f"{left} of {len(plan.runs)} runs to do, {self.describe_jobs(left)}, in {plan.folder}")
+            how = self.describe_jobs(left)
+            say(self.console, f"{left} of {len(plan.runs)} runs to do, {how}, in {plan.folder}")
             self.say_elsewhere(plan)
             stacks = make_stacks(balance(plan.runs), self.planner.stack)
             execution = Execution(self.planner, folder, stacks, self.settings.timeout)
@@ -304,7 +311,8 @@ def plan_sweep(words: Sequence[str]) -> Sweep:
     points, own = read_grid(words)
     settings, section = read_settings(own)
     path = section.pop("_target_")
-    launcher = import_target(path, f"launcher._target_={path}")(**section)
+    make_launcher = import_target(path, f"launcher._target_={path}")
+    launcher = make_launcher(**section)
     planner = Planner(launcher, settings.jobs or 0, stack=settings.stack)
     kept, excluded = exclude(points, settings.exclude or ())
     with Console().status(f"planning {len(kept):,} runs"), show_notes("quiet=true" in words):
@@ -413,7 +421,8 @@ def watch(folder: Path) -> int:
     over = follow(console, reported, (choosing, reported))
     planned = reported.read_plans()
     is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
-    if is_planned and all(entry.run in over for entry in (*choosing.read_plans(), *planned)):
+    every_run = {entry.run for entry in (*choosing.read_plans(), *planned)}
+    if is_planned and every_run <= over.keys():
         standings = [over[entry.run] for entry in planned]
         say_done(console, reported, standings, reported.command())
     else:

@@ -316,8 +316,8 @@ def steps_done(standings: Sequence[Standing]) -> int:
 def summarize(standings: Sequence[Standing]) -> str:
     """Return how many runs are over, and how many are in some states, such as `5/8 runs  1 diverged  2 running`."""
     counts = Counter(one.state for one in standings)
-    over = sum(one.over for one in standings)
-    parts = [f"{over}/{len(standings)} runs"]
+    over = [one for one in standings if one.over]
+    parts = [f"{len(over)}/{len(standings)} runs"]
     for state in ("diverged", "failed", "running"):
         if counts[state]:
             parts.append(f"{counts[state]} {state}")
@@ -370,12 +370,15 @@ def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standi
 
 def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
     """Add a row on some runs: their seeds, and how many are to do, done and failed."""
-    counts = Counter(one.state for one in standings)
-    seeds = sorted({one.entry.seed for one in standings})
+    counts, seeds = Counter[str](), set[int]()
+    for one in standings:
+        counts[one.state] += 1
+        seeds.add(one.entry.seed)
     done = counts["finished"] + counts["diverged"]
     failed = counts["failed"]
     to_do = len(standings) - done - failed
-    table.add_row(Text(name), ", ".join(map(str, seeds)), str(to_do), str(done), str(failed))
+    seeds_in_order = ", ".join(map(str, sorted(seeds)))
+    table.add_row(Text(name), seeds_in_order, str(to_do), str(done), str(failed))
 
 
 def show_failures(failed: Sequence[Standing], command: str) -> int:

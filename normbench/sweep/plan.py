@@ -126,8 +126,9 @@ def combine(words: Sequence[str], ties: Sequence[str]) -> list[Point]:
             fixed.append(compose.text(parsed))
     for tie in ties:
         axes.append(read_axis(tie.split(";")))
-    if math.prod(len(axis) for axis in axes) > MOST_RUNS:
-        keys = " × ".join(" and ".join(axis[0]) for axis in axes)
+    if math.prod(map(len, axes)) > MOST_RUNS:
+        keys_of_axes = [" and ".join(axis[0]) for axis in axes]
+        keys = " × ".join(keys_of_axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
 
     points: list[Point] = []
@@ -144,11 +145,20 @@ def combine(words: Sequence[str], ties: Sequence[str]) -> list[Point]:
 
 def keep_order_of_rules(words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return words with rules such as `norm@qk=rmsnorm` last, in the order in which they were given."""
-    order = [key_of(word) for word in given]
-    rules = [word for word in words if is_rule(key_of(word))]
-    others = [word for word in words if not is_rule(key_of(word))]
-    rules.sort(key=lambda word: order.index(key_of(word)) if key_of(word) in order else len(order))
-    return (*others, *rules)
+    order = list(map(key_of, given))
+
+    def place(rule: str) -> int:
+        """Return where a rule was given; one that was not comes last."""
+        key = key_of(rule)
+        return order.index(key) if key in order else len(order)
+
+    rules, others = [], []
+    for word in words:
+        if is_rule(key_of(word)):
+            rules.append(word)
+        else:
+            others.append(word)
+    return (*others, *sorted(rules, key=place))
 
 
 def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:
@@ -190,11 +200,14 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
         found[key] = read_values(word, parsed)
     lengths = set(map(len, found.values()))
     if len(lengths) > 1:
-        counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
-        raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")
+        counts = []
+        for key, values in found.items():
+            counts.append(f"{len(values)} of {key}")
+        what = f"{TIE}={';'.join(words)} has {', '.join(counts)}"
+        raise UsageError(f"{what}: give each key the same number of values")
     axis: list[dict[str, str]] = []
-    for values in zip(*found.values(), strict=True):
-        axis.append(dict(zip(found, values, strict=True)))
+    for together in zip(*found.values(), strict=True):
+        axis.append(dict(zip(found, together, strict=True)))
     return axis
 
 
@@ -233,7 +246,8 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
                 raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
         others: list[Point] = []
         for point in kept:
-            has_all = settings.items() <= parse_settings(point.words).items()
+            own = parse_settings(point.words)
+            has_all = settings.items() <= own.items()
             if not has_all:
                 others.append(point)
         if len(others) == len(kept):
@@ -245,7 +259,10 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
 
 def parse_settings(words: Iterable[str]) -> dict[str, Any]:
     """Return what words set, by key, as Hydra reads it: `1e-3` is `0.001`."""
-    return {key.strip(): compose.value_of(text.strip()) for key, text in settings_in(words).items()}
+    found = {}
+    for key, text in settings_in(words).items():
+        found[key.strip()] = compose.value_of(text.strip())
+    return found
 
 
 # ---- runs that are decided in full
@@ -381,7 +398,8 @@ class Planner:
             device = str(resolve_device(device))
             self.devices = [device]
             if device == "cuda" and torch.cuda.device_count():
-                self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+                count = torch.cuda.device_count()
+                self.devices = [f"cuda:{number}" for number in range(count)]
             if device != "cpu":
                 gpus = len(self.devices)
         self.jobs, self.threads = self.launcher.allot(self.jobs, tree["threads"], gpus)

@@ -113,8 +113,9 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
     """
     tried: dict[str, dict[float, float | None]] = {name: {} for name in plan.arms}
     for choice in choices:
+        means = tried[choice["name"]]
         for point in choice["curve"]:
-            tried[choice["name"]][point["lr"]] = point["mean"]
+            means[point["lr"]] = point["mean"]
     grid = sorted({round_to(12, lr) for lr in settings.lr_grid})
     following = {name: propose(grid, means) for name, means in tried.items()}
     if not any(following.values()):
@@ -128,7 +129,8 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
         for lr in sorted({*tried[name], *following[name]}):
             for seed in settings.lr_seeds:
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                points.append(Point(replace_settings(words, {**varied, **common}), {**arm, **varied}))
+                own_words = replace_settings(words, {**varied, **common})
+                points.append(Point(own_words, {**arm, **varied}))
     return points
 
 

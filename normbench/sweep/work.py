@@ -212,7 +212,8 @@ class Execution:
         tasks: list[RunTask] = []
         for stack in list(self.waiting):
             used = [task.device for task in (*self.at_work.values(), *tasks)]
-            if len(used) >= self.planner.jobs and not self.planner.launcher.elsewhere:
+            is_full = len(used) >= self.planner.jobs
+            if is_full and not self.planner.launcher.elsewhere:
                 break
             standings = [self.folder.read_standing(run) for run in stack]
             if any(standing.state == "running" for standing in standings):
