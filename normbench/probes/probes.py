@@ -91,7 +91,8 @@ class Probes:
                 see = make_hook(partial(self.see_running, reading, name))
                 yield norm.register_forward_pre_hook(see, with_kwargs=True)
         for block in self.blocks:
-            yield block.module.register_forward_hook(make_hook(partial(self.see_stream, reading, block)))
+            see = make_hook(partial(self.see_stream, reading, block))
+            yield block.module.register_forward_hook(see)
             if "attention" in self.wanted:
                 for role, inner in block.attention().items():
                     see = make_hook(partial(self.see_attention, reading, f"{block.name}.{role}"))
@@ -170,7 +171,10 @@ class Probes:
 
     def read_gradients(self, reading: Reading) -> None:
         """Read the norm of each group's gradients."""
-        known = {parameter: parameter.grad for parameter in self.trained if parameter.grad is not None}
+        known = {}
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                known[parameter] = parameter.grad
         gradients = self.by_group(known)
         if not gradients:
             return
@@ -211,7 +215,8 @@ class Probes:
             return
         weights = []
         for parameters in self.groups.values():
-            weights += [parameter.detach() for parameter in parameters]
+            for parameter in parameters:
+                weights.append(parameter.detach())
         before = torch._foreach_mul(weights, 1)  # a copy
         lrs = dict[Tensor, float]()
         for group in optimizer.param_groups:
@@ -242,11 +247,12 @@ class Probes:
         """
         variances, squared_gradient = stats.gradient_noise(gradients, size)
         by_group = self.by_group(dict(zip(self.trained, variances.unbind(), strict=True)))
-        in_order = []
+        in_order, sizes = [], []
         for own in by_group.values():
             in_order += own
-        sizes = [len(own) for own in by_group.values()]
-        for group, together in zip(by_group, torch.stack(in_order).split(sizes), strict=True):
+            sizes.append(len(own))
+        variances_of_groups = torch.stack(in_order).split(sizes)
+        for group, together in zip(by_group, variances_of_groups, strict=True):
             reading.scalars[f"noise/{group}/variance"] = together.sum()
         total = variances.sum()
         reading.scalars["noise/variance"] = total
@@ -322,7 +328,8 @@ def parameters_by_place(
 
     for block in blocks:
         everything = list(block.module.parameters())
-        add_group(f"{block.name}.norms", [parameter for parameter in everything if parameter in in_norms])
+        of_norms = [parameter for parameter in everything if parameter in in_norms]
+        add_group(f"{block.name}.norms", of_norms)
         for role, branch in block.branches.items():
             add_group(f"{block.name}.{role}", branch.parameters())
         add_group(f"{block.name}.placement", everything)

@@ -58,11 +58,12 @@ class Reading:
         """Turn observations into scalars: the mean over the calls at a place, NaN left out."""
         for kind, places in self.observations.items():
             every_call: list[Observation] = []
+            calls_of_place: list[int] = []
             for calls in places.values():
                 every_call += calls
+                calls_of_place.append(len(calls))
             found = kind.describe(every_call)
             numbers = torch.stack([*found.values()])  # (words, calls)
-            calls_of_place = [len(calls) for calls in places.values()]
             for place, own in zip(places, numbers.split(calls_of_place, dim=1), strict=True):
                 several = own.shape[1] > 1
                 means = own.nanmean(dim=1) if several else own[:, 0]
@@ -76,7 +77,9 @@ class Reading:
         """Return all numbers, in one copy from the device, and the effective ranks, in one more for each width."""
         found = {}
         if self.scalars:
-            scalars = [unshard_number(value).float() for value in self.scalars.values()]
+            scalars = []
+            for value in self.scalars.values():
+                scalars.append(unshard_number(value).float())
             values = torch.stack(scalars).tolist()
             found = dict(zip(self.scalars, values, strict=True))
         for alike in stats.by_shape(self.second_moments):
@@ -87,8 +90,12 @@ class Reading:
 
     def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
         """Return counts of values between edges, and the edges (one more), in two copies from the device."""
-        counts = torch.stack([counts for counts, _ in self.histograms.values()]).tolist()
-        limits = torch.stack([limits for _, limits in self.histograms.values()]).tolist()
+        counts_on_device, limits_on_device = [], []
+        for some_counts, some_limits in self.histograms.values():
+            counts_on_device.append(some_counts)
+            limits_on_device.append(some_limits)
+        counts = torch.stack(counts_on_device).tolist()
+        limits = torch.stack(limits_on_device).tolist()
         found = {}
         for tag, own, (low, high) in zip(self.histograms, counts, limits, strict=True):
             edges = torch.linspace(low, high, len(own) + 1, dtype=torch.float64)

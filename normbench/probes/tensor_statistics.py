@@ -139,7 +139,10 @@ class Tails(Observation):
             step += 1
         ranked = x.flatten()[::step].sort().values
         last = ranked.numel() - 1
-        quantiles = [ranked[round(percent / 100 * last)] for percent in PERCENTS]
+        quantiles = []
+        for percent in PERCENTS:
+            place = round(percent / 100 * last)
+            quantiles.append(ranked[place])
         mean_squares = x.square().mean(dim=all_but(x, channel_dim))
         return cls(quantiles, mean_squares)
 
@@ -327,8 +330,10 @@ def total_norm(tensors: list[Tensor]) -> Scalar:
 
 def total_norms(groups: Sequence[Sequence[Tensor]]) -> list[Scalar]:
     """Return the Euclidean norm of each group, of all elements of all of its tensors."""
-    every_tensor = [tensor for group in groups for tensor in group]
-    sizes = [len(group) for group in groups]
+    every_tensor, sizes = list[Tensor](), list[int]()
+    for group in groups:
+        every_tensor += group
+        sizes.append(len(group))
     norms = torch.stack(torch._foreach_norm(every_tensor))
     norms_of_group = list(norms.split(sizes))
     return list(torch._foreach_norm(norms_of_group))
