@@ -282,7 +282,7 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     model = made["model"]
     for section in sections_of(tree, "placement"):
         _, placement = target(tree, section)
-        found = refusal(facts, placement, model, made["data"])
+        found = refusal(facts, placement, model, made["data"], made["init"])
         if found:
             given = " with ".join(in_words(tree, names, group) for group in found.between)
             raise CombinationRefused(f"{given} is refused: {found.reason}; {found.instead}")
@@ -310,6 +310,7 @@ def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     if tree["trainer"].get("shard") and orthogonalizes(tree):
         given = f"optim={names['optim']} needs whole matrices, and trainer.shard=true cuts them"
         raise CombinationRefused(f"{given}: leave out one of the two")
+    model.check_settings(arguments_in(tree, "model"), made["data"].kind)
     return facts
 
 
@@ -368,6 +369,11 @@ class NormsBySite:
             norm = optional_norm(self.factory, num_features, channel_dim=channel_dim, site=site)
         return None if norm is None else self.keep(norm, channel_dim, site)
 
+    def given_at(self, site: Site) -> set[str]:
+        """Return the settings that the configuration gives the norm of a site; nothing where that is not known."""
+        given_at = getattr(self.factory, "given_at", None)
+        return set[str]() if given_at is None else given_at(site)
+
     def keep(self, norm: nn.Module, channel_dim: int, site: Site | None) -> nn.Module:
         """Keep a norm, which takes a mask and knows its features and its place from now on."""
         stands_at = site or Site(f"norm{len(self.made)}")
@@ -415,6 +421,9 @@ class ByPlace:
         Raises:
             UsageError: with the words of places that there are.
         """
+        if self.rules and not self.sections:
+            what = f"{self.rules[0].key} fits no place of this model"
+            raise UsageError(f"{what}, which makes no {self.group} of its own: leave the rule out")
         for rule in self.rules:
             if not any(self.applies(rule, site) for site in self.sections):
                 raise UsageError(f"{rule.key} fits no place of this model: {say_places(rule, self.sections)}")
@@ -426,6 +435,7 @@ class NormsByPlace(ByPlace):
     def __init__(self, tree: Tree, group: str) -> None:
         super().__init__(tree, group)
         self.first_in_block: dict[tuple[str, int], nn.Module] = {}
+        self.given = {section: set(arguments_in(tree, section)) for section in self.factories}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
         if site is None:
@@ -433,6 +443,10 @@ class NormsByPlace(ByPlace):
             return made
         self.make_at(site)
         return self.make_norm(num_features, channel_dim, site)
+
+    def given_at(self, site: Site) -> set[str]:
+        """Return the settings that the section of a site's norm gives."""
+        return self.given[self.sections[site] or self.group]
 
     def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
         """Return the norm of a place of `optional_norm`, where a rule names it."""
@@ -656,10 +670,11 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
     norms_by_place.check_used()
     placements_by_place.check_used()
     check_streams(model, placements_by_place.sections)
-    treated, weight_sections = choose_treatments(tree, model, norms.made.values())
+    made = dict(model.anatomy().norms) if model.hosted else norms.made  # norm=own is none of those that were made
+    treated, weight_sections = choose_treatments(tree, model, made.values())
     return Assembled(
         model=model,
-        norms=norms.made,
+        norms=made,
         norm_sections=norms_by_place.sections,
         placement_sections=placements_by_place.sections,
         weight_sections=weight_sections,

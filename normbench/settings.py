@@ -21,7 +21,9 @@ from normbench.errors import LINE, UsageError
 
 Tree = Mapping[str, Any]
 
-SINGULAR: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+SINGULAR: dict[type, str] = {
+    int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "keys with values",
+}  # fmt: skip
 PLURAL: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and line feed
 TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # which turn the direction of what follows
@@ -153,6 +155,8 @@ class Setting:
             return False
         if isinstance(value, str):
             return not self.choices or value in self.choices
+        if isinstance(value, dict):
+            return True
         return value is None or (self.low <= value <= self.high and self.above < value < self.below)
 
     @property
@@ -183,6 +187,8 @@ def setting_from(annotation: Any) -> Setting:
         elif get_origin(kind) in (list, tuple, Sequence) and arguments and arguments[0] in PLURAL:
             items = arguments[:1]
             types.append(list)
+        elif get_origin(kind) is Mapping:
+            types.append(dict)
         elif setting.is_bounded or get_origin(kind) is Literal:
             return replace(setting, unread=f"{kind} is not a type of settings")
         else:

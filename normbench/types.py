@@ -91,6 +91,7 @@ class NormFacts:
         counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
         once_a_pass: whether its state moves in the backward pass too, so that it can stand in no recurrent cell, which
             calls it at each time step.
+        of_host: whether it stands for the norm that a model of another library has by itself.
     """
 
     statistics_over: str
@@ -100,6 +101,7 @@ class NormFacts:
     needs_positions: bool = False
     counts_padding: bool = False
     once_a_pass: bool = False
+    of_host: bool = False
 
 
 def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
@@ -113,6 +115,7 @@ def worst_of(facts: Sequence[NormFacts]) -> NormFacts:
         needs_positions=any(each.needs_positions for each in facts),
         counts_padding=any(each.counts_padding for each in facts),
         once_a_pass=any(each.once_a_pass for each in facts),
+        of_host=any(each.of_host for each in facts),
     )
 
 
@@ -257,6 +260,7 @@ class Placement(nn.Module):
         branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
         residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
         treated: parameters of its own that the optimizer treats otherwise than others.
+        of_host: whether it stands for the blocks that a model of another library has by itself.
     """
 
     slots: ClassVar[tuple[str, ...]]
@@ -264,6 +268,7 @@ class Placement(nn.Module):
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
     treated: ClassVar[Treated] = NOT_TREATED
+    of_host: ClassVar[bool] = False
     streams: int = 1
     branch_gain: float = 1.0
     residual_gain: float = 1.0
@@ -401,6 +406,10 @@ class Model(nn.Module):
         has_streams: whether it calls `enter` and `leave` of placements around its blocks.
         recurrent: whether its norms are called at each time step.
         recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
+        hosted: whether it is a model of another library, whose own code makes its blocks and draws its weights, and
+            whose norms are replaced where they stand.
+        sizes: the settings that make it smaller, in words.
+        packages: libraries whose code it runs, with their versions.
         blocks: a ModuleList of placements, unless `anatomy` says otherwise.
     """
 
@@ -411,6 +420,33 @@ class Model(nn.Module):
     has_streams: ClassVar[bool] = False
     recurrent: ClassVar[bool] = False
     recompute: bool | None = None
+    hosted: ClassVar[bool] = False
+    sizes: ClassVar[str] = "model.depth or model.width"
+    packages: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any], kind: str) -> None:
+        """Refuse settings of which the class alone can tell that they do not fit, before anything is built.
+
+        Args:
+            settings: by name.
+            kind: of the task.
+
+        Raises:
+            UsageError: with what is allowed.
+        """
+
+    def ledger(self) -> dict[str, Any]:
+        """Return what the ledger says of the model beside what it says of all."""
+        return {}
+
+    def norms_of_host(self) -> list[dict[str, str]]:
+        """Return a row of a table for each norm of a model of another library, by column; nothing of ours."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the model's numbers must know, a sentence each."""
+        return []
 
     def weights_drawn(self) -> None:
         """Set what follows from the weights as they start; called once they are drawn."""

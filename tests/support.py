@@ -93,10 +93,10 @@ def random_batch(task: Task, size: int = 4, seed: int = 0) -> Batch:
     return task.random_batch(size, torch.Generator().manual_seed(seed))
 
 
-NORMS = list(options("norm"))
+NORMS = [name for name in options("norm") if name != "own"]  # which only models of other libraries take
 OVER_POSITIONS = ["evonorm_b0", "frn", "instancenorm", "switchable"]  # in evaluation too
 CAUSAL = [name for name in NORMS if name not in OVER_POSITIONS]  # which a language model may have
-PLACEMENTS = list(options("placement"))
+PLACEMENTS = [name for name in options("placement") if name != "own"]
 EXPERIMENTS = list(options("experiment"))
 REPOSITORY = Path(__file__).parent.parent
 

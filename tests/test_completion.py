@@ -126,10 +126,10 @@ def test_a_rule_for_places() -> None:
 
 def test_an_option_of_the_users_own(here: Path) -> None:
     (here / "mine/norm").mkdir(parents=True)
-    (here / "mine/norm/own.yaml").write_text("# A norm of mine\n_target_: own.MyNorm\ngroups: 3\n")
+    (here / "mine/norm/mine.yaml").write_text("# A norm of mine\n_target_: own.MyNorm\ngroups: 3\n")
     for flag in (["--config-dir", "mine"], ["--config-dir=mine"]):
-        assert answers("train", *flag, "norm=o") == {"norm=own": "A norm of mine"}
-        assert list(answers("train", *flag, "norm=own", "norm.")) == ["norm.groups="]
+        assert answers("train", *flag, "norm=m") == {"norm=mine": "A norm of mine"}
+        assert list(answers("train", *flag, "norm=mine", "norm.")) == ["norm.groups="]
 
 
 # ---- the shells

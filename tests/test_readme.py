@@ -19,7 +19,8 @@ TEXT = "\n".join(PAGES.values())
 TRANSLATORS = {"model=rnnsearch", "model=seq2seq"}
 # whose last evaluation alone takes long
 LONG = {"data=wikitext2", "data=cifar10_jpeg", *TRANSLATORS}
-SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "model.width=8", "threads=1"]
+SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "threads=1"]
+OF_OTHERS = {"model=timm", "model=torchvision", "model=hf"}  # which have no model.width
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -39,6 +40,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> 
     return tmp_path
 
 
+def narrow(words: list[str]) -> list[str]:
+    """Return the word that makes the model of a command narrow, where it has such a size."""
+    return [] if OF_OTHERS & {*words} else ["model.width=8"]
+
+
 def small(words: list[str]) -> list[str]:
     """Return a command with a placeholder's run, made short."""
     folder = re.search(r"([^\s=]+)/RUN", " ".join(words))
@@ -55,10 +61,10 @@ def small(words: list[str]) -> list[str]:
         smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
         if TRANSLATORS & {*words}:
             smaller = ["data.batch_size=4"]  # a plan times its steps
-        return [*words, *SHORT, *smaller]
-    if "--dry-run" not in words and {"experiment=smoke", "name=first"} & {*words}:
+        return [*words, *SHORT, *narrow(words), *smaller]
+    if "--dry-run" not in words and {"experiment=smoke", "name=first", "name=given"} & {*words}:
         few = ["sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else []
-        return [*words, *SHORT, "launcher=local", "seed=0,1", *few]
+        return [*words, *SHORT, *narrow(words), "launcher=local", "seed=0,1", *few]
     if words[0] == "sweep" and "experiment=" in " ".join(words) and "--dry-run" not in words:
         return [*words, "--dry-run"]
     return words

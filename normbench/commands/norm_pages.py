@@ -25,6 +25,7 @@ from normbench.config.groups import options, section_of
 from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
+from normbench.errors import UsageError
 from normbench.record.machine import cpu_name
 from normbench.runs.flow import Flow, Step, draw_branch, draw_end, draw_start
 from normbench.studies.timing import forward_and_backward, time_in_turn
@@ -82,11 +83,25 @@ class Page:
 
 
 def pages(group: str, name: str | None = None) -> str:
-    """Return the page of an option, or the pages of all, in Markdown."""
-    names = [name] if name else list(options(group))
+    """Return the page of an option, or the pages of all, in Markdown.
+
+    Raises:
+        UsageError: the option has no page.
+    """
+    if name and is_of_host(group, name):
+        what = f"{group}={name} has no page, since it is whatever a model of another library has"
+        raise UsageError(f"{what}: normbench show --sites model=timm shows that, and docs/given_models.md tells more")
+    names = [name] if name else [one for one in options(group) if not is_of_host(group, one)]
     found = [page_of(group, one) for one in names]
     template = environment().get_template("norm_pages.jinja")
     return template.render(group=group, has_heading=not name, pages=found)
+
+
+def is_of_host(group: str, name: str) -> bool:
+    """Tell whether a norm or a placement stands for what a model of another library has by itself."""
+    _, made = build.target({group: section_of(group, name)}, group)
+    facts = getattr(made, "facts", made)
+    return getattr(facts, "of_host", False)
 
 
 def page_of(group: str, name: str) -> Page:
@@ -110,6 +125,8 @@ def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Ref
         refused: list[str] = []
         for option in options(other):
             _, part = build.target({other: section_of(other, option)}, other)
+            if getattr(part, "hosted", False):  # whose page tells what they take
+                continue
             parts: dict[str, Any] = dict.fromkeys(("norm", "placement", "model", "data"))  # of which two are asked
             parts[group] = mine
             parts[other] = part

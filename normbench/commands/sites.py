@@ -10,6 +10,24 @@ from normbench.build import lay_out
 from normbench.config.compose import read
 from normbench.runs.layout import lay_out_blocks, lay_out_outside, merge_alike, place_of
 from normbench.runs.plan import prepare
+from normbench.types import Model
+
+
+def write_host(formatter: HelpFormatter, model: Model) -> None:
+    """Write the norms that a model of another library has, a line each, and what is to be known of it."""
+    rows = model.norms_of_host()
+    if not rows:
+        return
+    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    with formatter.section("norms of the model, in the order in which they run"):
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            line = "  ".join(cells).rstrip()
+            formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+    for note in model.notes():
+        formatter.write_paragraph()
+        formatter.write_text(f"{note[0].upper()}{note[1:]}.")
 
 
 def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
@@ -30,6 +48,7 @@ def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     if outside:
         with formatter.section("outside the blocks"):
             formatter.write_dl(outside)
+    write_host(formatter, made.model)
     unused = dict.fromkeys(place_of(site) for site, section in made.norm_sections.items() if section is None)
     if unused:
         example = next(iter(unused))

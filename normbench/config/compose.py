@@ -39,7 +39,7 @@ from normbench.config.groups import (
     scheme_of_experiment,
     section_of,
 )
-from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
+from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at, sections_of
 from normbench.config.schema import LEFT_OUT, TrainConfig, check_config, section_settings
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
@@ -54,6 +54,11 @@ WITHOUT_SECTION = tuple(section.name for section in SECTIONS if section.absent)
 
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
 SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
+
+# Settings of norms that those in a model of another library take from the norms in whose place they come, with
+# model.norm_settings=own, unless a word gives them.
+LIKE_HOST = ("eps", "momentum", "groups")
+OF_HOST = "own"
 
 SEARCH_PATH = "hydra.searchpath"
 SCHEME = "scheme"  # the group whose options stand for words
@@ -204,10 +209,21 @@ def complete(config: DictConfig, words: tuple[str, ...], rules: Mapping[str, Tre
     leave_out_absent(tree)
     if rules:
         tree[RULES] = dict(rules)
+    if tree["model"].get("norm_settings") == OF_HOST:
+        leave_to_host(tree, words)
     for key in ("outputs", "extend"):
         if isinstance(tree.get(key), str):
             tree[key] = os.path.expanduser(tree[key])  # the shell leaves `~` alone after a `=`
     return tree
+
+
+def leave_to_host(tree: dict[str, Any], words: tuple[str, ...]) -> None:
+    """Remove settings of norms that no word gives, where each norm has those of the one in whose place it comes."""
+    for section in sections_of(tree, "norm"):
+        values = section_at(tree, section)
+        for name in LIKE_HOST:
+            if name in values and not is_overridden(f"{section}.{name}", words):
+                del values[name]
 
 
 def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
@@ -230,6 +246,9 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
     for group in NAMING_GROUPS:
         if named.get(group, defaults[group]) != defaults[group]:
             name_words.append(named[group])
+            own_name = tree[group].get("name") if group == "model" else None  # of a model among many of a library
+            if isinstance(own_name, str):
+                name_words.append(re.sub(r"[^\w.]+", "_", own_name))
     for key in tree.get(RULES, {}):
         name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
     for group in WITHOUT_SECTION:

@@ -16,6 +16,7 @@ class Combination:
 
     Attributes:
         task: of the data; None: their kind is not known.
+        init: how weights start; None: it is not asked about.
     """
 
     norm: NormFacts
@@ -23,6 +24,7 @@ class Combination:
     model: type[Model]
     data: type[Data]
     task: type[Task] | None
+    init: type | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,36 @@ def lacks_streams(run: Combination) -> bool:
     return run.placement.streams > 1 and run.model.residual and not run.model.has_streams
 
 
+def lacks_host(run: Combination) -> bool:
+    """Tell whether the norm is that of a model of another library, and the model is ours."""
+    return run.norm.of_host and not run.model.hosted
+
+
+def moves_norms_of_host(run: Combination) -> bool:
+    """Tell whether the placement would say where the norms of another library's model stand."""
+    return run.model.hosted and not run.placement.of_host
+
+
+def lacks_blocks_of_host(run: Combination) -> bool:
+    """Tell whether the placement is that of a model of another library, and the model is ours."""
+    return run.placement.of_host and not run.model.hosted
+
+
+def starts_as_host(init: type) -> bool:
+    """Tell whether a way to start leaves weights as a model of another library has drawn them."""
+    return getattr(init, "of_host", False)
+
+
+def draws_for_host(run: Combination) -> bool:
+    """Tell whether weights would be drawn for a model of another library, which draws its own."""
+    return run.model.hosted and run.init is not None and not starts_as_host(run.init)
+
+
+def lacks_start_of_host(run: Combination) -> bool:
+    """Tell whether the start is to be that of a model of another library, and the model is ours."""
+    return not run.model.hosted and run.init is not None and starts_as_host(run.init)
+
+
 REFUSALS = (
     Refusal(
         ("model", "data"),
@@ -91,6 +123,43 @@ REFUSALS = (
         instead="for text use model=nano, small, gpt2 or rnn_lm, for a CNN or MLP data=digits, mnist, fashion_mnist or "
         "cifar10, for translations model=seq2seq or rnnsearch with data=multi30k",
         applies=is_other_kind,
+    ),
+    Refusal(
+        ("norm", "model"),
+        what="own in our own models",
+        reason="it leaves the norms of another library's model as they are, and this model has none but those of norm=",
+        instead="use norm=layernorm or another one, or model=timm, torchvision or hf",
+        applies=lacks_host,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="any but own in models of other libraries (timm, torchvision, hf)",
+        reason="whether the norm or the branch comes first is written in the forward of that library's model",
+        instead="leave placement out, or choose a model that has it: with model=hf llama has pre, bert post, olmo2 "
+        "post_inside and gemma3 sandwich; with model=timm vit_* has pre and swinv2_* post_inside",
+        applies=moves_norms_of_host,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="own in our own models",
+        reason="it leaves the norms of another library's model where they stand, and the blocks of this one are made "
+        "by a placement",
+        instead="use placement=pre or another one, or model=timm, torchvision or hf",
+        applies=lacks_blocks_of_host,
+    ),
+    Refusal(
+        ("init", "model"),
+        what="any but own in models of other libraries (timm, torchvision, hf)",
+        reason="that library's model draws its own start, from the run's seed, whatever its norms are",
+        instead="leave init out",
+        applies=draws_for_host,
+    ),
+    Refusal(
+        ("init", "model"),
+        what="own in our own models",
+        reason="it leaves weights as another library's model draws them, and this model is ours",
+        instead="leave init out, use init=xavier or another one, or model=timm, torchvision or hf",
+        applies=lacks_start_of_host,
     ),
     Refusal(
         ("norm", "data"),
@@ -146,11 +215,17 @@ REFUSALS = (
 )
 
 
-def refusal(norm: NormFacts, placement: type[Placement], model: type[Model], data: type[Data]) -> Refusal | None:
+def refusal(
+    norm: NormFacts,
+    placement: type[Placement],
+    model: type[Model],
+    data: type[Data],
+    init: type | None = None,
+) -> Refusal | None:
     """Return the first reason to refuse this combination, or None."""
     from normbench.types import Task
 
-    run = Combination(norm, placement, model, data, Task.by_kind.get(data.kind))
+    run = Combination(norm, placement, model, data, Task.by_kind.get(data.kind), init)
     for rule in REFUSALS:
         if rule.applies(run):
             return rule

@@ -57,7 +57,7 @@ SECTIONS = (
         "the network",
         makes="normbench.types.Model",
         given="(task, norm, placement)",
-        trusted=("normbench.models.",),
+        trusted=("normbench.models.", "normbench.hosts."),
         compared=True,
     ),
     Section(

@@ -10,6 +10,7 @@ from normbench.models.initialization import (
     MaximalUpdate,
     Normal,
     Orthogonal,
+    Own,
     Scaled,
     TFixup,
     Xavier,

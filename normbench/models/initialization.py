@@ -11,6 +11,7 @@
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
 | any weight | × what `init=` makes of the whole model, such as `fixup`, `tfixup`, `magneto` and `mup` |
 | norms | untouched: a norm knows its own start |
+| all of a model of another library | untouched, with `init=own`, which alone it takes |
 | anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
 
 Each draw is seeded by (seed, parameter name) alone, so the same weight starts alike whatever the norm or placement;
@@ -48,7 +49,12 @@ class Initialization(ABC):
         residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019,
             §2.3).
         factor: on all weights but embeddings, whose size `embedding_std` and `model.embedding_scale` say.
+
+    Attributes:
+        of_host: whether weights stay as a model of another library has drawn them.
     """
+
+    of_host = False
 
     embedding_std: EmbeddingStd
     residual_scale: Annotated[bool, Setting("GPT-2's 1/√branches on weights that write to the stream")]
@@ -70,6 +76,13 @@ class Initialization(ABC):
     def at_place(self, place: int) -> float:
         """Return the factor on the weights of the block at this place, from 1, of its stack."""
         return 1.0
+
+    def draw(self, model: Model, seed: int, inside_norms: set[nn.Module]) -> None:
+        """Give every weight outside the norms its start."""
+        for name, module in model.named_modules():
+            if module not in inside_norms:
+                draw_weight(name, module, self, seed)
+        scale_by_place(model.anatomy().blocks, self, inside_norms)
 
     def lr_factors(self, anatomy: Anatomy) -> dict[nn.Parameter, float]:
         """Return factors on the learning rate of weights, which go with how they start; without one it is 1.
@@ -94,6 +107,25 @@ class Initialization(ABC):
             if self.residual_scale:
                 for weight in branch.output_weights():
                     weight.mul_(1.0 / math.sqrt(len(placed)))
+
+
+class Own(Initialization):
+    """Leaves all weights as the classes of a model of another library draw them, from the run's seed.
+
+    What stands in place of its norms has random numbers of its own, so that all other weights start alike whatever
+    these are.
+    """
+
+    of_host = True
+
+    def __init__(self) -> None:
+        super().__init__(embedding_std="auto", residual_scale=False)
+
+    def std(self, fan_in: int, fan_out: int) -> float:
+        raise NotImplementedError("the classes of another library draw the weights of its models")
+
+    def draw(self, model: Model, seed: int, inside_norms: set[nn.Module]) -> None:
+        """Leave the weights as they are."""
 
 
 @dataclass(frozen=True)
@@ -304,12 +336,8 @@ def scale_weights(branches: Iterable[Branch], gain: float) -> None:
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
     inside_norms = {module for norm in norms for module in norm.modules()}
-    for name, module in model.named_modules():
-        if module not in inside_norms:
-            draw_weight(name, module, init, seed)
-    anatomy = model.anatomy()
-    scale_by_place(anatomy.blocks, init, inside_norms)
-    init.finish(anatomy)
+    init.draw(model, seed, inside_norms)
+    init.finish(model.anatomy())
     model.weights_drawn()
 
 

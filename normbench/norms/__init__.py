@@ -15,6 +15,7 @@ from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
+from normbench.norms.own import Own
 from normbench.norms.powernorm import PowerNorm
 from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm
 from normbench.norms.scale import Scale

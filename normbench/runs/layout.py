@@ -54,14 +54,16 @@ def lay_out_blocks(tree: Tree, made: Assembled, options: Mapping[str, str]) -> d
     found: dict[int, Layout] = {}
     for block in made.model.anatomy().blocks:
         layer = block.layer
-        if layer in sites:
+        norm_choices = tuple((place_of(one), tell_choice(chosen, options)) for one, chosen in norms[layer].items())
+        weight_choices = tuple((place, tell_choice(chosen, options)) for place, chosen in weights[layer].items())
+        if made.model.hosted:
+            found[layer] = Layout("", options["placement"], norm_choices, weight_choices)
+        elif layer in sites:
             section = made.placement_sections[sites[layer]]
             assert section is not None
             drawing = draw_with_norms(
                 factory(tree, section), block, sites[layer], norms[layer], weights[layer], options
             )
-            norm_choices = tuple((place_of(one), tell_choice(chosen, options)) for one, chosen in norms[layer].items())
-            weight_choices = tuple((place, tell_choice(chosen, options)) for place, chosen in weights[layer].items())
             found[layer] = Layout(drawing, tell_choice(section, options), norm_choices, weight_choices)
     return found
 

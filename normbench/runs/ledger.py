@@ -25,6 +25,7 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
         **gain_rows(model),
         "residual_scale": init.get("residual_scale"),
         **share_row(tree),
+        **model.ledger(),
         "precision": trainer["precision"],
         "float32_matrix_products": torch.get_float32_matmul_precision(),
         "batches_a_step": trainer["accumulate"],

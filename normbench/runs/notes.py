@@ -31,7 +31,8 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     size = f"{counts['total']:,} parameters"
     if "trained" in counts:
         size += f", {counts['trained']:,} trained"
-    model = f"{names['model']} ({size})"
+    model = " ".join([names["model"], *name_of_model(run)])
+    model += f" ({size})"
     length = f"{run.steps:,} steps on {run.device}"
     what = " · ".join([names["norm"], names["placement"], model, names["data"], length])
     lines = [what, f"run directory: {run.directory.path}"]
@@ -54,8 +55,15 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
         lines.append(memory)
     lines += length_notes(run, loop)
     lines += norm_notes(run, norms)
+    lines += [f"note: {sentence}" for sentence in loop.model.notes()]
     lines += weight_notes(run, loop.model, norms)
     return lines
+
+
+def name_of_model(run: Run) -> list[str]:
+    """Return the name of a model among the many of a library, where there is one."""
+    name = run.config.tree["model"].get("name")
+    return [name] if isinstance(name, str) else []
 
 
 def weight_notes(run: Run, model: Model, norms: Mapping[str, nn.Module]) -> list[str]:

@@ -220,8 +220,11 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
     trainer = config.closed.trainer
     refused = ""
     opaque_norm = find_opaque_norm(config.tree)
+    _, model = build.target(config.tree, "model")
     if opaque_norm:
         refused = opaque_norm
+    elif getattr(model, "hosted", False):
+        refused = f"model={config.choices.groups['model']}, the code of another library,"
     elif trainer.compile:
         refused = f"trainer.compile={trainer.compile}".lower()
     elif trainer.recompute:

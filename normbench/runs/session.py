@@ -130,7 +130,7 @@ class Session:
             "optimizer": number * (trained * state_share(optimizer, trial) + average),
             "activations": number * activations,
         }
-        cure = "a smaller data.batch_size, model.depth or model.width"
+        cure = f"a smaller data.batch_size, {model.sizes}"
         if model.recompute is False:
             cure = f"trainer.recompute=true or {cure}"
         return memory_line(needs, run.device, f"use {cure}")
@@ -205,6 +205,7 @@ class Session:
         page = yaml.safe_dump(self.run.config.tree, sort_keys=False, allow_unicode=True)
         write_bytes(self.directory.config, page.encode())
         here = describe_session(self.run, self.group.size)
+        here["packages"] = {**here["packages"], **self.loop.model.packages}
         here["stack"] = self.run.stack
         here["seeds"] = self.seeds
         here["step"] = self.loop.step

@@ -187,7 +187,7 @@ def run_in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[No
             del block.forward  # that of its class is back
 
 
-def pass_on(x: Tensor, **_: Any) -> Tensor:
+def pass_on(x: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return the stream as it is."""
     return x
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
-from normbench.build import build_model
+from normbench.build import lay_out
 from normbench.errors import UsageError
 from normbench.probes import tensor_statistics
 from normbench.settings import Setting
@@ -35,7 +35,7 @@ from normbench.studies.findings import (
 from normbench.studies.frame import Row, Study, Subject, check_memory
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
-from normbench.types import Block
+from normbench.types import Block, Branch
 
 DEPTH = "model.depth"
 POSITION_GRADIENT = "position_gradient"
@@ -75,8 +75,7 @@ class Propagation(Study):
                 f"study propagation counts every position, and {subject.task.unit} may have padding: "
                 "use a language model or images, such as data=pydocs or data=digits"
             )
-        with torch.device("meta"):  # shapes without values
-            model, _ = build_model(subject.tree, subject.task, subject.seed)
+        model = lay_out(subject.tree, subject.task).model  # shapes without values, where that can be
         weights = sum(parameter.numel() for parameter in model.parameters())
         positions = subject.data.train_batch(0).targets.numel()
         stream = positions * subject.tree["model"].get("width", 1)
@@ -164,16 +163,17 @@ def keep(seen: dict[int, Passing], layer: int, module: nn.Module, inputs: tuple[
     seen[layer] = Passing(inputs[0], output)
 
 
-def last_branch(block: Block) -> Any:
-    """Return the branch of a block that writes to the stream last."""
-    *_, last = block.branches.values()
+def last_branch(block: Block) -> nn.Module:
+    """Return the branch of a block that writes to the stream last; the block itself where no branch of it is known."""
+    *_, last = [block.module, *block.branches.values()]
     return last
 
 
 def output_layers(block: Block) -> list[nn.Linear]:
     """Return the linear layers that write to the stream last."""
     branch = last_branch(block)
-    modules = [getattr(branch, name) for name in branch.output]
+    names = branch.output if isinstance(branch, Branch) else ()
+    modules = [getattr(branch, name) for name in names]
     return [module for module in modules if isinstance(module, nn.Linear)]
 
 
@@ -193,7 +193,8 @@ def what_passed(block: Block, passing: Passing) -> dict[str, float]:
     x = block.join_streams(passing.x)
     y = block.join_streams(passing.y)
     branch = last_branch(block)
-    weights: list[Any] = branch.output_weights() or list(branch.parameters())
+    weights: list[Any] = branch.output_weights() if isinstance(branch, Branch) else []
+    weights = weights or list(branch.parameters())
     gradients = [weight.grad for weight in weights]
     found = {"rms": tensor_statistics.rms(y), "gradient": tensor_statistics.total_norm(gradients)}
     has_positions = y[0].numel() > y.shape[block.channel_dim]

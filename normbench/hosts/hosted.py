@@ -1,0 +1,374 @@
+"""Models of other libraries as `normbench train` takes them: their norms replaced, and all else as it is."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normbench.errors import UsageError, explain
+from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
+from normbench.hosts.finding import Findings, Found, find
+from normbench.hosts.replacing import replace as replace_norms
+from normbench.norms import Own
+from normbench.settings import Setting
+from normbench.types import (
+    Anatomy,
+    Batch,
+    Block,
+    ImageClassification,
+    LanguageModeling,
+    Model,
+    NormFactory,
+    PlacementFactory,
+    Site,
+    Task,
+    TextClassification,
+    norms_in,
+)
+
+NormSettings = Annotated[
+    Literal["own", "norm"],
+    Setting("ε, momentum and groups that no norm.KEY gives: those of the model's norms, or of norm="),
+]
+ImageSize = Annotated[
+    int | Literal["auto"] | None,
+    Setting("pixels of the shorter side to which images are scaled; auto: 32 if less; null: never", low=1, high=4096),
+]
+Kwargs = Annotated[Mapping[str, Any], Setting("arguments of the model, as model.kwargs.drop_rate=0.1")]
+Config = Annotated[Mapping[str, Any], Setting("its configuration, as model.config.hidden_size=128; other sizes follow")]
+Context = Annotated[int, Setting("tokens of a text", low=1, high=10**6)]
+TimmName = Annotated[str, Setting("a model of timm, such as resnet18, convnext_atto or vit_tiny_patch16_224")]
+TorchvisionName = Annotated[str, Setting("a classifier of torchvision, such as resnet18")]
+HfName = Annotated[str, Setting("a model type of transformers, such as llama, gpt2, olmo2, gemma3, qwen3 or bert")]
+
+# Settings that a norm takes from that in whose place it comes, where both have them.
+LIKE_HOST = frozenset({"eps", "momentum", "groups"})
+EXAMPLES = 2  # of the batch on which norms are found
+TOLERANCE = 1e-4  # of the largest logit: what later tokens may change
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stands at a place of a model of another library.
+
+    Attributes:
+        path: in that model.
+        site: its place.
+        kind: the class of the norm that it had there.
+        features: that the norm normalizes.
+        eps: of that norm; None: it has none.
+        stays: whether that norm is still there.
+    """
+
+    path: str
+    site: Site
+    kind: str
+    features: int
+    eps: float | None
+    stays: bool
+
+
+@dataclass(frozen=True)
+class BlockPaths:
+    """Where a block of a model of another library is in it, by paths, so that a copy of the model has blocks too.
+
+    A branch that has no module of its own is of several.
+    """
+
+    path: str
+    layer: int
+    side: str
+    branches: dict[str, tuple[str, ...]]
+    channel_dim: int
+
+
+class Hosted(Model):
+    """A model of another library, whose norms a norm factory replaces one by one, each where it stands.
+
+    What the library draws does not depend on what comes in the place of its norms, whose γ and β start as those of the
+    norm did, where both have them.
+
+    Attributes:
+        library: whose model it is.
+        host: the model.
+        places: its norms, in the order in which they are called.
+        left: what looks like a norm and stays as it is, by path, with the reason.
+        warnings: what a reader of its numbers must know.
+    """
+
+    hosted = True
+    roles: tuple[str, ...] = ()  # type: ignore[misc]  # of a model that is built, whose blocks are found
+    library: ClassVar[Library]
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any], kind: str) -> None:
+        cls.library.check(settings["name"], settings[cls.library.options], kind)
+
+    def __init__(
+        self,
+        task: Task,
+        norm: NormFactory,
+        *,
+        name: str,
+        options: Options,
+        norm_settings: NormSettings,
+        image_size: int | str | None = None,
+    ) -> None:
+        super().__init__()
+        if torch.empty(0).device.type == "meta":
+            raise NotImplementedError("norms of another library are known by what they compute, which takes numbers")
+        built = self.library.build(name, options, task, image_size)
+        self.call = built.call
+        self.host = built.module
+        self.mask: Tensor | None = None
+        batch = task.random_batch(EXAMPLES, torch.Generator().manual_seed(0))
+        self.check_forward(name, task, batch)
+        findings = find(self.host, lambda host: self.call(host, *batch.arguments), task.causal)
+        self.left = {left.path: f"{left.kind} {left.reason}" for left in findings.left}
+        self.warnings = findings.warnings
+        self.block_paths = paths_of(findings, self.host)
+        self.roles = roles_of(findings)
+        self.places = self.replace_norms(findings, task, norm, norm_settings)
+        self.packages = built.packages
+        self.decided = built.decided
+        self.train()
+
+    def replace_norms(
+        self, findings: Findings, task: Task, norm: NormFactory, norm_settings: NormSettings
+    ) -> list[Place]:
+        """Put what the factory makes in the place of each norm; return what stands where."""
+        places: list[Place] = []
+        replaced: dict[frozenset[str], list[Found]] = defaultdict(list)  # by the settings that are given
+        made: dict[str, nn.Module] = {}
+        given_at = getattr(norm, "given_at", None) if norm_settings == "own" else None
+        for found in findings.found:
+            site = replace(found.site, length=getattr(task, "context", None))
+            new = norm(found.features, channel_dim=found.adapter.axis, site=site)
+            stays = isinstance(new, Own)
+            if stays:
+                own: Any = found.module
+                own.stands_at = site
+                own.channel_dim = found.adapter.axis
+            else:
+                made[site.name] = new
+                given = LIKE_HOST if given_at is None else given_at(site) & LIKE_HOST
+                replaced[frozenset(given)].append(found)
+            kind = type(found.module).__name__
+            places.append(Place(found.path, site, kind, found.features, found.adapter.read_eps(found.module), stays))
+        for given, alike in replaced.items():
+            part = replace(findings, found=tuple(alike))
+            replace_norms(self.host, part, lambda _, *, site, **__: made[site.name], keep="weights", given=given)
+        for new in made.values():
+            start_as_asked(new)
+            if task.may_pad:
+                new.register_forward_pre_hook(self.hand_mask, with_kwargs=True)
+        return places
+
+    def check_forward(self, name: str, task: Task, batch: Batch) -> None:
+        """Refuse a model that cannot be called with the data, or that sees what it is to predict.
+
+        Raises:
+            UsageError: with what its forward says.
+        """
+        what = f"model={self.library.word} model.name={name}"
+        self.host.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                logits = self.call(self.host, *batch.arguments)
+                if task.causal:
+                    half = batch.inputs.shape[1] // 2
+                    changed = batch.inputs.clone()
+                    changed[:, half:] = (changed[:, half:] + 1) % task.num_classes
+                    moved = self.call(self.host, changed)[:, :half] - logits[:, :half]
+        except UsageError:
+            raise
+        except Exception as error:  # of another library, which may raise anything
+            given = f"{task.examples} of {' × '.join(map(str, batch.inputs.shape[1:]))}"
+            cure = self.library.cure_of_forward
+            raise UsageError(f"{what} cannot be called with {given} ({explain(error)}): {cure}") from error
+        expected = (*batch.targets.shape, task.num_classes)
+        if logits.shape != expected:
+            cure = "choose another model.name"
+            raise UsageError(f"{what} gives logits of {tuple(logits.shape)}, and the data need {expected}: {cure}")
+        if task.causal and moved.abs().max() > TOLERANCE * logits.abs().max():
+            cure = "choose a causal language model, such as model.name=llama or gpt2"
+            raise UsageError(f"{what} sees the tokens that it is to predict: {cure}")
+
+    def hand_mask(
+        self, norm: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Hand a norm the mask of the batch, which the library's code does not, where its input has one."""
+        if self.mask is None or given[0].shape[:-1] != self.mask.shape:
+            return None
+        return given, {**more, "mask": self.mask}
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return self.call(self.host, inputs)
+        self.mask = mask
+        try:
+            return self.call(self.host, inputs, mask)
+        finally:
+            self.mask = None
+
+    @property
+    def head(self) -> nn.Module | None:
+        """Return the output layer; None where it has no weights of its own, or where that is not known."""
+        return self.call.head(self.host)
+
+    def anatomy(self) -> Anatomy:
+        """Return the blocks that were found, and the norms in the order in which they are called."""
+        here = norms_in(self.host)
+        norms = {place.site.name: here[place.site.name] for place in self.places if place.site.name in here}
+        blocks: list[Block] = []
+        for paths in self.block_paths:
+            branches: dict[str, nn.Module] = {}
+            for role, own_paths in paths.branches.items():
+                modules = [self.host.get_submodule(path) for path in own_paths]
+                branches[role] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+            own = {place.site.name: norms[place.site.name] for place in self.places if place.site.layer == paths.layer}
+            module = self.host.get_submodule(paths.path)
+            blocks.append(Block(module, paths.layer, paths.side, branches, own, paths.channel_dim))
+        return Anatomy(self.call.stem(self.host), tuple(blocks), norms, self.head)
+
+    # ---- what is told of it
+
+    def ledger(self) -> dict[str, Any]:
+        versions = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        epsilons = list(dict.fromkeys(place.eps for place in self.places))
+        told: dict[str, Any] = {
+            "host": f"{type(self.host).__name__} of {versions}",
+            "host_norms": count_kinds(place.kind for place in self.places),
+            "host_eps": epsilons[0] if len(epsilons) == 1 else epsilons,
+            "host_norms_kept": sum(place.stays for place in self.places),
+        }
+        if isinstance(self.call, CallWithImages) and self.call.size is not None:
+            told["images_scaled_to"] = list(self.call.size)
+        for name, value in self.decided.items():
+            told[f"host_{name}"] = list(value) if isinstance(value, tuple) else value
+        return told
+
+    def norms_of_host(self) -> list[dict[str, str]]:
+        rows: list[dict[str, str]] = []
+        norms = self.anatomy().norms
+        for place in self.places:
+            norm = norms[place.site.name]
+            becomes = "as it is" if place.stays else type(norm).__name__
+            own_eps = "" if place.eps is None else f"{place.eps:g}"
+            new_eps = getattr(norm, "eps", None)
+            if not place.stays and isinstance(new_eps, float) and new_eps != place.eps:
+                own_eps += f", now {new_eps:g}"
+            rows.append(
+                {
+                    "norm": place.path,
+                    "class": place.kind,
+                    "place": place.site.name,
+                    "features": f"{place.features:,}",
+                    "ε": own_eps,
+                    "is now": becomes,
+                }
+            )
+        return rows
+
+    def notes(self) -> list[str]:
+        left = [f"{path}, a {what}, is left as it is" for path, what in self.left.items()]
+        return [*left, *self.warnings]
+
+
+def count_kinds(kinds: Iterable[str]) -> str:
+    """Return how many there are of each kind: `25 LayerNorm, 1 BatchNorm2d`."""
+    return ", ".join(f"{number} {kind}" for kind, number in Counter(kinds).items())
+
+
+def paths_of(findings: Findings, host: nn.Module) -> list[BlockPaths]:
+    """Return where the blocks that were found are in a model."""
+    paths = {module: path for path, module in host.named_modules()}
+    blocks: list[BlockPaths] = []
+    for block in findings.blocks:
+        branches: dict[str, tuple[str, ...]] = {}
+        for role, branch in block.branches.items():
+            modules = [branch] if branch in paths else list(branch.children())
+            branches[role] = tuple(paths[module] for module in modules)
+        blocks.append(BlockPaths(block.path, block.layer, block.side, branches, block.channel_dim))
+    return blocks
+
+
+def roles_of(findings: Findings) -> tuple[str, ...]:
+    """Return the roles that branches have in the blocks that were found."""
+    roles: dict[str, None] = {}
+    for block in findings.blocks:
+        roles.update(dict.fromkeys(block.branches))
+    return tuple(roles)
+
+
+@torch.no_grad()
+def start_as_asked(norm: nn.Module) -> None:
+    """Give a norm the start of γ that `norm.gain0` asks for, in place of that of the norm before it."""
+    gain0 = getattr(norm, "gain0", 1.0)
+    if gain0 != 1 and isinstance(getattr(norm, "weight", None), nn.Parameter):
+        norm.get_parameter("weight").fill_(gain0)
+
+
+class TimmModel(Hosted):
+    """A classifier of images of timm (Wightman 2019), with the norms of `norm=`."""
+
+    library = LIBRARIES["timm"]
+    kinds = library.kinds
+
+    def __init__(
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        name: TimmName,
+        kwargs: Kwargs,
+        image_size: ImageSize = "auto",
+        norm_settings: NormSettings = "own",
+    ) -> None:
+        super().__init__(task, norm, name=name, options=kwargs, norm_settings=norm_settings, image_size=image_size)
+
+
+class TorchvisionModel(Hosted):
+    """A classifier of images of torchvision, with the norms of `norm=`."""
+
+    library = LIBRARIES["torchvision"]
+    kinds = library.kinds
+
+    def __init__(
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        name: TorchvisionName,
+        kwargs: Kwargs,
+        image_size: ImageSize = "auto",
+        norm_settings: NormSettings = "own",
+    ) -> None:
+        super().__init__(task, norm, name=name, options=kwargs, norm_settings=norm_settings, image_size=image_size)
+
+
+class TransformersModel(Hosted):
+    """A causal language model or classifier of texts of transformers (Wolf et al. 2020), with the norms of `norm=`."""
+
+    library = LIBRARIES["hf"]
+    kinds = library.kinds
+
+    def __init__(
+        self,
+        task: LanguageModeling | TextClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        name: HfName,
+        config: Config,
+        context: Context = 64,
+        norm_settings: NormSettings = "own",
+    ) -> None:
+        super().__init__(task, norm, name=name, options=config, norm_settings=norm_settings)
