@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from given_models import HOSTS, OTHERS, Given, images
-from support import REPOSITORY
+from given_models import HOSTS, OTHERS, SMALL, Given, images, transformers_model
+from support import REPOSITORY, build
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -146,9 +146,16 @@ class ManyNorm(OwnLayerNorm):
         self.more = nn.Parameter(torch.ones(3))
 
 
-class NoEpsNorm(nn.Module):
+class LengthNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x / x.norm(dim=-1, keepdim=True)
+
+
+class BareNorm(nn.Module):
+    """As in OLMo 1, which has neither parameters nor an attribute with ε."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +165,7 @@ class NoEpsNorm(nn.Module):
         (OwnLayerNorm(6, bias=True), (2, 3, 6), Adapter(-1, "layernorm", "scale", "bias")),
         (OwnChannelNorm(6, bias=True), (2, 6, 4, 5), Adapter(1, "layernorm", "scale", "bias")),
         (OffsetRMSNorm(6), (2, 3, 6), Adapter(-1, "rmsnorm", "scale", "", 1.0)),
+        (BareNorm(), (2, 3, 6), Adapter(-1, "layernorm", "", "", usual_eps=1e-6)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -172,8 +180,8 @@ def test_a_norm_of_ones_own_is_read_by_its_form(norm: nn.Module, shape: tuple[in
         (EpsOutsideNorm(6), "computes neither LayerNorm nor RMSNorm"),
         (GateNorm(6), "takes gate beside its input"),
         (ManyNorm(6), "has more beside what a norm has"),
-        (NoEpsNorm(), "does not say what its epsilon is"),
-        (nn.LocalResponseNorm(2), "does not say what its epsilon is"),
+        (LengthNorm(), "computes neither LayerNorm nor RMSNorm"),
+        (nn.LocalResponseNorm(2), "computes neither LayerNorm nor RMSNorm"),
         (nn.LayerNorm((3, 6)), "normalizes over the last 2 axes together"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -216,6 +224,38 @@ def test_a_model_without_memory_has_the_same_sites() -> None:
     there = hosts.find(model, lambda model: model(input_ids=tokens))
     assert [each.site for each in there.found] == [each.site for each in here.found]
     assert [each.adapter for each in there.found] == [each.adapter for each in here.found]
+
+
+# Blocks that are unlike those of the hosts above, by what stands in the first or second of them.
+ODD = {
+    "the sum is inside of attention": ("bloom", {}, 0, ["attention", "mlp"]),
+    "norms without parameters": ("olmo", {}, 1, ["attention", "mlp"]),
+    "one layer in a group, called twice": ("albert", {"embedding_size": 32}, 0, ["attention", "mlp"]),
+    "no norm before the first attention": ("modernbert", {}, 0, ["mlp"]),
+    "one norm for both branches": ("gptj", {"rotary_dim": 8}, 1, ["attention"]),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_norms_in_blocks_of_other_forms(odd: str) -> None:
+    kind, more, layer, expected = ODD[odd]
+    head = "MaskedLM" if kind in ("albert", "modernbert") else "CausalLM"
+    given = transformers_model(kind, head=head, **SMALL, **more)
+    findings = hosts.find(given.build(), given.call)
+    block = f"block{layer:02d}."
+    names = [found.site.name for found in findings.found]
+    assert [name.removeprefix(block) for name in names if name.startswith(block)] == expected
+    assert not findings.left
+
+
+def test_a_model_of_ours_keeps_the_sites_that_it_has() -> None:
+    model, _ = build("rmsnorm", "sandwich", depth=2, width=16, heads=2, context=8)
+    before = list(model.anatomy().norms)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    findings, made = swapped(model, lambda model: model(tokens), DyT)
+    assert set(made) == set(before) == set(model.anatomy().norms)
+    assert all(isinstance(norm, DyT) for norm in model.anatomy().norms.values())
+    assert [block.module for block in findings.blocks] == list(model.blocks)
 
 
 def test_sides_of_an_encoder_and_a_decoder() -> None:

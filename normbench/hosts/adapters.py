@@ -23,8 +23,9 @@ from normbench.norms import LayerNorm, RMSNorm
 from normbench.norms.common import RunningNorm, scale_and_shift
 from normbench.types import Norm
 
-# What classes call their ε.
+# What classes call their ε, and what it is in those that do not say it.
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
+USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Adapter:
         gain, shift: its attributes with γ and β, which may be None.
         offset: what is added to the gain; Gemma's RMSNorm stores γ−1.
         eps: its attributes with ε, the first that it has.
+        usual_eps: its ε, where it has no such attribute.
         acts: whether it ends in `drop` and `act`, modules of its own.
         settings: further settings of ours by name, and its attributes with the same.
         running: whether it keeps running statistics, in the buffers of torch's BatchNorm.
@@ -48,6 +50,7 @@ class Adapter:
     shift: str = "bias"
     offset: float = 0.0
     eps: tuple[str, ...] = EPS_NAMES
+    usual_eps: float | None = None
     acts: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     running: bool = False
@@ -58,7 +61,7 @@ class Adapter:
             if hasattr(norm, name):
                 value = getattr(norm, name)
                 return torch.finfo(torch.float32).eps if value is None else float(value)
-        return None
+        return self.usual_eps
 
     def read_gain(self, norm: nn.Module) -> Tensor | None:
         """Return γ, of shape (features,); None where it has none."""
@@ -234,8 +237,6 @@ def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
     Raises:
         Unreadable: it computes something else, or cannot be tried.
     """
-    if not any(hasattr(norm, name) for name in EPS_NAMES):
-        raise Unreadable("does not say what its epsilon is")
     generator = torch.Generator().manual_seed(0)
     trial = make_trial(norm, generator)
     for adapter in candidates(trial, x):
@@ -259,12 +260,15 @@ def candidates(norm: nn.Module, x: Tensor) -> Iterator[Adapter]:
     vectors = [name for name, _ in norm.named_parameters()]
     shift = next((name for name in vectors if name in SHIFT_NAMES), "")
     gain = next((name for name in vectors if name != shift), "")
+    says_eps = any(hasattr(norm, name) for name in EPS_NAMES)
     for axis in axes_of(x):
         is_fitting = all(each.numel() == x.shape[axis] for each in norm.parameters())
         for formula in ("rmsnorm", "layernorm"):
             for offset in (0.0, 1.0):
-                if is_fitting and (gain or not offset):
-                    yield Adapter(axis, formula, gain, shift, offset)
+                if not is_fitting or (offset and not gain):
+                    continue
+                for eps in (None,) if says_eps else USUAL_EPS:
+                    yield Adapter(axis, formula, gain, shift, offset, usual_eps=eps)
 
 
 def agrees(trial: nn.Module, adapter: Adapter, features: int, ndim: int, scale: float, generator: Any) -> bool:

@@ -97,6 +97,7 @@ def find(model: nn.Module, call: Callable[[nn.Module], object], causal: bool = F
         except Unreadable as reason:
             left.append(Left(path, type(norm).__name__, str(reason)))
     sites, blocks = lay_out(tape, adapters, causal)
+    sites = prefer_noted(sites)
     found: list[Found] = []
     for norm, site in sites.items():
         adapter = adapters[norm]
@@ -104,6 +105,16 @@ def find(model: nn.Module, call: Callable[[nn.Module], object], causal: bool = F
         features = own_calls[0].inputs[0].shape[adapter.axis]
         found.append(Found(candidates[norm], norm, adapter, features, site, len(own_calls)))
     return Findings(tuple(found), tuple(left), blocks, tuple(describe_functional(tape)))
+
+
+def prefer_noted(sites: dict[nn.Module, Site]) -> dict[nn.Module, Site]:
+    """Return sites, of norms of ours those that are noted on them, unless two would have the same name then."""
+    noted: dict[nn.Module, Site] = {}
+    for norm, site in sites.items():
+        own = getattr(norm, "stands_at", None)
+        noted[norm] = own if isinstance(own, Site) else site
+    names = {site.name for site in noted.values()}
+    return noted if len(names) == len(noted) else sites
 
 
 def calls_by_norm(tape: Tape, norms: Mapping[nn.Module, str]) -> dict[nn.Module, list[Call]]:

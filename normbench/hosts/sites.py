@@ -21,13 +21,16 @@ from normbench.types import Site
 # Modules that hold others and are no blocks themselves.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-NUMBERED = re.compile(r"\d$")  # the path of one of a list
+NUMBERED = re.compile(r"(^|\.)[^.\d]*\d+$")  # the path of one of a list: layers.3, layer3, encoder_layer_3
 NUMBER = re.compile(r"\d+")
 
 # What parts of a block are called, in paths.
 CROSS = re.compile(r"cross|encdec|encoder_attn|multihead_attn", re.IGNORECASE)
 ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
-MLP = re.compile(r"mlp|ffn|feed_?forward|intermediate|experts?\b|moe|dense|\bfc\d|\bff\b|linear\d", re.IGNORECASE)
+MLP = re.compile(
+    r"mlp|ffn|feed_?forward|intermediate|experts?\b|moe|\bdense\b|densereludense|\bfc_?\d|\bff\b|linear\d",
+    re.IGNORECASE,
+)
 SHORTCUT = re.compile(r"downsample|shortcut|skip", re.IGNORECASE)
 QUERY_KEY_VALUE = re.compile(
     r"(?:^|_)(q|k|v|query|key|value)_?(?:layer_?)?(?:ln|norm)$|(?:ln|norm)_?(q|k|v)$", re.IGNORECASE
@@ -99,14 +102,13 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
     have several maps.
     """
     first: dict[nn.Module, Call] = {}
-    skips = Counter[type]()
     for call in tape.calls():
-        known = first.setdefault(call.module, call)
-        known.has_skip = known.has_skip or call.has_skip
+        first.setdefault(call.module, call)
+    skips = Counter[type]()
     by_class: dict[type, list[Call]] = defaultdict(list)
     for module, call in first.items():
         is_container = type(module) in CONTAINERS or module in norms
-        if not is_container and NUMBERED.search(call.path) and holds(call, norms):
+        if not is_container and NUMBERED.search(call.path) and norms_inside(call, norms):
             by_class[type(module)].append(call)
             skips[type(module)] += call.has_skip
     if not by_class:
@@ -114,11 +116,12 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
 
     def rank(kind: type) -> tuple[int, int, int]:
         calls = by_class[kind]
-        outermost = min(each.path.count(".") for each in calls)
-        return skips[kind], -outermost, len(calls)
+        deepest = max(each.path.count(".") for each in calls)
+        return skips[kind], -deepest, len(calls)
 
     kinds = sorted(by_class, key=rank, reverse=True)
-    blocks = list(by_class[kinds[0]])
+    candidates = [call for calls in by_class.values() for call in calls]
+    blocks = [narrow(call, candidates, norms) for call in by_class[kinds[0]]]
     lists = {NUMBER.sub("*", block.path) for block in blocks}
     for kind in kinds[1:]:
         for call in by_class[kind]:
@@ -130,9 +133,19 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
     return sorted(blocks, key=order.__getitem__)
 
 
-def holds(call: Call, norms: Collection[nn.Module]) -> bool:
-    """Tell whether a norm was called inside of a call."""
-    return any(each.module in norms for each in call.inside() if each is not call)
+def norms_inside(call: Call, norms: Collection[nn.Module]) -> set[nn.Module]:
+    """Return the norms that were called inside of a call."""
+    return {each.module for each in call.inside() if each is not call and each.module in norms}
+
+
+def narrow(block: Call, candidates: Iterable[Call], norms: Collection[nn.Module]) -> Call:
+    """Return the innermost candidate inside of a block that has all of its norms, as the one layer of a group has."""
+    own = norms_inside(block, norms)
+    inside = set(block.inside())
+    for call in candidates:
+        if call in inside and call is not block and norms_inside(call, norms) == own:
+            return narrow(call, candidates, norms)
+    return block
 
 
 def is_within(path: str, other: str) -> bool:
@@ -193,7 +206,7 @@ class BlockParts:
 
     def take_apart(self, call: Call) -> Iterator[Call]:
         """Give a call, or, if a norm was called inside of it, its parts."""
-        if call.module not in self.norms and holds(call, self.norms):
+        if call.module not in self.norms and norms_inside(call, self.norms):
             for child in call.children:
                 yield from self.take_apart(child)
         else:
@@ -208,11 +221,22 @@ class BlockParts:
         return call.module in self.norms
 
     def is_map(self, call: Call) -> bool:
-        """Tell whether a part has a matrix or a kernel, and is no norm."""
-        return call.module not in self.norms and has_map(call.module)
+        """Tell whether a part is a map: it has a matrix or a kernel and is no norm, or mixes tokens without weights."""
+        if call.module in self.norms:
+            return False
+        return has_map(call.module) or self.mixes(call)
+
+    def mixes(self, call: Call) -> bool:
+        """Tell whether a child of the block is called attention or a mixer, and is not just a dropout or the like."""
+        is_plain = type(call.module).__module__.startswith("torch.nn.")
+        name = call.path.rpartition(".")[2]
+        return self.child_of.get(call) is call and not is_plain and ATTENTION.search(name) is not None
 
     def find_feeders(self) -> dict[Call, set[Call]]:
-        """Return for each part the norms and maps whose output it reads as it is, or as other parts have passed it."""
+        """Return for each part the norms and maps whose output it reads as it is, or as other parts have passed it.
+
+        What a map with a skip of its own gives is the stream.
+        """
         source: dict[Key, set[Call]] = {}
         feeders: dict[Call, set[Call]] = {}
         for part in self.parts:
@@ -221,7 +245,9 @@ class BlockParts:
                 if seen.key is not None:
                     own |= source.get(seen.key, set())
             feeders[part] = own
-            gives = {part} if self.is_norm(part) or self.is_map(part) else own
+            gives = own
+            if self.is_norm(part) or self.is_map(part):
+                gives = set() if part.has_skip else {part}
             for seen in part.outputs:
                 if seen.key is not None:
                     source[seen.key] = gives
@@ -239,8 +265,8 @@ class BlockParts:
             if not self.is_map(part):
                 follows_norm = follows_norm or self.is_norm(part)
                 continue
-            joined = self.branch_before(part, branches)
             role = self.role_of(part)
+            joined = self.branch_before(part, branches)
             if joined is None and not follows_norm and branches[-1].role == role:
                 joined = branches[-1]
             if joined is None:
@@ -272,40 +298,37 @@ class BlockParts:
         return None
 
     def role_of(self, part: Call) -> str:
-        """Return what a map serves, by its path in the block and by its class."""
+        """Return what a map serves, by its path in the block, or by its class."""
         path = self.path_of(part)
         if ATTENTION.search(path) or CROSS.search(path):
             return "cross" if CROSS.search(path) else "attention"
-        if MLP.search(path):
+        kind = type(part.module).__name__
+        if MLP.search(path) or MLP.search(kind):
             return "mlp"
+        if ATTENTION.search(kind):
+            return "attention"
         return "conv" if is_convolution(part) else "linear"
 
     def places(self) -> dict[Call, Place]:
         """Return where each norm stands."""
         found: dict[Call, Place] = {}
-        begins_with_norm = bool(self.parts) and self.first_but_passing() in self.norms
+        of_note = [part for part in self.parts if self.is_norm(part) or self.is_map(part)]
+        ends_in_norms = bool(of_note) and self.is_map(of_note[0]) and self.is_norm(of_note[-1])
         for number, part in enumerate(self.parts):
             if self.is_norm(part):
-                found[part] = self.place_of(number, begins_with_norm)
+                found[part] = self.place_of(number, ends_in_norms)
         role = self.branches[0].role if self.branches else "block"
         for part in self.shortcut:
             if self.is_norm(part):
                 found[part] = Place(role, "shortcut")
         return found
 
-    def first_but_passing(self) -> nn.Module | None:
-        """Return the first norm or map."""
-        for part in self.parts:
-            if self.is_norm(part) or self.is_map(part):
-                return part.module
-        return None
-
-    def place_of(self, number: int, begins_with_norm: bool) -> Place:
+    def place_of(self, number: int, ends_in_norms: bool) -> Place:
         """Return where a norm stands.
 
         Args:
             number: of the part.
-            begins_with_norm: whether a norm is the first that reads the stream.
+            ends_in_norms: whether the block begins with a map and ends in a norm, as those of post-norm do.
         """
         part = self.parts[number]
         before = self.neighbour(reversed(self.parts[:number]))
@@ -329,7 +352,7 @@ class BlockParts:
         is_fed = not self.feeders[part].isdisjoint(before.maps)
         is_alone = not follows_norm and not precedes_norm
         is_last_of_branch = precedes_norm and not follows_norm
-        if is_last_of_branch or (is_alone and (is_fed or not begins_with_norm)):
+        if is_last_of_branch or (is_alone and (is_fed or ends_in_norms)):
             return Place(before.role, "out", before)
         return Place(after.role, "in", after)
 

@@ -57,7 +57,7 @@ class Call:
         parent: the call inside of which it was; None of the model itself.
         inputs, outputs: the tensors, in order.
         children: the calls inside of it, in order.
-        has_skip: whether the first of its inputs was added to something inside of it.
+        added: the numbers of those inputs that were added to something inside of it.
     """
 
     path: str
@@ -66,7 +66,13 @@ class Call:
     inputs: tuple[Seen, ...]
     outputs: tuple[Seen, ...] = ()
     children: list[Call] = field(default_factory=list)
-    has_skip: bool = False
+    added: set[int] = field(default_factory=set)
+
+    @property
+    def has_skip(self) -> bool:
+        """Tell whether it gives the sum of something and an input of its own."""
+        shapes = {seen.shape for seen in self.outputs}
+        return any(self.inputs[number].shape in shapes for number in self.added)
 
     def inside(self) -> Iterator[Call]:
         """Give the call and all inside of it, in the order in which they began."""
@@ -122,8 +128,9 @@ class Tape(TorchFunctionMode):
         """Note which of the modules that are being called add their own input to something."""
         keys = {look_at(each).key for each in operands if isinstance(each, Tensor)} - {None}
         for call in self.stack:
-            if call.inputs and call.inputs[0].key in keys:
-                call.has_skip = True
+            for number, seen in enumerate(call.inputs):
+                if seen.key in keys:
+                    call.added.add(number)
 
 
 def look_at(x: Tensor) -> Seen:
