@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 Folder = str | os.PathLike[str]
 
-__all__ = ["__version__", "answer", "load", "load_runs", "swap"]
+__all__ = ["__version__", "answer", "load", "load_runs", "load_swapped", "swap"]
 
 
 def load(
@@ -58,6 +58,30 @@ def load(
     from normbench.runs import load as records
 
     return records.load_model(records.TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
+
+
+def load_swapped(model: nn.Module, folder: Folder) -> None:
+    """Put the norms of a swapped model in their places in a model of its library, and load its weights.
+
+    `normbench swap MODEL norm=… --out FOLDER` writes such a folder, and a README.md in it that shows how the model is
+    made. Its norms may be those of normbench alone.
+
+        config = AutoConfig.from_pretrained("my_gpt2_rms")
+        model = AutoModelForCausalLM.from_config(config)
+        normbench.load_swapped(model, "my_gpt2_rms")
+
+    Args:
+        model: of transformers, timm or torchvision, made as the folder says; its norms are replaced in place.
+        folder: that `--out` has named.
+
+    Raises:
+        UsageError: a ValueError: the folder holds no swapped model, or one of another model.
+    """
+    from pathlib import Path
+
+    from normbench.hosts.saving import load_swapped
+
+    load_swapped(model, Path(folder).expanduser())
 
 
 @overload

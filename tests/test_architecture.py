@@ -41,13 +41,13 @@ PARTS: dict[str, set[str]] = {
     "sweep": {"build", "config", "record", "runs", "scratch"},
     "contract": {"build", "config", "models", "training", "translation"},
     "studies": {
-        "analysis", "build", "config", "contract", "norms", "probes", "record", "runs", "sweep", "training",
+        "analysis", "build", "config", "contract", "hosts", "norms", "probes", "record", "runs", "sweep", "training",
     },
     "swapping": {"build", "config", "hosts", "norms"},
     "commands": {"analysis", "build", "config", "contract", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
-    "__init__": {"analysis", "runs", "swapping", "sweep"},
+    "__init__": {"analysis", "hosts", "runs", "swapping", "sweep"},
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.

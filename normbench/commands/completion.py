@@ -16,7 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, FishComplete, S
 
 from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
 from normbench.config.rules import group_of, is_rule, words_for
-from normbench.config.schema import KEYS
+from normbench.config.schema import KEYS, SWAP_KEYS
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -37,6 +37,8 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
 
         groups = GROUPS | SWEEP_GROUPS
         keys = KEYS | SWEEP_KEYS | launcher_keys(words)
+    if context.info_name == "swap":
+        keys = KEYS | SWAP_KEYS
     name, equals, value = current.partition("=")
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]

@@ -184,6 +184,15 @@ def list_unwritten(config: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in flat(usual).items() if path not in config}
 
 
+# What `normbench swap` takes beside the keys of a run.
+SWAP_KEYS = {
+    "keep": Setting(
+        "how the norms of the model that --out writes start",
+        types=(str,),
+        choices=("weights", "nothing", "fit", "exact"),
+    )
+}
+
 # ---- the checks
 
 

@@ -7,6 +7,7 @@ nothing is downloaded, no file is read, and no code ever runs beside that of the
 from __future__ import annotations
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -283,12 +284,14 @@ class Library(ABC):
         if weights == PRETRAINED:
             refuse_loading(f"model.{self.options}", options)
             try:
-                return self.make_trained(name, options, task, image_size, weights)
+                with say_nothing("huggingface_hub"):
+                    return self.make_trained(name, options, task, image_size, weights)
             except UsageError:
                 raise
             except Exception as error:  # of the network, or of what comes from it
-                what = f"there are no weights of model={self.word} model.name={name} ({explain(error)})"
-                raise UsageError(f"{what}: give the folder or file of a copy, as model.weights=PATH") from error
+                what = f"model={self.word} model.name={name} has no weights on the hub, or it cannot be reached"
+                cure = "give the folder or file of a copy, as model.weights=PATH"
+                raise UsageError(f"{what} ({explain(error)}): {cure}") from error
         self.check(name, options, task.kind)
         try:
             if weights != RANDOM:
@@ -699,12 +702,28 @@ def parameters_of(kind: type) -> list[str]:
 
 
 @contextmanager
-def quietly(transformers: Any) -> Iterator[None]:
-    """Let transformers say nothing inside but errors."""
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+def say_nothing(name: str) -> Iterator[None]:
+    """Let a library log nothing inside but errors that end it."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logger.setLevel(before)
+
+
+@contextmanager
+def quietly(transformers: Any) -> Iterator[None]:
+    """Let transformers say nothing inside but errors, and draw no bars."""
+    messages = transformers.utils.logging
+    before = messages.get_verbosity()
+    has_bars = messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(before)
+        if has_bars:
+            messages.enable_progress_bar()

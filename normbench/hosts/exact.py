@@ -10,7 +10,7 @@ import copy
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class Exact:
 
 
 @torch.no_grad()
-def to_rms(model: nn.Module, call: Callable[[nn.Module], object]) -> Exact:
+def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collection[str] | None = None) -> Exact:
     """Return a copy of a model with an RMSNorm in place of each LayerNorm for which that changes nothing.
 
     LayerNorm is RMSNorm of an input without a mean, and its input has none if nothing has that is added to its stream:
@@ -76,6 +76,7 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object]) -> Exact:
     Args:
         model: stays as it is.
         call: calls the model that it is given, on a small input, and returns what that returns.
+        paths: of the LayerNorms that are exchanged, if they can be; None: of all.
 
     Raises:
         UsageError: torch.export cannot follow the model, or it computes in a way that is not seen through.
@@ -92,6 +93,8 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object]) -> Exact:
     found = Exact(changed)
     plans = []
     for path, nodes in graph.layer_norms.items():
+        if paths is not None and path not in paths:
+            continue
         try:
             plans.append(graph.plan(path, nodes))
         except NotExact as reason:

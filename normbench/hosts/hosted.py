@@ -14,6 +14,7 @@ from normbench.errors import UsageError, explain
 from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
+from normbench.hosts.weights import PRETRAINED, RANDOM
 from normbench.norms import Own
 from normbench.settings import Setting
 from normbench.types import (
@@ -41,6 +42,7 @@ ImageSize = Annotated[
 ]
 Kwargs = Annotated[Mapping[str, Any], Setting("arguments of the model, as model.kwargs.drop_rate=0.1")]
 Config = Annotated[Mapping[str, Any], Setting("its configuration, as model.config.hidden_size=128; other sizes follow")]
+Trained = Annotated[str, Setting("random, pretrained, or the folder or file of trained weights")]
 Context = Annotated[int, Setting("tokens of a text", low=1, high=10**6)]
 TimmName = Annotated[str, Setting("a model of timm, such as resnet18, convnext_atto or vit_tiny_patch16_224")]
 TorchvisionName = Annotated[str, Setting("a classifier of torchvision, such as resnet18")]
@@ -107,7 +109,8 @@ class Hosted(Model):
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any], kind: str) -> None:
-        cls.library.check(settings["name"], settings[cls.library.options], kind)
+        if settings.get("weights", RANDOM) != PRETRAINED:  # which the hub has under other names too
+            cls.library.check(settings["name"], settings[cls.library.options], kind)
 
     def __init__(
         self,
@@ -117,12 +120,13 @@ class Hosted(Model):
         name: str,
         options: Options,
         norm_settings: NormSettings,
+        weights: str,
         image_size: int | str | None = None,
     ) -> None:
         super().__init__()
         if torch.empty(0).device.type == "meta":
             raise NotImplementedError("norms of another library are known by what they compute, which takes numbers")
-        built = self.library.build(name, options, task, image_size)
+        built = self.library.build(name, options, task, image_size, weights)
         self.call = built.call
         self.host = built.module
         self.mask: Tensor | None = None
@@ -136,6 +140,8 @@ class Hosted(Model):
         self.places = self.replace_norms(findings, task, norm, norm_settings)
         self.packages = built.packages
         self.decided = built.decided
+        self.trained = weights != RANDOM
+        self.anew = built.anew
         self.train()
 
     def replace_norms(
@@ -249,6 +255,8 @@ class Hosted(Model):
         }
         if isinstance(self.call, CallWithImages) and self.call.size is not None:
             told["images_scaled_to"] = list(self.call.size)
+        if self.trained:
+            told["host_weights"] = "trained"
         for name, value in self.decided.items():
             told[f"host_{name}"] = list(value) if isinstance(value, tuple) else value
         return told
@@ -277,7 +285,8 @@ class Hosted(Model):
 
     def notes(self) -> list[str]:
         left = [f"{path}, a {what}, is left as it is" for path, what in self.left.items()]
-        return [*left, *self.warnings]
+        anew = [f"{name} starts at random, as its weights are for other classes" for name in self.anew]
+        return [*left, *self.warnings, *anew]
 
 
 def count_kinds(kinds: Iterable[str]) -> str:
@@ -330,8 +339,11 @@ class TimmModel(Hosted):
         kwargs: Kwargs,
         image_size: ImageSize = "auto",
         norm_settings: NormSettings = "own",
+        weights: Trained = "random",
     ) -> None:
-        super().__init__(task, norm, name=name, options=kwargs, norm_settings=norm_settings, image_size=image_size)
+        super().__init__(
+            task, norm, name=name, options=kwargs, norm_settings=norm_settings, weights=weights, image_size=image_size
+        )
 
 
 class TorchvisionModel(Hosted):
@@ -350,8 +362,11 @@ class TorchvisionModel(Hosted):
         kwargs: Kwargs,
         image_size: ImageSize = "auto",
         norm_settings: NormSettings = "own",
+        weights: Trained = "random",
     ) -> None:
-        super().__init__(task, norm, name=name, options=kwargs, norm_settings=norm_settings, image_size=image_size)
+        super().__init__(
+            task, norm, name=name, options=kwargs, norm_settings=norm_settings, weights=weights, image_size=image_size
+        )
 
 
 class TransformersModel(Hosted):
@@ -370,5 +385,6 @@ class TransformersModel(Hosted):
         config: Config,
         context: Context = 64,
         norm_settings: NormSettings = "own",
+        weights: Trained = "random",
     ) -> None:
-        super().__init__(task, norm, name=name, options=config, norm_settings=norm_settings)
+        super().__init__(task, norm, name=name, options=config, norm_settings=norm_settings, weights=weights)

@@ -1,0 +1,189 @@
+"""Swaps of given models, on weights of a short training that were saved in their library's format and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import normbench
+from normbench.build import make_data
+from normbench.cli import main
+from normbench.config import compose
+from normbench.errors import UsageError
+from normbench.hosts.building import build_host
+from normbench.norms import DyT, GroupNorm, RMSNorm
+from normbench.types import ImageClassification
+
+transformers = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
+
+SMALL = ("model.context=16", "trainer.eval_batches=2", "data.eval_batch_size=8", "data.batch_size=8")
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 16,
+        "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+IMAGES = ImageClassification(10, (1, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model after some steps on our data, as transformers saves it."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("gpt2", **GPT2))
+    data = make_data(compose.read(SMALL).tree, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for step in range(30):
+        batch = data.train_batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.inputs).logits.flatten(0, 1), batch.targets.flatten()).backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp("given") / "gpt2"
+    model.save_pretrained(folder)
+    return folder
+
+
+def read_gpt2(folder: Path) -> nn.Module:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return model
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module) -> float:
+    """The loss over what a swap is judged on, as transformers' own code gives it."""
+    data = make_data(compose.read(SMALL).tree, 0)
+    total, count = 0.0, 0
+    for batch in data.eval_batches("val", 2):
+        logits = model(input_ids=batch.inputs).logits
+        total += F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum").item()
+        count += batch.targets.numel()
+    return total / count
+
+
+def losses_in(told: str) -> dict[str, float]:
+    """The losses that a swap has printed, by row."""
+    found = {}
+    for row in ("as they are", "γ and β kept", "fresh", "fitted", "exact"):
+        for line in told.splitlines():
+            if line.strip().startswith(row):
+                found[row] = float(line.strip().removeprefix(row).split()[0])
+    return found
+
+
+Swap = Callable[..., str]
+
+
+@pytest.fixture
+def swap(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Swap:
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: str, status: int = 0) -> str:
+        assert main(["swap", *words]) == status
+        captured = capsys.readouterr()
+        return captured.out if status == 0 else captured.err
+
+    return run
+
+
+def test_layernorms_become_rmsnorms_exactly(gpt2: Path, tmp_path: Path, swap: Swap) -> None:
+    out = tmp_path / "rms"
+    told = swap(str(gpt2), "norm=rmsnorm", "keep=exact", "--out", str(out), *SMALL)
+    original = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    losses = losses_in(told)
+    assert losses["as they are"] == pytest.approx(loss_of(original), rel=1e-4)
+    assert losses["exact"] == losses["as they are"] != losses["γ and β kept"]
+    model = read_gpt2(out)
+    normbench.load_swapped(model, out)
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    assert {type(norm) for norm in norms} == {RMSNorm} and len(norms) == 5
+    tokens = torch.arange(16).view(1, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, original(tokens).logits, rtol=0, atol=1e-5)
+    assert "block01.mlp" in told and "LayerNorm → RMSNorm" in told and "lm_head has a bias now" in told
+
+
+def test_what_is_kept_fresh_and_fitted_is_what_a_hand_swap_gives(gpt2: Path, tmp_path: Path, swap: Swap) -> None:
+    out = tmp_path / "dyt"
+    told = swap(str(gpt2), "norm=dyt", "norm.alpha0=0.7", "keep=fit", "--out", str(out), *SMALL)
+    losses = losses_in(told)
+    expected = {}
+    for row in ("γ and β kept", "fresh"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+        for path, old in [*model.named_modules()]:
+            if isinstance(old, nn.LayerNorm):
+                new = DyT(16, alpha0=0.7)
+                if row != "fresh":
+                    new.load_state_dict(old.state_dict(), strict=False)
+                model.set_submodule(path, new)
+        expected[row] = loss_of(model)
+        assert losses[row] == pytest.approx(expected[row], rel=1e-4)
+    assert losses["fitted"] < min(expected.values())
+    fitted = read_gpt2(out)
+    normbench.load_swapped(fitted, out)
+    assert loss_of(fitted) == pytest.approx(losses["fitted"], rel=1e-4)
+    assert "no exact swap" in told
+
+
+def test_some_norms_alone_are_swapped(gpt2: Path, swap: Swap) -> None:
+    told = swap(str(gpt2), "norm@first1=rmsnorm", *SMALL)
+    assert told.count("LayerNorm → RMSNorm") == 2 and told.count("as it is") == 3
+    assert losses_in(told)["exact"] == losses_in(told)["as they are"]
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_models_of_timm_are_swapped_and_read_again(name: str, tmp_path: Path, swap: Swap) -> None:
+    options = {"embed_dim": 16, "depth": 1, "num_heads": 2} if name.startswith("vit") else {}
+    torch.manual_seed(0)
+    host = build_host("timm", name, options, IMAGES)
+    given, out = tmp_path / "given", tmp_path / "swapped"
+    about = {"num_classes": 10}
+    model_args = {**host.decided, **options}
+    timm.models.save_for_hf(host.module, given, about, model_args=model_args, safe_serialization=True)
+    told = swap(str(given), "norm=groupnorm", "norm.groups=4", "--out", str(out), "trainer.eval_batches=1")
+    made = json.loads((out / "config.json").read_text())
+    model = timm.create_model(made["architecture"], **made["model_args"])
+    normbench.load_swapped(model, out)
+    norms = [module for module in model.modules() if isinstance(module, GroupNorm)]
+    assert norms and "GroupNorm" in told
+    if name.startswith("mobilenet"):
+        assert {type(norm.act).__name__ for norm in norms} >= {"Hardswish", "Identity"}
+    data = make_data(compose.read(["model=timm"]).tree, 0)
+    (batch,) = data.eval_batches("val", 1)
+    model.eval()
+    with torch.no_grad():
+        loss = F.cross_entropy(host.call(model, batch.inputs), batch.targets)
+    assert losses_in(told)["γ and β kept"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["norm=dyt"], "is given no model"),
+        (["GIVEN"], "is given no norm"),
+        (["nix", "norm=dyt"], "nix is not a model"),
+        (["GIVEN", "norm=own"], "changes nothing"),
+        (["GIVEN", "norm=dyt", "keep=nix"], "keep=nix is not allowed: use weights, nothing, fit or exact"),
+        (["GIVEN", "norm=dyt", "keep=exact"], "keep=exact is not for this swap"),
+        (["GIVEN", "norm=dyt", "model=nano"], "model=nano"),
+        (["GIVEN", "norm=dyt", "model.context=64"], "set model.context=16"),
+        (["GIVEN", "norm=dyt", "--out", "GIVEN"], "holds something already"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(words: list[str], said: str, gpt2: Path, swap: Swap) -> None:
+    given = [word.replace("GIVEN", str(gpt2)) for word in words]
+    small = [] if "model=nano" in words else [word for word in SMALL if word.partition("=")[0] not in str(words)]
+    message = swap(*given, *small, status=2)
+    assert said in message and message.count("\n") == 1
+
+
+def test_a_note_runs_no_code_of_others(gpt2: Path, tmp_path: Path) -> None:
+    note = {"norms": [{"class": "os.path.join", "path": "transformer.ln_f"}], "biases": [], "untied": []}
+    (tmp_path / "swap.json").write_text(json.dumps(note))
+    with pytest.raises(UsageError, match=r"names os.path.join, which is not a norm of normbench"):
+        normbench.load_swapped(read_gpt2(gpt2), tmp_path)
+    with pytest.raises(UsageError, match=r"has no swap.json"):
+        normbench.load_swapped(read_gpt2(gpt2), gpt2)
