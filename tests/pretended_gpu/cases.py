@@ -104,7 +104,7 @@ GRAPHS: dict[str, tuple[list[str], Task]] = {
     "nano batchnorm": ([*small("nano"), "norm=batchnorm", "model.dropout=0.1", *WHOLE], TEXT),
     "nano rmsnorm": ([*small("nano"), "norm=rmsnorm", "placement=sandwich", "trainer.precision=bf16"], TEXT),
     "cnn groupnorm": ([*small("cnn"), "norm=groupnorm", "optim=sgd", "optim.lr=0.01"], IMAGES),
-    "resnet batchnorm": ([*small("resnet20"), "norm=batchnorm", "norm.freeze_after=4"], IMAGES),
+    "resnet batchnorm": ([*small("resnet20"), "model.depth=3", "norm=batchnorm", "norm.freeze_after=4"], IMAGES),
     "mlp dyt": ([*small("mlp"), "norm=dyt", "optim=adam", "optim.lr=0.001", "trainer.grad_clip=0"], IMAGES),
 }
 GRAPH_STEPS = 6

@@ -32,7 +32,6 @@ from building import built_guard
 from torch.nn import functional as F
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 import normbench
 from normbench.training.launches import NO_LAUNCH
@@ -174,12 +173,12 @@ def plain(value: Any) -> Any:
 def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute an operator on the CPU, and return what it gives on the device of its inputs."""
     name = func._schema.name.partition("::")[2]
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = graphs.tensors((args, kwargs))
     inputs = [tensor for tensor in tensors if isinstance(tensor, PretendedTensor)]
     target = on_device(kwargs.get("device"))
     if not inputs and target is None:
         return func(*args, **kwargs)
-    plain_args, plain_kwargs = tree_map(plain, (args, kwargs))
+    plain_args, plain_kwargs = graphs.mapped(plain, args), graphs.mapped(plain, kwargs)
     plain_kwargs.pop("pin_memory", None)
     if name == "_to_copy":
         return copied(func, inputs, target, kwargs, plain_args, plain_kwargs)
@@ -187,7 +186,7 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return copied_into(args[0], args[1], bool(args[2:] and args[2]) or kwargs.get("non_blocking", False))
     if not name.endswith("_like"):  # which looks at a tensor's shape alone
         check_devices(name, args, tensors, inputs)
-    reads_index = name in INDEXED and any(of_booleans(leaf) for leaf in tree_leaves(args[1]))
+    reads_index = name in INDEXED and any(of_booleans(leaf) for leaf in graphs.tensors(args[1]))
     reads_value = name in READS_VALUE and isinstance(args[-1], PretendedTensor)
     if name in WAITS or reads_index or reads_value:
         note("waits", name)
@@ -196,7 +195,7 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = graphs.computed(func, plain_args, plain_kwargs)
     device = target or inputs[0].device
     same = {id(tensor.held): tensor for tensor in inputs}  # of operators in place
-    return tree_map(lambda value: same[id(value)] if id(value) in same else wrapped(value, device), found)
+    return graphs.mapped(lambda value: same[id(value)] if id(value) in same else wrapped(value, device), found)
 
 
 def wrapped(value: Any, device: torch.device) -> Any:
@@ -238,9 +237,9 @@ def copied_into(to: torch.Tensor, source: torch.Tensor, waits_not: bool) -> torc
     return to
 
 
-def of_booleans(leaf: Any) -> bool:
+def of_booleans(index: torch.Tensor) -> bool:
     """Tell whether an index is a mask, whose number of places the host must know."""
-    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bool, torch.uint8)
+    return index.dtype in (torch.bool, torch.uint8)
 
 
 def check_devices(name: str, args: Any, tensors: list[torch.Tensor], inputs: list[Any]) -> None:
@@ -252,7 +251,7 @@ def check_devices(name: str, args: Any, tensors: list[torch.Tensor], inputs: lis
     devices = {tensor.device for tensor in inputs}
     others = [tensor for tensor in tensors if not isinstance(tensor, PretendedTensor)]
     if name in INDEXED:
-        indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+        indices = graphs.tensors(args[1])
         if any(not isinstance(leaf, PretendedTensor) for leaf in indices):
             note("blocking", "an index on the CPU")
         others = [tensor for tensor in others if not any(tensor is leaf for leaf in indices)]

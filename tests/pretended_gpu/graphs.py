@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 Compute = Callable[..., Any]
 
@@ -47,7 +46,24 @@ recordings: list[Recording] = []  # one at the most
 
 def tensors(values: Any) -> list[torch.Tensor]:
     """Return the tensors among arguments or results."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return []
+    return [tensor for value in values for tensor in tensors(value)]
+
+
+def mapped(change: Callable[[Any], Any], values: Any) -> Any:
+    """Return arguments or results with each changed, in lists and dictionaries too, faster than torch's own."""
+    if isinstance(values, dict):
+        return {name: mapped(change, value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [mapped(change, value) for value in values]
+    if isinstance(values, tuple):
+        return tuple([mapped(change, value) for value in values])
+    return change(values)
 
 
 def computed(function: Compute, args: Any, kwargs: Any) -> Any:
