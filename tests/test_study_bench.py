@@ -140,7 +140,7 @@ def test_implementations_are_those_that_are_there() -> None:
         (["norm=none"], {}, "norm=none leaves its input as it is"),
         (["norm=dyt"], {"implementations": ["torch"]}, "norm=dyt has none of these here, add eager"),
         (["norm=layernorm"], {"rows": [10**9], "features": [10**6]}, "GiB"),
-        (["norm=groupnorm"], {"features": [33]}, "33"),
+        (["norm=groupnorm", "norm.groups=32"], {"features": [33]}, "33"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(words: list[str], settings: dict[str, Any], said: str) -> None:
