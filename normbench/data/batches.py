@@ -187,7 +187,9 @@ class ContentData(Data):
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
-        sizes = {f"{split}_{self.unit}": len(part) for split, part in self.examples.items()}
+        sizes = {}
+        for split, part in self.examples.items():
+            sizes[f"{split}_{self.unit}"] = len(part)
         share = {} if self.train_share == 1 else {"train_share": self.train_share}
         return {
             "name": self.content.name,

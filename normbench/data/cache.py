@@ -71,7 +71,8 @@ def read_or_decode(name: str, kind: str, key: Any, load: Callable[[], Decoded], 
         UsageError: from `load`, or the cache folder cannot be written.
         RunFailure: the disk is full, or the cache is damaged.
     """
-    identity = hashlib.sha256(json.dumps([FORMAT, kind, json.dumps(key)]).encode()).hexdigest()
+    whole_key = json.dumps([FORMAT, kind, json.dumps(key)])
+    identity = hashlib.sha256(whole_key.encode()).hexdigest()
     folder = cache_folder() / f"{kind}-{identity[:20]}"
     if not folder.exists():
         logger.info("decoding %s once, into %s", name, folder)

@@ -63,7 +63,10 @@ class Hub:
         files = [*sorted(folder.rglob("*.parquet")), *folder.glob("README.md")]
         if not files:
             raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
-        digests = [[str(file.relative_to(folder)), file_digest(file)] for file in files]
+        digests = []
+        for file in files:
+            name = str(file.relative_to(folder))
+            digests.append([name, file_digest(file)])
         return [*digests, *chosen]
 
     def read(self, splits: Sequence[str], columns: Sequence[str], text: str = "") -> tuple[Any, dict[str, Any]]:
@@ -107,7 +110,10 @@ class Hub:
                 first = found[splits[0]][0]
                 features = datasets.Features.from_arrow_schema(open_parquet(first).schema_arrow)
             check_present(columns, features)
-            return features, {split: [str(file) for file in found[split]] for split in splits}
+            files_of_splits = {}
+            for split in splits:
+                files_of_splits[split] = list(map(str, found[split]))
+            return features, files_of_splits
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Any, str, dict[str, Any]]]:
@@ -191,7 +197,8 @@ def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str)
         what = "no label" if pd.isna(labels[row]) else f"the label {labels[row]}"
         allowed = f", from 0 to {len(declared) - 1}" if declared else ""
         raise UsageError(f"row {row} of {where} has {what}: each row needs one{allowed}")
-    return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
+    names = [str(name) for name in declared or found.categories]
+    return found.codes.astype(np.int64), names
 
 
 def causes(fault: BaseException) -> list[BaseException]:

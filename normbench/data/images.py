@@ -244,7 +244,8 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
                 pixels = np.repeat(pixels, 3, axis=1)
             pixels[row] = image
     if faults:
-        what = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
+        first = ", ".join(faults[:3])
+        what = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({first})"
         raise UsageError(f"{what}: fix or remove them, or set data.image_column to the column of the images")
     return pixels
 

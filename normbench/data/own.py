@@ -113,7 +113,12 @@ def load_images(path: Path, size: int | None, columns: Columns) -> Decoded:
         rows["class"], classes = labels_of(rows["label"].tolist(), declared, where)
     except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are not UTF-8
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
-    identities = [image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"]]
+    identities: list[bytes] = []
+    for image in rows["image"]:
+        if isinstance(image, bytes):
+            identities.append(image)
+        else:
+            identities.append(os.fsencode(str(image)))
     rows, counts = arrange_rows(rows, identities, classes, where, "images")
     files: list[tuple[str, Any]] = []
     for row, image in rows["image"].items():
@@ -172,9 +177,12 @@ def read_folder(path: Path) -> Any:
     import pandas as pd
     from PIL import Image
 
-    endings = tuple(ending for ending, form in Image.registered_extensions().items() if form in Image.OPEN)
+    endings = []
+    for ending, form in Image.registered_extensions().items():
+        if form in Image.OPEN:
+            endings.append(ending)
     names = glob.glob("**", root_dir=path, recursive=True)
-    files = [Path(name) for name in names if name.lower().endswith(endings)]
+    files = [Path(name) for name in names if name.lower().endswith(tuple(endings))]
     splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
     kinds = set(splits) - {None}
     has_splits = "train" in kinds and len(kinds) > 1
@@ -287,7 +295,9 @@ def own_texts(
     def load() -> Decoded:
         return load_texts(place, files, columns, level, vocabulary_size, tokenizer, holdout)
 
-    contents = [[file_digest(file), file.suffix.lower(), split] for file, split in files]
+    contents = []
+    for file, split in files:
+        contents.append([file_digest(file), file.suffix.lower(), split])
     key = ["own", contents, columns, level, vocabulary_size, float(holdout), *key_of_file(level, tokenizer)]
     content = read_or_decode(name, "texts", key, load, path=place.name)
     return Texts(content, holdout=holdout, **options)
@@ -300,15 +310,17 @@ def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
         UsageError: none is named train, or they are of several kinds.
     """
     found: list[tuple[Path, str]] = []
+    splits, kinds = set[str](), set[str]()
     for file in sorted(folder.iterdir()):
         first_word = re.split(r"[\W_]", file.stem.lower())[0]
         split = SPLIT_NAMES.get(first_word)
-        if split and file.suffix.lower() in ENDINGS and file.is_file():
+        ending = file.suffix.lower()
+        if split and ending in ENDINGS and file.is_file():
             found.append((file, split))
-    splits = {split for _, split in found}
+            splits.add(split)
+            kinds.add(ending)
     if "train" not in splits:
         raise UsageError(f"data.path={folder} holds no table named train, such as train.csv: {WANTED_TEXTS}")
-    kinds = {file.suffix.lower() for file, _ in found}
     if len(kinds) > 1:
         raise UsageError(f"data.path={folder} holds tables in {' and '.join(sorted(kinds))}: keep those of one kind")
     if splits == {"train"}:  # so a tenth of it validates

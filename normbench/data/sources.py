@@ -89,7 +89,8 @@ def hub_text(
         if not parts["val"]:
             texts = cut_by_twentieths(texts["train"])
         vocabulary = learn_vocabulary(level, vocabulary_size, tokenizer, holdout, *texts.values())
-        return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
+        tokens = {part: vocabulary.encode(text) for part, text in texts.items()}
+        return tokens, vocabulary.facts
 
     key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
     key += key_of_file(level, tokenizer)
@@ -184,7 +185,8 @@ def encode_texts(
     used = len(train) - count_held_out(len(train), holdout, "texts")
     pieces = []
     for rows in (train[:used], train[used:], *others):
-        pieces.append("\n".join(texts[row] for row in sorted(rows)))
+        in_order = [texts[row] for row in sorted(rows)]
+        pieces.append("\n".join(in_order))
     vocabulary = learn(level, pieces, vocabulary_size, tokenizer)
     arrays = {}
     empty = 0
@@ -286,7 +288,8 @@ def pydocs(
         ends = np.cumsum([len(page) for page in pages])
         cut = 1 + int(np.abs(ends - 0.9 * ends[-1]).argmin())
         text = b"\n".join(pages[:cut])
-        train = pages[:cut] + [page for page in pages[cut:] if repeats(page, text)]
+        repeating = [page for page in pages[cut:] if repeats(page, text)]
+        train = pages[:cut] + repeating
         val = [page for page in pages if page not in train]
         joined = {"train": b"\n".join(train), "val": b"\n".join(val)}
         return encode_bytes(joined, level, vocabulary_size, tokenizer)
@@ -306,11 +309,12 @@ def encode_bytes(texts: Mapping[str, bytes], level: str, size: int | None, token
         level, size, tokenizer: the settings `level`, `vocabulary_size` and `tokenizer`.
     """
     if level == Bytes.level:
-        return {split: np.frombuffer(text, np.uint8) for split, text in texts.items()}, {}
-    decoded = [text.decode(errors="ignore") for text in texts.values()]
-    vocabulary = learn(level, decoded, size, tokenizer)
-    arrays = {split: vocabulary.encode(text) for split, text in zip(texts, decoded, strict=True)}
-    return arrays, vocabulary.facts
+        arrays = {split: np.frombuffer(text, np.uint8) for split, text in texts.items()}
+        return arrays, {}
+    decoded = {split: text.decode(errors="ignore") for split, text in texts.items()}
+    vocabulary = learn(level, [*decoded.values()], size, tokenizer)
+    tokens = {split: vocabulary.encode(text) for split, text in decoded.items()}
+    return tokens, vocabulary.facts
 
 
 def repeats(page: bytes, text: bytes) -> bool:
@@ -333,7 +337,8 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
         pixels = np.rint(digits.images[order, None] * 255 / 16).astype(np.uint8)
         labels = digits.target[order].astype(np.int64)
         counts = {"train": 1500, "val": len(order) - 1500}
-        return image_arrays(pixels, labels, counts, [str(name) for name in digits.target_names])
+        classes = list(map(str, digits.target_names))
+        return image_arrays(pixels, labels, counts, classes)
 
     key = ["digits", version("scikit-learn")]
     return Images(read_or_decode(name, "images", key, load), **options)

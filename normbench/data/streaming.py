@@ -127,14 +127,16 @@ class Stream:
     def first(self) -> tuple[dict[Split, Rows], list[int]]:
         """Return the rows that stay in memory, and how many at the beginning of each file nothing trains on."""
         with self.hub.reading():
-            found = list(islice(stored_rows(self.files, self.columns), self.held_out + self.kept))
-            if len(found) <= self.held_out:
-                raise ValueError(f"it has {len(found):,} rows for data.holdout and data.kept, and none to train on")
-            rows = [row for _, row in found]
+            files, rows = list[int](), list[Row]()
+            for file, row in islice(stored_rows(self.files, self.columns), self.held_out + self.kept):
+                files.append(file)
+                rows.append(row)
+            if len(rows) <= self.held_out:
+                raise ValueError(f"it has {len(rows):,} rows for data.holdout and data.kept, and none to train on")
             val = rows[self.judging : self.held_out] or rows[: self.held_out]
             if not val:
                 val = [row for _, row in islice(stored_rows(self.val, self.columns), self.kept)]
-        of_file = Counter(file for file, _ in found[: self.held_out])
+        of_file = Counter(files[: self.held_out])
         held_out_of = [of_file[file] for file in range(len(self.files))]
         return {"train": rows[self.held_out :], "val": val}, held_out_of
 
@@ -158,7 +160,8 @@ class Stream:
                 if len(rows) == self.size or left <= 0:
                     break
             self.begun = {origin: coming}
-            if origin.row < self.metadata(origin.file).row_group(origin.group).num_rows:
+            group = self.metadata(origin.file).row_group(origin.group)
+            if origin.row < group.num_rows:
                 place = place._replace(row=origin.row)
             else:
                 place = StreamPlace(place.epoch, place.turn, place.group + 1)
@@ -175,7 +178,9 @@ class Stream:
                 break
             place = StreamPlace(place.epoch, place.turn + 1)
         group = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", place.epoch, place.group)
-        rows_before = sum(metadata.row_group(each).num_rows for each in range(group))
+        rows_before = 0
+        for earlier in range(group):
+            rows_before += metadata.row_group(earlier).num_rows
         row = max(place.row, self.held_out_of[file] - rows_before)  # the first rows of a file may judge
         return place, Origin(file, group, row)
 
@@ -317,11 +322,14 @@ class Streamed(ContentData):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what makes the batch of a step quick to find again: plain tuples, which a checkpoint may hold."""
-        return {"starts": [(start.step, tuple(start.place)) for start in self.starts]}
+        starts = [(start.step, tuple(start.place)) for start in self.starts]
+        return {"starts": starts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.starts = [BlockStart(step, StreamPlace(*place)) for step, place in state["starts"]]
+        self.starts = []
+        for step, place in state["starts"]:
+            self.starts.append(BlockStart(step, StreamPlace(*place)))
         self.number = -1
 
     def describe(self) -> dict[str, Any]:
@@ -415,7 +423,9 @@ def stream_text(
 
     def load(rows: dict[Split, Rows]) -> Any:
         vocabulary = learn(level, [text_of(rows["train"])], vocabulary_size, tokenizer)
-        tokens = {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}
+        tokens = {}
+        for split, some in rows.items():
+            tokens[split] = vocabulary.encode(text_of(some))
         return tokens, vocabulary.facts
 
     content = stream.content(name, [level, vocabulary_size, lines, *key_of_file(level, tokenizer)], load)
@@ -429,8 +439,11 @@ def stream_images(name: str, stream: Stream, size: int | None, **options: Any) -
     classes = classes_of(stream.features, label, where)
 
     def decode_rows(rows: Rows, every: Any = map) -> tuple[Any, Any]:
-        labels, _ = labels_of([row[label] for row in rows], classes, where)
-        images = [(f"row {number}", row[image]) for number, row in enumerate(rows)]
+        images, written_labels = [], []
+        for number, row in enumerate(rows):
+            images.append((f"row {number}", row[image]))
+            written_labels.append(row[label])
+        labels, _ = labels_of(written_labels, classes, where)
         return decode(images, where, size, every), labels
 
     def load(rows: dict[Split, Rows]) -> Any:

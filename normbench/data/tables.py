@@ -51,8 +51,10 @@ def read_columns(path: Path, columns: Mapping[str, str], wanted: str) -> dict[st
         if ending in DELIMITED:
             signs = "commas" if ending == ".csv" else "tabs"
             hint = f" (the first line names the columns, with {signs} between them)"
-        cure = f"set {' and '.join(missing)} to one of {', '.join(known):.200}{hint}"
-        raise UsageError(f"{where} has no column {' and no column '.join(missing.values()):.160}: {cure}")
+        settings = " and ".join(missing)
+        names = " and no column ".join(missing.values())
+        cure = f"set {settings} to one of {', '.join(known):.200}{hint}"
+        raise UsageError(f"{where} has no column {names:.160}: {cure}")
     return values
 
 
@@ -137,8 +139,10 @@ def labels_as_written(path: Path, labels: Sequence[Any]) -> list[Any]:
 
     Those of a CSV or TSV file are numbers if all are whole numbers, written as Python writes them.
     """
-    if path.suffix.lower() in DELIMITED and all(re.fullmatch("0|[1-9][0-9]*", label) for label in labels):
-        return [int(label) for label in labels]
+    if path.suffix.lower() in DELIMITED:
+        are_numbers = all(re.fullmatch("0|[1-9][0-9]*", label) for label in labels)
+        if are_numbers:
+            return list(map(int, labels))
     return [None if label == "" else label for label in labels]
 
 

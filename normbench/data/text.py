@@ -131,7 +131,8 @@ class Text(TokenData):
         self.content.check()
         places = starts[:, None] + np.arange(length + 1)
         picked = torch.from_numpy(tokens[places].astype(np.int64))
-        return Batch(picked[:, :-1].contiguous(), picked[:, 1:].contiguous())
+        inputs, targets = picked[:, :-1], picked[:, 1:]
+        return Batch(inputs.contiguous(), targets.contiguous())
 
 
 class Texts(TokenData):
@@ -196,6 +197,8 @@ class Texts(TokenData):
         """Return what the data are; `cut` counts texts longer than the context, `empty` those without a token."""
         cut = 0
         for texts in self.examples.values():
-            cut += sum(len(text) > self.context for text in texts)
+            for text in texts:
+                if len(text) > self.context:
+                    cut += 1
         empty = self.content.facts.get("empty")
         return {**super().describe(), "cut": cut, "empty": empty, "classes": list(self.classes)}

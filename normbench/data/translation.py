@@ -73,7 +73,8 @@ class Translations(TokenData):
         **options: Any,
     ) -> None:
         counts = content.facts["counts"]
-        rows = torch.arange(sum(counts.values())).split(list(counts.values()))
+        sizes = list(counts.values())
+        rows = torch.arange(sum(sizes)).split(sizes)
         rows_of_split = dict(zip(counts, rows, strict=True))
         super().__init__(content, rows_of_split, {}, context=context, **options)
         self.task = Translation(
@@ -94,7 +95,8 @@ class Translations(TokenData):
         kept = len(self.examples["train"])
         self.too_long = total - kept
         if not kept:
-            out = f"{content.facts['empty']:,} have an empty text, {total:,} are longer than model.context={context:,}"
+            empty = content.facts["empty"]
+            out = f"{empty:,} have an empty text, {total:,} are longer than model.context={context:,}"
             raise UsageError(f"no training pair of {content.name} is left ({out}): use other data or a larger context")
         self.arrange(kept, "sentences of")
 

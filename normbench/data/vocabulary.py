@@ -42,7 +42,8 @@ class Vocabulary:
     @property
     def digest(self) -> str:
         """Return eight digits that tell it from others."""
-        return hashlib.sha256(json.dumps(self.facts).encode()).hexdigest()[:8]
+        facts = json.dumps(self.facts)
+        return hashlib.sha256(facts.encode()).hexdigest()[:8]
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Vocabulary:
@@ -124,8 +125,11 @@ class Words(Vocabulary):
         return self.array(self.index.get(word, 0) for word in self.split(text))
 
     def decode(self, tokens: Tokens) -> str:
-        words = map(self.symbols.__getitem__, tokens.tolist())
-        return " ".join("\n" if word == self.line_end else word for word in words)
+        words = []
+        for token in tokens.tolist():
+            word = self.symbols[token]
+            words.append("\n" if word == self.line_end else word)
+        return " ".join(words)
 
 
 class LowercaseWords(Words):
@@ -205,7 +209,8 @@ class FromFile(BytePairs):
     def __init__(self, state: Mapping[str, Any]) -> None:
         wanted = state.get("vocabulary_size")
         try:
-            super().__init__({key: value for key, value in state.items() if key != "vocabulary_size"})
+            own_state = {key: value for key, value in state.items() if key != "vocabulary_size"}
+            super().__init__(own_state)
         except UsageError:
             raise
         except Exception as error:  # of the library, whatever is wrong with the file
