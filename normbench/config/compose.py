@@ -116,16 +116,20 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
             scheme_words = words_of_scheme(words)
             every_word = (*scheme_words, *words)
             rules = read_rules(every_word)
-            chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
+            chosen, settings = divide(every_word)
             config, groups = compose(chosen)
             refuse_section_of_rules(config, groups, own_folders(words))
-            apply(config, groups, settings, {key_of(word) for word in scheme_words})
-            found.append(replace(finish(config, groups, every_word, rules), words=tuple(words)))
+            of_scheme = {key_of(word) for word in scheme_words}
+            apply(config, groups, settings, of_scheme)
+            finished = finish(config, groups, every_word, rules)
+            found.append(replace(finished, words=tuple(words)))
     return found
 
 
 def divide(words: Iterable[str]) -> tuple[list[str], list[Override]]:
     """Return the words that choose options, which Hydra composes, and the settings, a class before its own.
+
+    Rules are neither, and left out.
 
     Raises:
         UsageError: a word is not in Hydra's grammar, or gives several values.
@@ -133,6 +137,8 @@ def divide(words: Iterable[str]) -> tuple[list[str], list[Override]]:
     chosen: list[str] = []
     settings: list[Override] = []
     for word in words:
+        if is_rule(key_of(word)):
+            continue
         override = parse_one(word)
         if override.key_or_group in (*GROUPS, SEARCH_PATH):
             chosen.append(text(override))
@@ -146,7 +152,8 @@ def compose(words: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """Return what Hydra composes of the options that words choose, free to be changed, and the option of each group."""
     own_files: list[tuple[Path, int]] = []
     for folder in own_folders(words):
-        own_files += [(file, file.stat().st_mtime_ns) for file in sorted(folder.rglob("*.yaml"))]
+        for file in sorted(folder.rglob("*.yaml")):
+            own_files.append((file, file.stat().st_mtime_ns))
     composed: tuple[DictConfig, dict[str, str]] = pickle.loads(compose_once(tuple(words), tuple(own_files)))
     return composed
 
@@ -163,7 +170,10 @@ def compose_once(words: tuple[str, ...], own_files: tuple[tuple[Path, int], ...]
     with open_dict(config):
         runtime = config.pop("hydra").runtime
         config.pop(SCHEME, None)  # whose words are among those of the line
-    options = {group: str(option) for group, option in runtime.choices.items() if group in GROUPS}
+    options = {}
+    for group, option in runtime.choices.items():
+        if group in GROUPS:
+            options[group] = str(option)
     return pickle.dumps((config, options))
 
 
@@ -231,12 +241,15 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
     named = dict(groups)
     for group in NAMED_BY_CLASS:
         if is_overridden(f"{group}._target_", words):
-            named[group] = str(section_at(tree, group)["_target_"]).rpartition(".")[2].lower()
+            named[group] = name_class(section_at(tree, group))
     named[LOGGER] = ",".join(tree[LOGGER]) or "none"
     given = {key_of(word): word for word in words}
-    for key, section in tree.get(RULES, {}).items():
-        own_class = str(section["_target_"]).rpartition(".")[2].lower()
-        named[key] = own_class if f"{key}._target_" in given else str(parse(given[key]).value())
+    rules = tree.get(RULES, {})
+    for key, section in rules.items():
+        if f"{key}._target_" in given:
+            named[key] = name_class(section)
+        else:
+            named[key] = str(parse(given[key]).value())
     name_words = [named["norm"], named["placement"]]
     if named[SCHEME] == "None":
         del named[SCHEME]
@@ -249,12 +262,19 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
             own_name = tree[group].get("name") if group == "model" else None  # of a model among many of a library
             if isinstance(own_name, str):
                 name_words.append(re.sub(r"[^\w.]+", "_", own_name))
-    for key in tree.get(RULES, {}):
-        name_words.append(f"{named[key]}@{key.partition('@')[2]}")  # rmsnorm@qk
+    for key in rules:
+        place = key.partition("@")[2]
+        name_words.append(f"{named[key]}@{place}")  # rmsnorm@qk
     for group in WITHOUT_SECTION:
         if group not in tree:
             named.pop(group, None)
     return Choices(named, tuple(name_words))
+
+
+def name_class(section: Mapping[str, Any]) -> str:
+    """Return the word for a section's class in the name of a run: the class's own name, in lower case."""
+    path = str(section["_target_"])
+    return path.rpartition(".")[2].lower()
 
 
 def leave_out_absent(tree: dict[str, Any]) -> None:
@@ -359,13 +379,16 @@ def own_folders(words: Iterable[str]) -> list[Path]:
     found: list[Path] = []
     for word in words:
         if key_of(word) == SEARCH_PATH:
-            found += [Path(str(place).removeprefix("file://")) for place in value_of(word.partition("=")[2])]
+            places = value_of(word.partition("=")[2])
+            for place in places:
+                found.append(Path(str(place).removeprefix("file://")))
     return found
 
 
 def is_overridden(key: str, words: Iterable[str]) -> bool:
     """Tell whether words set this key, or one below it."""
-    return any(re.match(rf"[+~]*{re.escape(key)}([=.]|$)", word) for word in words)
+    setting_it = re.compile(rf"[+~]*{re.escape(key)}([=.]|$)")
+    return any(map(setting_it.match, words))
 
 
 def adopt(tree: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -479,7 +502,8 @@ def takes(section: str, name: str, values: Any) -> bool:
     """Tell whether a class takes a setting that its YAML does not mention."""
     if section.startswith(f"{LOGGER}.") and name == "_target_":
         return True  # one of the user's own, under a new name
-    if section.partition(".")[0] not in (*CLASS_SECTIONS, LOGGER) or not isinstance(values, DictConfig):
+    root = section.partition(".")[0]
+    if root not in (*CLASS_SECTIONS, LOGGER) or not isinstance(values, DictConfig):
         return False
     known = section_settings(section, values, imports=True)
     return known is None or name in known
@@ -502,7 +526,8 @@ def explain_unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str
     known = [*flat(resolve(config)), *GROUPS]
     beside: list[str] = []
     if section:
-        beside = [path.removeprefix(f"{section}.") for path in known if path.startswith(f"{section}.")]
+        start = f"{section}."
+        beside = [path.removeprefix(start) for path in known if path.startswith(start)]
     if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name
         there = sorted(each for each in beside if not each.startswith("_"))
         return f"{key} is unknown: {section} has {', '.join(there)}; normbench show says what each is"
@@ -559,7 +584,7 @@ def ask_hydra(words: Sequence[str], *flags: str) -> None:
     """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
     config = read(words)  # says in a sentence what is wrong
     every_word = (*words_of_scheme(words), *words)
-    chosen, settings = divide(word for word in every_word if not is_rule(key_of(word)))
+    chosen, settings = divide(every_word)
     changes: list[str] = []
     for override in settings:
         word = text(override)
@@ -583,7 +608,10 @@ def ask_hydra(words: Sequence[str], *flags: str) -> None:
 def in_hydra_grammar(value: Any) -> str:
     """Write a value as Hydra's grammar has it: sections in braces, text in quotes."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{in_hydra_grammar(each)}" for key, each in value.items()) + "}"
+        entries = []
+        for key, each in value.items():
+            entries.append(f"{key}:{in_hydra_grammar(each)}")
+        return "{" + ",".join(entries) + "}"
     if isinstance(value, str):
         return f"'{value}'"
     return show(value)

@@ -228,7 +228,8 @@ def leave_out_said(recipe: Mapping[str, Any], given: Collection[str]) -> dict[st
 def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
     """Return the settings of what an option names: those of its class, and what its YAML sets besides."""
     section = section_of(group, option, *more)
-    known = settings_of(str(section.get("_target_", "")), imports=True) or {}
+    target = str(section.get("_target_", ""))
+    known = settings_of(target, imports=True) or {}
     in_yaml = {name: Setting() for name in section if not name.startswith("_")}
     return {**in_yaml, **known}
 

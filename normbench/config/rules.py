@@ -198,10 +198,12 @@ def say_places(rule: Rule, sites: Iterable[Site]) -> str:
 def words_for(group: str) -> dict[str, str]:
     """Return the words that places of a group may have, with their meanings."""
     if group == "placement":
-        return {word: WORDS[word] for word in OF_BLOCKS}
-    if group == "weights":
-        return {word: WORDS[word] for word in (*OF_WEIGHTS, *OF_WEIGHTS_ALONE, *OF_BLOCKS)}
-    return {word: meaning for word, meaning in WORDS.items() if word not in OF_WEIGHTS_ALONE}
+        words = [*OF_BLOCKS]
+    elif group == "weights":
+        words = [*OF_WEIGHTS, *OF_WEIGHTS_ALONE, *OF_BLOCKS]
+    else:
+        words = [word for word in WORDS if word not in OF_WEIGHTS_ALONE]
+    return {word: WORDS[word] for word in words}
 
 
 # ---- keys and sections
@@ -244,13 +246,18 @@ def read_rule(key: str) -> Rule:
 
 def rules_of(tree: Tree, group: str) -> list[Rule]:
     """Return the rules of a group in the order in which they were given."""
-    rules = [read_rule(key) for key in rule_sections(tree)]
-    return [rule for rule in rules if rule.group == group]
+    found = []
+    for key in rule_sections(tree):
+        rule = read_rule(key)
+        if rule.group == group:
+            found.append(rule)
+    return found
 
 
 def sections_of(tree: Tree, group: str) -> list[str]:
     """Return the names of all sections that choose of a group: its own, and those of its rules."""
-    return [group, *(rule.key for rule in rules_of(tree, group))]
+    keys = [rule.key for rule in rules_of(tree, group)]
+    return [group, *keys]
 
 
 def rule_sections(tree: Tree) -> dict[str, Tree]:

@@ -58,10 +58,12 @@ def needs_trust(word: str) -> bool:
     value = found["value"] or ""
     section, _, name = key.rpartition(".")
     if key == "sweep.tie":
-        return any(needs_trust(tied) for tied in value.strip("'\"").split(";"))
+        tied_words = value.strip("'\"").split(";")
+        return any(map(needs_trust, tied_words))
     if name == "_target_":
         trusted = trusted_in(section) if group_of(section) in CLASS_SECTIONS else ()
-        return not all(path.startswith(trusted) for path in value.split(","))
+        paths = value.split(",")
+        return not all(path.startswith(trusted) for path in paths)
     if "_target_" in value:
         return True
     if key in GROUPS or key in SWEEP_GROUPS:
