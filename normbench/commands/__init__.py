@@ -41,7 +41,9 @@ class Word(click.Choice[str]):
     """One of some words; for another word it says which may be meant."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        return f"{value} is unknown: {nearest(str(value), self.choices)}allowed are {', '.join(self.choices)}"
+        near = nearest(str(value), self.choices)
+        allowed = ", ".join(self.choices)
+        return f"{value} is unknown: {near}allowed are {allowed}"
 
 
 class Command(click.Command):
@@ -118,10 +120,14 @@ def check_words(ctx: click.Context, param: click.Parameter, words: tuple[str, ..
         check_range(word)
         if not ctx.resilient_parsing:
             check_options(word, folders)
-    found = [as_list(word) for word in words]
-    if ctx.info_name == "sweep":
-        found = [re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in found]
-    found += [f"hydra.searchpath=['file://{folder}']" for folder in folders]
+    found = []
+    for word in words:
+        for_hydra = as_list(word)
+        if ctx.info_name == "sweep":
+            for_hydra = re.sub(r"^\+*hydra/launcher=", "launcher=", for_hydra)
+        found.append(for_hydra)
+    for folder in folders:
+        found.append(f"hydra.searchpath=['file://{folder}']")
     return tuple(found)
 
 

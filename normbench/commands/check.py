@@ -44,7 +44,8 @@ def run(words: Sequence[str]) -> int:
     table.add_column("result", no_wrap=True)
     table.add_column("measured", overflow="fold")
     for row in rows:
-        table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
+        colour = COLOURS.get(row.result, "")
+        table.add_row(Text(row.name), Text(row.result, style=colour), Text(row.measured))
     screen.print(table)
 
     counts = Counter(row.result for row in rows)
@@ -68,7 +69,9 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
         path, *settings = words
         section = find_section(path)
         words = [f"{section}._target_={path}"]
-        words += [f"{section}.{word.removeprefix(f'{section}.')}" for word in settings]
+        for word in settings:
+            name_and_value = word.removeprefix(f"{section}.")
+            words.append(f"{section}.{name_and_value}")
     keys: list[str] = []
     sections: list[str] = []
     for word in words:

@@ -44,7 +44,7 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
         return [CompletionItem(value, type=PATHS[name])]
     if is_rule(name):
         found = complete_rule(name, value if equals else None, words, folders, is_sweep)
-        return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
+        return offer(found, current)
     section, dot, _ = name.partition(".")
     if dot and section in CLASS_SECTIONS:
         option = chosen_options(words, *folders)[section]
@@ -59,7 +59,16 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
         found = {f"{path}=": setting.doc for path, setting in keys.items()}
     else:
         found = list_names(groups, keys)
-    return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
+    return offer(found, current)
+
+
+def offer(words: Mapping[str, str], current: str) -> list[CompletionItem]:
+    """Return the words that begin with what is typed so far, with their lines, as a shell takes them."""
+    items = []
+    for word, line in words.items():
+        if word.startswith(current):
+            items.append(CompletionItem(word, help=line))
+    return items
 
 
 def complete_rule(
@@ -88,7 +97,9 @@ def complete_rule(
         settings = option_settings(group, given[place], *folders)
     if value is None:
         before = f"{place}." if place else f"{group}@"
-        found = {f"{before}{key}=": each.doc for key, each in settings.items()}
+        found = {}
+        for key, each in settings.items():
+            found[f"{before}{key}="] = each.doc
         for word, line in words_for(group).items():
             found[f"{before}{word}="] = line
         return found
@@ -105,7 +116,11 @@ def complete_value(name: str, value: str, known: Mapping[str, str], several: boo
         last = value.rfind(",") + 1
         before = value[:last]
     given = before.split(",")
-    return {f"{name}={before}{word}": line for word, line in known.items() if word not in given}
+    found = {}
+    for word, line in known.items():
+        if word not in given:
+            found[f"{name}={before}{word}"] = line
+    return found
 
 
 def list_names(groups: Mapping[str, str], keys: Mapping[str, Setting]) -> dict[str, str]:
@@ -137,7 +152,7 @@ def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
 def complete_names(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete the option of a group that a command is named after: a norm, or a placement."""
     known = options(str(context.info_name).removesuffix("s"))
-    return [CompletionItem(name, help=line) for name, line in known.items() if name.startswith(current)]
+    return offer(known, current)
 
 
 def list_words(setting: Setting) -> list[str]:

@@ -257,9 +257,13 @@ def norm_page(part: NormPart) -> NormPage:
     evaluated = cells["sequence", False]
     later = slice(SHOWN[2] + 1, None)
     forward, backward = count_costs(part)
+    has_later_state = bool(getattr(norm, "later", {}))
+    invariances: dict[str, bool] = {}
     invariances_later: dict[str, bool] = {}
-    if getattr(norm, "later", {}):
-        invariances_later = {name: holds(invariant(part, change, later=True)) for name, change in INVARIANCES.items()}
+    for name, change in INVARIANCES.items():
+        invariances[name] = holds(invariant(part, change))
+        if has_later_state:
+            invariances_later[name] = holds(invariant(part, change, later=True))
     return NormPage(
         norm=norm,
         facts=build.norm_facts(part.tree),
@@ -270,7 +274,7 @@ def norm_page(part: NormPart) -> NormPage:
         sees_future=when(trained[0, :, later], evaluated[0, :, later]),
         pointwise=int(trained.sum()) == 1,
         differs_in_evaluation=holds(large(part, between_modes)),
-        invariances={name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
+        invariances=invariances,
         later=invariances_later,
         forward=forward,
         backward=backward,
@@ -343,12 +347,14 @@ def draw(cells: Cells) -> str:
     samples, features, positions = PICTURE
     signs = np.where(cells, "■", "·")
     signs[SHOWN] = "●"
+    margin = " " * 12
     names = [f"sample {sample + 1}".ljust(features) for sample in range(samples)]
-    lines = [f"{'':12}{'  '.join(names)}".rstrip()]
+    head = margin + "  ".join(names)
+    lines = [head.rstrip()]
     for position in range(positions):
-        row = "  ".join("".join(sample) for sample in signs[..., position])
+        row = "  ".join(map("".join, signs[..., position]))
         lines.append(f"position {position + 1}  {row}")
-    lines.append(f"{'':12}features →")
+    lines.append(f"{margin}features →")
     return "\n".join(lines)
 
 
@@ -363,7 +369,9 @@ class Count(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
         if tensors and not func.is_view:
             self.operations += max(tensor.numel() for tensor in tensors)
-            self.traffic += sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors)
+            for tensor in tensors:
+                stored = tensor.untyped_storage().nbytes()
+                self.traffic += min(tensor.nbytes, stored)
         return found
 
 

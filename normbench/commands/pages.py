@@ -101,7 +101,10 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
         values[path] = show(lookup(tree, path)).partition("${")[0]  # what another key decides is left open
     known = {**values, **settings}
     for part in PARTS:
-        own = [path for path in known if path.startswith(f"{part}.") and "._" not in path]
+        own = []
+        for path in known:
+            if path.startswith(f"{part}.") and "._" not in path:
+                own.append(path)
         if own:
             with formatter.section(f"Settings of {part}={chosen[part]}"):
                 write_keys(formatter, own, settings, values)
@@ -141,7 +144,9 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
     for path in paths:
         setting = settings.get(path, Setting())
         usual = "" if setting.default is ... else show(setting.default)
-        rows.append((f"{path}={values.get(path, usual)}", f"{setting.doc} [{setting.allowed or 'anything'}]"))
+        value = values.get(path, usual)
+        allowed = setting.allowed or "anything"
+        rows.append((f"{path}={value}", f"{setting.doc} [{allowed}]"))
     formatter.write_dl(rows)
 
 
@@ -172,7 +177,8 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         rows.append((f"{group}={option}", f"{meaning} [normbench list {group}]"))
     rules = rule_sections(config.tree)
     for key in rules:
-        rows.append((f"{key}={config.choices.groups[key]}", f"{group_of(key)} of some places"))
+        option = config.choices.groups[key]
+        rows.append((f"{key}={option}", f"{group_of(key)} of some places"))
     formatter.write_dl(rows)
     values = {}
     without_rules = {section: value for section, value in config.tree.items() if section != RULES}

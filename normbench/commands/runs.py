@@ -142,5 +142,6 @@ def last_change(*folders: Path) -> float:
     times = [0.0]
     for folder in folders:
         for pattern in ("s*.json", "*/*.json"):
-            times += [file.stat().st_mtime for file in folder.glob(pattern)]
+            for file in folder.glob(pattern):
+                times.append(file.stat().st_mtime)
     return max(times)

@@ -17,7 +17,7 @@ from normbench.settings import show
 def tell(group: str, name: str | None, markdown: bool) -> None:
     """Print the page of a scheme, or of all, in Markdown; for a terminal formatted."""
     names = [name] if name else list(options(group))
-    told = "\n".join(page_of(one) for one in names)
+    told = "\n".join(map(page_of, names))
     if markdown:
         print(told, end="")
     else:
@@ -26,10 +26,14 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
 
 def page_of(name: str) -> str:
     """Return the page of a scheme in Markdown: what it is, its words, and the blocks of a model with it."""
-    words = " ".join(f"{key}={show(value)}" for key, value in recipe_of(name).items())
+    words = []
+    for key, value in recipe_of(name).items():
+        words.append(f"{key}={show(value)}")
+    recipe = " ".join(words)
+    meaning = options("scheme")[name]
     model, drawing = draw_first_model(name)
     drawn = f"Drawn with `{model}`:\n\n" if model else ""
-    return f"### {name}\n\n{options('scheme')[name]}\n\n`{words}`\n\n{drawn}```text\n{drawing}\n```\n"
+    return f"### {name}\n\n{meaning}\n\n`{recipe}`\n\n{drawn}```text\n{drawing}\n```\n"
 
 
 def draw_first_model(scheme: str) -> tuple[str, str]:
@@ -39,7 +43,10 @@ def draw_first_model(scheme: str) -> tuple[str, str]:
         UsageError: it goes with no model.
     """
     refused: UsageError | None = None
-    for words in ([], *([f"model={model}"] for model in options("model"))):
+    choices: list[list[str]] = [[]]
+    for model in options("model"):
+        choices.append([f"model={model}"])
+    for words in choices:
         try:
             run = prepare(read([f"scheme={scheme}", *words]))
             made = lay_out(run.config.tree, run.data.task)

@@ -49,7 +49,10 @@ def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         with formatter.section("outside the blocks"):
             formatter.write_dl(outside)
     write_host(formatter, made.model)
-    unused = dict.fromkeys(place_of(site) for site, section in made.norm_sections.items() if section is None)
+    unused: dict[str, None] = {}  # each place once, in their order
+    for site, section in made.norm_sections.items():
+        if section is None:
+            unused[place_of(site)] = None
     if unused:
         example = next(iter(unused))
         formatter.write_paragraph()

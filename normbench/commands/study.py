@@ -99,17 +99,21 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
     what = "Runs that it trains first, as normbench sweep does" if kind.trains else "Models that it measures"
     ties = [word for word in kind.words if ";" in word]  # settings that vary together
     with formatter.section(f"{what} (your own words replace these, key by key)"):
-        formatter.write_text(" ".join(word for word in kind.words if word not in ties))
+        others = [word for word in kind.words if word not in ties]
+        formatter.write_text(" ".join(others))
         for word in ties:  # one setting a line
-            formatter.write("  " + word.replace(";", ";\n    ") + "\n")
+            in_lines = word.replace(";", ";\n    ")
+            formatter.write(f"  {in_lines}\n")
     known = {f"study.{key}": setting for key, setting in known_settings(kind).items()}
     if known:
-        parameters = inspect.signature(kind).parameters
-        values = {f"study.{key}": show(one.default) for key, one in parameters.items()}
+        values = {}
+        for key, parameter in inspect.signature(kind).parameters.items():
+            values[f"study.{key}"] = show(parameter.default)
         with formatter.section("Settings"):
             write_keys(formatter, known, known, values)
+    columns = [(key, column.label) for key, column in kind.columns.items()]
     with formatter.section("Measured (columns of rows.csv)"):
-        formatter.write_dl((key, column.label) for key, column in kind.columns.items())
+        formatter.write_dl(columns)
 
 
 @click.command()

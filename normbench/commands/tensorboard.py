@@ -22,8 +22,8 @@ def start_page(address: str, arms: bool = False) -> str:
     Args:
         arms: show only those that are runs of their own, in all tabs, until the person empties the filter of runs.
     """
-    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
-    query = {"pinnedCards": cards, "smoothing": "0", "runColorGroup": f"regex:{ARM}"}
+    cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
+    query = {"pinnedCards": json.dumps(cards), "smoothing": "0", "runColorGroup": f"regex:{ARM}"}
     tab = "timeseries"
     if arms:
         query["runFilter"] = ARMS
