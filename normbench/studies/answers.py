@@ -131,7 +131,7 @@ def answer_of(
 def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
     """Yield the numbers in a line of a table. tests: all of the study, corrected."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
-    coordinates = {name: to_python(value) for name, value in zip(table.by, line.place, strict=True)}
+    coordinates = dict(zip(table.by, map(to_python, line.place), strict=True))
     for metric, cell in line.cells.items():
         finding = cell.finding
         mean, interval = in_unit(*finding.summary, finding.ratio)

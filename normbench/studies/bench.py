@@ -96,6 +96,7 @@ class Bench(Study):
         ] = None,
     ) -> None:
         self.sizes = list(product(rows, features))
+        self.widths = set(features)
         self.dtypes = dtypes
         self.implementations = implementations
         self.rounds = rounds
@@ -109,7 +110,7 @@ class Bench(Study):
         wanted = device.type == "cuda" if self.beyond is None else self.beyond
         if not wanted:
             return self.sizes
-        features = max(width for _, width in self.sizes)
+        features = max(self.widths)
         row_bytes = features * getattr(torch, dtype).itemsize
         rows = math.ceil(CACHES_BEYOND * last_level_cache(device) / row_bytes)
         return list(dict.fromkeys([*self.sizes, (rows, features)]))
@@ -126,7 +127,7 @@ class Bench(Study):
             what = "study.beyond=true"
         check_memory(needed, what, subject.device)
         check_steps(subject)
-        for width in {width for _, width in self.sizes}:
+        for width in self.widths:
             self.check_norm(subject, width)
 
     def check_norm(self, subject: Subject, features: int) -> None:
@@ -281,7 +282,10 @@ def last_level_cache(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
     files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    kibibytes = [int(file.read_text().strip().removesuffix("K")) for file in files]
+    kibibytes = []
+    for file in files:
+        size = file.read_text().strip()  # such as 1024K
+        kibibytes.append(int(size.removesuffix("K")))
     if not kibibytes:
         return 2**26
     return 1024 * max(kibibytes)
@@ -327,14 +331,18 @@ def warm_up_steps(subject: Subject, count: int) -> TimedSteps:
 
 def leave_out_norms(tree: Tree) -> Tree:
     """Return a configuration without norms, those of rules included."""
-    rules = {key: section for key, section in rule_sections(tree).items() if group_of(key) != "norm"}
+    rules = {}
+    for key, section in rule_sections(tree).items():
+        if group_of(key) != "norm":
+            rules[key] = section
     return {**tree, "norm": section_of("norm", "none"), RULES: rules}
 
 
 def count_codes(norms: Sequence[nn.Module]) -> str:
     """Write how many norms run by each code: `9 × native and 8 × eager`."""
-    counts = Counter(code_of(norm) for norm in norms)
-    return " and ".join(f"{number} × {code}" for code, number in counts.items())
+    counts = Counter(map(code_of, norms))
+    told = [f"{number} × {code}" for code, number in counts.items()]
+    return " and ".join(told)
 
 
 def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[nn.Module]]:
@@ -370,7 +378,10 @@ def split_by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the rows of each device, by its name: times of two GPUs are in no table together."""
     if "device" not in rows or rows["device"].nunique() < 2:
         return {"": rows}
-    return {str(name): own for name, own in rows.groupby("device", sort=False)}
+    found = {}
+    for name, own in rows.groupby("device", sort=False):
+        found[str(name)] = own
+    return found
 
 
 def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Iterator[str]:
@@ -451,7 +462,8 @@ def of_largest_input(rows: pd.DataFrame) -> pd.DataFrame:
 def tell_size(rows: pd.DataFrame) -> str:
     """Name the one size of rows whose calls follow each other, and where their input is."""
     first = rows.iloc[0]
-    return f"{first['rows']:,.0f} × {first['features']:,.0f}{tell_caches(rows) or ', warm cache'}"
+    where = tell_caches(rows) or ", warm cache"
+    return f"{first['rows']:,.0f} × {first['features']:,.0f}{where}"
 
 
 def tell_caches(rows: pd.DataFrame) -> str:

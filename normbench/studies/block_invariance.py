@@ -175,6 +175,8 @@ def tell_blocks(rows: pd.DataFrame) -> list[str]:
         for arm in arms_of(own):
             made = agreed(own[is_arm(own, arm.settings)]["makes"])
             arms.setdefault(made, []).append(label_of(arm))
-        told = [f"{made}: {', '.join(names)}" for made, names in arms.items()]
+        told = []
+        for made, names in arms.items():
+            told.append(f"{made}: {', '.join(names)}")
         found.append(f"Given the {change}, the last block {'; '.join(told)}.")
     return found

@@ -168,9 +168,15 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         KeyboardInterrupt: it was stopped; what has been measured is kept.
     """
     kind = study_class(name)
-    folders = [Path(word).expanduser() for word in words if "=" not in word]
-    settings = [word for word in words if key_of(word).startswith("study.")]
-    others = [word for word in words if "=" in word and word not in settings]
+    folders, settings, others = [], [], []
+    for word in words:
+        is_setting = key_of(word).startswith("study.")
+        if is_setting:
+            settings.append(word)
+        if "=" not in word:
+            folders.append(Path(word).expanduser())
+        elif not is_setting:
+            others.append(word)
     study = make_study(kind, settings)
     left_out = list[LeftOut]()
     subjects: list[Subject] | None
@@ -191,9 +197,17 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     with RunDirectory(folder).hold(), explain_limits(str(root)):
         rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
         command = ["normbench", name] if name == "bench" else ["normbench", "study", name]
-        gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
-        save(study, name, rows, folder, shlex.join([*command, *words]), left_out, list(gpus))
+        save(study, name, rows, folder, shlex.join([*command, *words]), left_out, gpus_of(subjects))
     return folder
+
+
+def gpus_of(subjects: Sequence[Subject]) -> list[str]:
+    """Return the names of the GPUs on which subjects are measured, each once."""
+    names: dict[str, None] = {}
+    for one in subjects:
+        if one.device.type == "cuda":
+            names[device_name(one.device)] = None
+    return list(names)
 
 
 def set_threads(study: Study, subject: Subject) -> None:
@@ -232,7 +246,10 @@ def make_subjects(
             left_out.append(LeftOut(f"{number} of the grid", why))
         points = points_of(sweep.plan)
         subjects = check_subjects(study, points, left_out)
-        kept = [run for run, point in zip(sweep.plan.runs, points, strict=True) if point in subjects]
+        kept = []
+        for run, point in zip(sweep.plan.runs, points, strict=True):
+            if point in subjects:
+                kept.append(run)
         sweep.plan = replace(sweep.plan, runs=kept)
         kept[0].prepared.directory.check_creatable()
         if not study.trains:
@@ -249,7 +266,8 @@ def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet:
     keys = {subject: subject.key(study) for subject in subjects}
     todo = []
     for group in groups_of(study, subjects):
-        if any(keys[subject] not in kept for subject in group):
+        keys_of_group = {keys[subject] for subject in group}
+        if not keys_of_group <= kept.keys():
             todo.append(group)
     console = Console(stderr=True, quiet=quiet)
     for group in track(todo, "measuring", console=console, disable=not todo):
@@ -286,7 +304,9 @@ def groups_of(study: Study, subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 def settings_of(subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
     """Yield the settings of each subject, all with the same keys, lists as words."""
-    keys = dict.fromkeys(key for one in subjects for key in one.settings)
+    keys: dict[str, None] = {}  # each once, in their order
+    for one in subjects:
+        keys.update(dict.fromkeys(one.settings))
     for one in subjects:
         settings = {}
         for key in keys:

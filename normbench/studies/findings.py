@@ -76,8 +76,10 @@ def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
     """Return the arms of rows, in their order, by the settings that vary; without the norm where a scheme tells it."""
     keys = [key for key in keys_of(rows) if key not in leave_out]
     varied = [key for key in keys if rows[key].nunique(dropna=False) > 1]
-    if {"norm", "scheme"} <= {*varied} and (rows.groupby("scheme", dropna=False)["norm"].nunique() == 1).all():
-        varied.remove("norm")
+    if {"norm", "scheme"} <= {*varied}:
+        norms_of_schemes = rows.groupby("scheme", dropna=False)["norm"].nunique()
+        if (norms_of_schemes == 1).all():
+            varied.remove("norm")
     if not varied:
         varied = keys[:1]
     arms = []
@@ -329,7 +331,9 @@ class Findings:
         """Return all differences in the table."""
         found = []
         for line in self.lines:
-            found += [cell.difference for cell in line.cells.values() if cell.difference is not None]
+            for cell in line.cells.values():
+                if cell.difference is not None:
+                    found.append(cell.difference)
         return found
 
 
@@ -367,7 +371,9 @@ def compare(
             if not is_arm(own, arm.settings).any():
                 continue
             other = baseline_of(arm, baseline) if seeds > 1 else None
-            cells = {metric: compare_cell(own, metric, arm, other, ratio) for metric in values}
+            cells = {}
+            for metric in values:
+                cells[metric] = compare_cell(own, metric, arm, other, ratio)
             lines.append(FindingsLine(arm, place, cells))
     return Findings(key, title, columns, by, baseline, ratio, seeds, lines, notes)
 

@@ -183,7 +183,9 @@ class Study(ABC):
                 cls.title = section["title"]
                 cls.source = section["source"]
                 cls.words = section["words"]
-                cls.columns = {column: Column(*words) for column, words in section["columns"].items()}
+                cls.columns = {}
+                for column, words in section["columns"].items():
+                    cls.columns[column] = Column(*words)
                 cls.captions = section.get("captions", {})
                 cls.baseline = section.get("baseline", cls.baseline)
                 cls.miniature = section.get("miniature", cls.miniature)
@@ -231,7 +233,8 @@ class Study(ABC):
         found = list[Figure]()
         for metric in self.measured_in(rows):
             words = self.columns[metric].words
-            said = {"title": words, "caption": f"By {self.columns[place].words}.", **self.captions.get(metric, {})}
+            caption = f"By {self.columns[place].words}."
+            said = {"title": words, "caption": caption, **self.captions.get(metric, {})}
             found += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **said)
         return found
 

@@ -92,7 +92,8 @@ class ModelGraph:
         Raises:
             NotFoldable: its weights have another use.
         """
-        is_shared = any(self.uses[id(tensor)] > 1 for tensor in self.tensors.get(node, []))
+        tensors = self.tensors.get(node, [])
+        is_shared = any(self.uses[id(tensor)] > 1 for tensor in tensors)
         if node.target is F.linear or is_shared:
             raise NotFoldable("the weight beside it is also used elsewhere, as with model.tied=true")
         module = self.modules.get(node)

@@ -131,7 +131,10 @@ class Invariance(Study):
             layouts.append(f"{norm}: {over}")
         verdicts = verdicts_table(measured)
         largest = by_change(measured, [*settings, "of", "precision"], "deviation", "max")
-        words = {name: column.words for name, column in self.columns.items() if name.endswith(("_in", "_out"))}
+        words = {}
+        for name, column in self.columns.items():
+            if name.endswith(("_in", "_out")):
+                words[name] = column.words
         moments = moments_of(measured, list(words)).rename(columns=words)
         return [
             table_of("invariances", verdicts, len(settings), VERDICTS_NOTE + "; ".join(layouts)),

@@ -125,7 +125,8 @@ def generate(model: nn.Module, prompt: Int64[Tensor, " time"], context: int, wan
     device = next(model.parameters()).device
     tokens = prompt
     for _ in range(wanted.tokens):
-        logits = model(tokens[None, -context:].to(device))[0, -1].float().cpu()
+        window = tokens[None, -context:].to(device)
+        logits = model(window)[0, -1].float().cpu()
         tokens = torch.cat([tokens, draw(logits, wanted, generator)])
     return tokens
 

@@ -69,8 +69,11 @@ def save(
         "commit": commit(),
     }
     save_study(folder, about, tables, figures)
+    pictures = {}
+    for figure in figures:
+        pictures[f"{name}/{figure.name}"] = figure.render("png", dpi=150)
     board = new_board(folder)
-    board.images({f"{name}/{figure.name}": figure.render("png", dpi=150) for figure in figures})
+    board.images(pictures)
     board.close("")
     write_lines(study, name, rows, folder)
 
@@ -106,9 +109,10 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
         board = new_board(inside(folder, "arms", folder_name(arm)))
         steps = own.groupby(place) if place else [(0, own)]
         for step, at_step in steps:
-            means = means_by_tag(at_step, metrics, kinds)
-            tags = {f"{name}/{tag}": mean for tag, mean in means.items()}
-            board.scalars(int(step), tags)
+            scalars = {}
+            for tag, mean in means_by_tag(at_step, metrics, kinds).items():
+                scalars[f"{name}/{tag}"] = mean
+            board.scalars(int(step), scalars)
         board.close("")
 
 

@@ -117,7 +117,8 @@ class Smoothness(Study):
         if arm not in self.chosen:
             losses = {}
             for tried in self.rates:
-                losses[tried] = fmean(final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS)
+                ends = [final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS]
+                losses[tried] = fmean(ends)
             self.chosen[arm] = min(self.rates, key=losses.__getitem__)
         return self.chosen[arm]
 
@@ -250,7 +251,8 @@ def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> WatchedModel:
         in_norms.update(norm.parameters())
     weights = []
     for layer in layers:
-        weights.append([weight for weight in layer if weight.ndim > 1 and weight not in in_norms])
+        own = [weight for weight in layer if weight.ndim > 1 and weight not in in_norms]
+        weights.append(own)
     return WatchedModel(model, list(model.parameters()), layers, weights)
 
 

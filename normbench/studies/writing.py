@@ -125,7 +125,8 @@ def write_p(p: float) -> str:
 
 def tell_value(one: Value) -> str:
     """Say how large a number is, and with which of its references that is consistent."""
-    mean, ends = in_unit(*mean_interval(list(one.values.values())), one.ratio)
+    mean, interval = mean_interval(list(one.values.values()))
+    mean, ends = in_unit(mean, interval, one.ratio)
     size = f"{one.what} {number(mean)} {one.unit}".rstrip()
     seeds = len(one.values)
     if ends is None:
@@ -138,8 +139,12 @@ def tell_value(one: Value) -> str:
 
 def consistent_with(ends: Interval, references: Mapping[str, float]) -> str:
     """Say with which of some references an interval is consistent: those that lie in it."""
-    within = [name for name, value in references.items() if ends.lower <= value <= ends.upper]
-    without = [name for name in references if name not in within]
+    within, without = [], []
+    for name, value in references.items():
+        if ends.lower <= value <= ends.upper:
+            within.append(name)
+        else:
+            without.append(name)
     if not within:
         return "not consistent with " + " or ".join(without)
     told = "consistent with " + ", and with ".join(within)
@@ -173,7 +178,8 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
     """Return rows as a table, numbers with three digits. heads: how many of the first columns are words."""
     cells = []
     for row in rows:
-        cells.append({name: show_value(value) for name, value in row.items()})
+        written = {name: show_value(value) for name, value in row.items()}
+        cells.append(written)
     return Table(key, title, pd.DataFrame(cells), notes, heads)
 
 
@@ -187,13 +193,20 @@ def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) 
     metrics = list(lines[0].cells) if lines else []
     if metrics:
         first = metrics[0]
-        counts = [str(len(line.cells[first].finding.values)) for line in lines]
+        counts = []
+        for line in lines:
+            seeds = line.cells[first].finding.values
+            counts.append(str(len(seeds)))
         if len(set(counts)) > 1:
             columns["seeds"] = counts
     differences = list[PairedDifference]()
     for metric in metrics:
-        cells = [correct_cell(line.cells[metric], tests) for line in lines]
-        differences += [cell.difference for cell in cells if cell.difference is not None]
+        cells = []
+        for line in lines:
+            cell = correct_cell(line.cells[metric], tests)
+            cells.append(cell)
+            if cell.difference is not None:
+                differences.append(cell.difference)
         columns.update(write_columns(findings.columns[metric].label, cells, are_several=len(metrics) > 1))
     notes = list(findings.notes)
     if differences:
@@ -263,7 +276,8 @@ def is_factor_large(one: PairedDifference) -> bool:
 
 def notes_on(findings: Findings, differences: Sequence[PairedDifference]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
-    against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
+    baseline = [f"{name}={word}" for name, word in findings.baseline.items()]
+    against = ", ".join(baseline)
     means = "Geometric means" if findings.ratio else "Means"
     what = "ratios to" if findings.ratio else "differences from"
     notes = [
