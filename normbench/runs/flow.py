@@ -20,8 +20,12 @@ class Sum:
 
     def draw(self) -> list[str]:
         """Draw it, a line for each side: the one with the longest way first, the skip last."""
-        skips = [side for side in self.sides if side.is_skip]
-        others = [side for side in self.sides if not side.is_skip]
+        skips, others = [], []
+        for side in self.sides:
+            if side.is_skip:
+                skips.append(side)
+            else:
+                others.append(side)
         others.sort(key=lambda side: side.length, reverse=True)
         drawn = [side.draw() for side in others + skips]
         width = max(len(lines[0]) for lines in drawn)
@@ -34,7 +38,8 @@ class Sum:
                 left, right = "└┘"
             rows.append(left + lines[0].ljust(width, "─") + right)
             edge = "│" if number < len(drawn) - 1 else " "
-            rows += [edge + line.ljust(width) + edge for line in lines[1:]]
+            for line in lines[1:]:
+                rows.append(edge + line.ljust(width) + edge)
         return rows
 
 
@@ -53,9 +58,11 @@ class Joint:
         for number, lines in enumerate(drawn):
             is_last = number == len(drawn) - 1
             corner = "┘" if is_last else "┤"
-            rows.append(lines[0].ljust(width, "─") + ("⊕" if number == 0 else corner))
+            end = "⊕" if number == 0 else corner
+            rows.append(lines[0].ljust(width, "─") + end)
             edge = " " if is_last else "│"
-            rows += [line.ljust(width) + edge for line in lines[1:]]
+            for line in lines[1:]:
+                rows.append(line.ljust(width) + edge)
         return rows
 
 
@@ -116,7 +123,10 @@ class Flow:
         """Return the number of steps on the longest way."""
         count = 0
         for step in self.steps:
-            count += 1 if isinstance(step, str) else max(side.length for side in step.sides)
+            if isinstance(step, str):
+                count += 1
+            else:
+                count += max(side.length for side in step.sides)
         return count
 
     def draw(self) -> list[str]:

@@ -54,17 +54,22 @@ def lay_out_blocks(tree: Tree, made: Assembled, options: Mapping[str, str]) -> d
     found: dict[int, Layout] = {}
     for block in made.model.anatomy().blocks:
         layer = block.layer
-        norm_choices = tuple((place_of(one), tell_choice(chosen, options)) for one, chosen in norms[layer].items())
-        weight_choices = tuple((place, tell_choice(chosen, options)) for place, chosen in weights[layer].items())
+        norm_choices = []
+        for norm_site, chosen in norms[layer].items():
+            norm_choices.append((place_of(norm_site), tell_choice(chosen, options)))
+        weight_choices = []
+        for place, chosen in weights[layer].items():
+            weight_choices.append((place, tell_choice(chosen, options)))
         if made.model.hosted:
-            found[layer] = Layout("", options["placement"], norm_choices, weight_choices)
+            found[layer] = Layout("", options["placement"], tuple(norm_choices), tuple(weight_choices))
         elif layer in sites:
             section = made.placement_sections[sites[layer]]
             assert section is not None
             drawing = draw_with_norms(
                 factory(tree, section), block, sites[layer], norms[layer], weights[layer], options
             )
-            found[layer] = Layout(drawing, tell_choice(section, options), norm_choices, weight_choices)
+            placement = tell_choice(section, options)
+            found[layer] = Layout(drawing, placement, tuple(norm_choices), tuple(weight_choices))
     return found
 
 
@@ -84,10 +89,14 @@ def weights_by_block(tree: Tree, made: Assembled, options: Mapping[str, str]) ->
     for layer, roles in by_role.items():
         for role, sections in roles.items():
             slots = [slot for slot in sections if slot]
+            are_alike = len({*sections.values()}) == 1
             for slot, section in sections.items():
-                place = role
-                if len({*sections.values()}) > 1:
-                    place = f"{role}.{slot}" if slot else f"{role}, all but {' and '.join(slots)}"
+                if are_alike:
+                    place = role
+                elif slot:
+                    place = f"{role}.{slot}"
+                else:
+                    place = f"{role}, all but {' and '.join(slots)}"
                 if options.get(section, "plain") != "plain":
                     found[layer][place] = section
     return found
@@ -114,7 +123,10 @@ def draw_with_norms(
     labels: dict[str, str] = {}
     for role, branch in block.branches.items():
         names_inside = norms_in(branch)
-        inside = {one.slot: options[chosen] for one, chosen in norms.items() if one.name in names_inside}
+        inside = {}
+        for norm_site, chosen in norms.items():
+            if norm_site.name in names_inside:
+                inside[norm_site.slot] = options[chosen]
         for place, chosen in weights.items():
             if place == role or place.startswith((f"{role}.", f"{role}, ")):
                 rest = place.removeprefix(role).replace(".", " of ")
@@ -178,7 +190,10 @@ def merge_alike(blocks: Mapping[int, Told]) -> dict[str, Told]:
     kinds: dict[Told, list[int]] = {}
     for layer, told in blocks.items():
         kinds.setdefault(told, []).append(layer)
-    return {name_blocks(layers): told for told, layers in kinds.items()}
+    found = {}
+    for told, layers in kinds.items():
+        found[name_blocks(layers)] = told
+    return found
 
 
 def name_blocks(layers: Sequence[int]) -> str:
@@ -191,7 +206,8 @@ def name_blocks(layers: Sequence[int]) -> str:
             ranges.append([layer])
     told: list[str] = []
     for own in ranges:
-        first, last = (Site("block", layer).name for layer in (own[0], own[-1]))
+        first = Site("block", own[0]).name
+        last = Site("block", own[-1]).name
         told.append(first if first == last else f"{first} to {last}")
     return ", ".join(told)
 
@@ -208,8 +224,13 @@ def draw_model(tree: Tree, made: Assembled, options: Mapping[str, str]) -> str:
     for layer, layout in lay_out_blocks(tree, made, options).items():
         drawing = layout.drawing or "\n".join(write_choices(layout.norms))
         drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
-    parts = [f"{names}: {told}" for names, told in merge_alike(drawn).items()]
-    outside = [choice for choice in lay_out_outside(tree, made, options) if choice[1] != "none"]
+    parts = []
+    for names, told in merge_alike(drawn).items():
+        parts.append(f"{names}: {told}")
+    outside = []
+    for place, chosen in lay_out_outside(tree, made, options):
+        if chosen != "none":
+            outside.append((place, chosen))
     if outside:
         parts.append("\n".join(["outside the blocks", *write_choices(outside)]))
     return "\n\n".join(parts)

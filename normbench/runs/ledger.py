@@ -88,9 +88,12 @@ def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, 
         for parameter in norm.parameters():
             sizes[id(parameter)] = parameter.numel()  # norms may share one
     inside = sum(sizes.values())
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = trained = 0
+    for parameter in model.parameters():
+        total += parameter.numel()
+        if parameter.requires_grad:
+            trained += parameter.numel()
     counts = {"in_norms": inside, "outside_norms": total - inside, "total": total}
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trained < total:
         counts["trained"] = trained
     return counts

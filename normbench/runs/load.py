@@ -93,8 +93,8 @@ class TrainedRun(RunDirectory):
         """Tell whether predictions stand for the same classes or tokens as when the model was trained."""
         before = self.sessions()[-1]["data"]
         now = data.describe()
-        changed = [key for key in MEANINGS if key in before and before[key] != now.get(key)]
-        return not changed
+        noted = [key for key in MEANINGS if key in before]
+        return all(before[key] == now.get(key) for key in noted)
 
     def task(self) -> Task:
         """Return what the data ask of the model: as the run noted it."""
@@ -154,10 +154,13 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
             altered += altered_files(name, run, files)
         rows.append(row_of(name, run, summary))
     warn_of(altered)
-    columns = dict.fromkeys(column for row in rows for column in row)
+    columns: dict[str, None] = {}  # each once, in their order
     for row in rows:
-        unwritten = list_unwritten(row)
-        row.update((column, value) for column, value in unwritten.items() if column in columns)
+        columns.update(dict.fromkeys(row))
+    for row in rows:
+        for column, value in list_unwritten(row).items():
+            if column in columns:
+                row[column] = value
     frame = pd.DataFrame(rows, columns=[*columns])
     return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
 

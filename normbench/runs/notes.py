@@ -112,7 +112,10 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
 
 def caveats(run: Run) -> dict[str, str | None]:
     """Return a sentence on what a norm leaks of the future, and one on what it counts of padding; None: nothing."""
-    norms = [option for key, option in run.config.choices.groups.items() if group_of(key) == "norm"]
+    norms = []
+    for key, option in run.config.choices.groups.items():
+        if group_of(key) == "norm":
+            norms.append(option)
     norm = norms[0] if len(norms) == 1 else f"one of the norms ({', '.join(norms)})"
     leak = None
     if run.data.task.leaks(run.facts) == "training":

@@ -173,7 +173,10 @@ def check_rules(config: Config, made: build.Assembled) -> None:
     for key in config.tree[RULES]:
         rule = read_rule(key)
         holding = sections[rule.group]
-        winners = [section for site, section in holding.items() if section and rule.fits(site)]
+        winners = []
+        for site, section in holding.items():
+            if section and rule.fits(site):
+                winners.append(section)
         if key in given and winners and key not in winners:
             what = f"{key} holds nowhere, since {winners[0]} wins at its places"
             raise UsageError(f"{what}: leave it out, or give it later or with more words")

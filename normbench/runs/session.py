@@ -81,7 +81,10 @@ class Session:
         model, self.norms = self.build_model()
         tree = run.config.tree
         stepper = build.make_stepper(tree, model, self.norms, run.data, self.precision, run.steps, self.group)
-        probed = {name for name, value in vars(self.settings.probes).items() if value is True}
+        probed = set[str]()
+        for name, value in vars(self.settings.probes).items():
+            if value is True:
+                probed.add(name)
         self.loop = Loop(stepper, Probes(model, probed), Checkpoints(self.directory), self.settings)
 
     # ---- building it
@@ -120,8 +123,11 @@ class Session:
         run = self.run
         trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
         optimizer = make_optimizer(build.factory(run.config.tree, "optim"), [{"params": [trial]}], run.device)
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+        weights = trained = 0
+        for parameter in model.parameters():
+            weights += parameter.nbytes
+            if parameter.requires_grad:
+                trained += parameter.nbytes
         average = 0 if self.settings.trainer.ema is None else weights
         number = len(self.seeds)
         needs = {

@@ -35,7 +35,10 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
         for session in sessions:
             session.make_directory()
             contexts.enter_context(session.directory.hold())
-        left = [session for session in sessions if not session.directory.read_result()]  # another process was faster
+        left = []
+        for session in sessions:
+            if not session.directory.read_result():  # else another process was faster
+                left.append(session)
         for together in group_by_step(left):
             status = train_together(together, stop)
             if status:
@@ -50,8 +53,7 @@ def group_by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     the seeds that they began with, of which their dropout masks are a function.
     """
     steps = [session.loop.checkpoints.steps() for session in sessions]
-    newest = [max(known) for known in steps]
-    common = min(newest, default=0)
+    common = min(map(max, steps), default=0)
     found = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
     for session, known in zip(sessions, steps, strict=True):
         step = max(known)
