@@ -108,7 +108,8 @@ class MuonAdamW(torch.optim.Optimizer):
         before = list[tuple[Tensor, Tensor]]()
         if self.found_inf is not None:
             skips = self.found_inf != 0
-            changed = [*matrices, *(own["momentum_buffer"] for own in self.muon.state.values())]
+            momenta_of_matrices = [own["momentum_buffer"] for own in self.muon.state.values()]
+            changed = [*matrices, *momenta_of_matrices]
             before = [(tensor, tensor.clone()) for tensor in changed]
         self.muon.param_groups = [{**group, "params": matrices}]
         self.muon.step()
@@ -129,7 +130,9 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
     Args:
         norms: of the model, whose parameters are none of these.
     """
-    in_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    in_norms = set[nn.Parameter]()
+    for norm in norms:
+        in_norms.update(norm.parameters())
     found = dict[nn.Parameter, int]()
     for block in model.anatomy().blocks:
         parts_of_block = nn.ModuleList([block.module])

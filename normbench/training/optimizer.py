@@ -48,7 +48,9 @@ def parameter_groups(
     Raises:
         ContractError: one speaks of what it does not have.
     """
-    in_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    in_norms = set[nn.Parameter]()
+    for norm in norms:
+        in_norms.update(norm.parameters())
     treatments = find_treatments(model)
     by_kind = defaultdict[Kind, list[nn.Parameter]](list)
     for parameter in model.parameters():

@@ -91,10 +91,11 @@ def try_precision(device: torch.device, dtype: torch.dtype) -> None:
         heads = product.view(1, 4, 16, 64)
         attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
         results = [F.gelu(product), filtered, attended]
-        loss = torch.stack([result.float().mean() for result in results]).sum()
-    gradients = torch.autograd.grad(loss, [weight, kernel])
-    if not all(gradient.isfinite().all() for gradient in gradients):
-        raise RuntimeError("its gradients are not finite")
+        means = [result.float().mean() for result in results]
+        loss = torch.stack(means).sum()
+    for gradient in torch.autograd.grad(loss, [weight, kernel]):
+        if not gradient.isfinite().all():
+            raise RuntimeError("its gradients are not finite")
 
 
 def reason_against(device: torch.device, dtype: torch.dtype) -> str:

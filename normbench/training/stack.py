@@ -83,7 +83,10 @@ class Stack(Stepper):
         self.seeds = seeds
         self.first = next(iter(loops.values()))
         self.places = [loops.get(seed, self.first) for seed in seeds]
-        self.live = [Live(place, loops[seed]) for place, seed in enumerate(seeds) if seed in loops]
+        self.live = list[Live]()
+        for place, seed in enumerate(seeds):
+            if seed in loops:
+                self.live.append(Live(place, loops[seed]))
         self.kept = kept_of_each_weight(make, self.first.device)
         self.stack_tensors()
         alone = self.first.stepper
@@ -137,7 +140,8 @@ class Stack(Stepper):
         tensors_of_places = [tensors_of(loop) for loop in self.places]
         for name in tensors_of_places[0]:
             if name not in self.weights:
-                self.others[name] = torch.stack([tensors[name].detach() for tensors in tensors_of_places])
+                own = [tensors[name].detach() for tensors in tensors_of_places]
+                self.others[name] = torch.stack(own)
 
     def take_over_optimizers(self, make: MakeOptimizer) -> torch.optim.Optimizer:
         """Return one optimizer, which goes on from the loops' states; theirs are asked of it for a checkpoint."""
@@ -320,7 +324,8 @@ def stack_rows(rows: Iterable[Iterable[Tensor]]) -> Tensor:
     """Return the numbers of some tensors of each seed, as `(seeds, numbers)`."""
     stacked = list[Tensor]()
     for row in rows:
-        stacked.append(torch.cat([tensor.detach().flatten() for tensor in row]))
+        numbers = [tensor.detach().flatten() for tensor in row]
+        stacked.append(torch.cat(numbers))
     return torch.stack(stacked)
 
 
@@ -356,4 +361,8 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
         name = type(stacked_optimizer).__name__
         raise UsageError(f"sweep.stack: {name} does not treat each weight by itself: use another, or sweep.stack=1")
     state = stacked_optimizer.state[together]
-    return {name for name in state if getattr(state[name], "shape", None) == together.shape}
+    kept = set[str]()
+    for name, value in state.items():
+        if getattr(value, "shape", None) == together.shape:
+            kept.add(name)
+    return kept
