@@ -111,3 +111,20 @@ def place_of(error: BaseException) -> str:
             return place
         installed = installed or place
     return installed
+
+
+def explain_torchvision(importer: str) -> str:
+    """Say why torchvision fails where something imports it, and how to mend it.
+
+    Each release of torchvision is built for one of torch's, and for the CPU or a version of CUDA as that is. Beside
+    another build its operators cannot be loaded, and its import fails.
+
+    Args:
+        importer: what imports it, such as `timm`; or itself.
+    """
+    import torch
+
+    whose = "torchvision" if importer == "torchvision" else f"torchvision, which {importer} imports,"
+    build = "for CUDA" if torch.version.cuda else "for the CPU alone"
+    cure = f"install both at once from the index that has builds {build}, by the command that pytorch.org shows"
+    return f"{whose} does not fit torch {torch.__version__}: {cure}"

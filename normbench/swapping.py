@@ -72,6 +72,8 @@ def read_norm(norm: str | Callable[..., nn.Module], settings: Mapping[str, Any])
             section = {"_target_": norm, **settings}
         else:
             check_option("norm", norm)
+            if norm == "own":
+                raise ArgumentError("norm", norm, "is what the model has: choose another")
             section = {**section_of("norm", norm), **settings}
         tree = {"norm": check_section("norm", section), "model": {}}
         return factory(tree, "norm"), facts_of(tree, "norm"), norm

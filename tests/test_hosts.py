@@ -9,6 +9,7 @@ import os
 import pickle
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench import hosts
+from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.hosts import Adapter, Findings, Found
 from normbench.hosts.adapters import ACTING_INSIDE, TABLE
-from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, RMSNorm
+from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, Own, RMSNorm
 
 SITES = yaml.safe_load((REPOSITORY / "tests/given_sites.yaml").read_text("utf-8"))
 
@@ -220,8 +222,8 @@ def test_a_model_without_memory_has_the_same_sites() -> None:
     here = hosts.find(given.build(), given.call)
     with torch.device("meta"):
         model = given.make()
-    tokens = given.example()["input_ids"].to("meta")
-    there = hosts.find(model, lambda model: model(input_ids=tokens))
+        tokens = given.example()["input_ids"].to("meta")
+        there = hosts.find(model, lambda model: model(input_ids=tokens))
     assert [each.site for each in there.found] == [each.site for each in here.found]
     assert [each.adapter for each in there.found] == [each.adapter for each in here.found]
 
@@ -595,11 +597,23 @@ def test_a_library_that_cannot_be_imported_is_a_sentence_with_the_cure(
         hosts.import_library("timm")
 
 
+def test_a_norm_whose_library_cannot_be_imported_is_a_sentence_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unfit.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"^norm=unfit.Norm cannot be imported: torchvision, which unfit imports, does"
+    ):
+        import_target("unfit.Norm", "norm=unfit.Norm")
+
+
 def test_findings_are_plain_values() -> None:
-    """So that others can choose among them and tell of them."""
+    """So that others can choose among them and tell of them; where a factory leaves the old norm, it stays."""
     given = HOSTS["vit"]
     model = given.build()
     findings = hosts.find(model, given.call)
     assert isinstance(findings.found[0], Found)
     rows = hosts.tabulate(findings)
     assert [(row.path, row.norm, row.eps, row.becomes) for row in rows][-1] == ("norm", "LayerNorm", 1e-6, "")
+    assert hosts.replace(model, findings, Own) == {} and model.get_submodule("norm") is findings.found[-1].module

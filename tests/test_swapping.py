@@ -74,6 +74,7 @@ def test_alpha_of_a_language_model_is_that_of_the_paper() -> None:
     ("name", "how", "sentence"),
     [
         ("vit", {"norm": "rmsnrm"}, "norm=rmsnrm is unknown: did you mean rmsnorm"),
+        ("vit", {"norm": "own"}, "norm=own is what the model has"),
         ("vit", {"norm": "dyt", "alpha": 1.0}, "norm.alpha is not a setting of .*DyT: did you mean alpha0"),
         ("vit", {"norm": "dyt", "alpha0": -1}, "norm.alpha0=-1 is not allowed"),
         ("vit", {"norm": "rmsnorm", "where": "atention"}, "where=atention fits no norm .*: did you mean attention"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any, get_type_hints
 
-from normbench.errors import UsageError, explain, place_of
+from normbench.errors import UsageError, explain, explain_torchvision, place_of
 from normbench.settings import Setting, nearest, setting_from
 
 OURS = ("normbench.", "torch.")
@@ -62,6 +62,8 @@ def import_target(path: str, where: str = "") -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
+        if "torchvision::" in str(error):
+            raise UsageError(f"{where} cannot be imported: {explain_torchvision(module)}") from error
         if place_of(error):
             raise UsageError(f"{where} cannot be imported: fix {explain(error)}") from error
         known = vars(sys.modules[module]) if module in sys.modules else ()

@@ -237,7 +237,7 @@ def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
     Raises:
         Unreadable: it computes something else, or cannot be tried.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     trial = make_trial(norm, generator)
     for adapter in candidates(trial, x):
         features = x.shape[adapter.axis]
@@ -251,7 +251,7 @@ def make_trial(norm: nn.Module, generator: torch.Generator) -> nn.Module:
     trial = copy.deepcopy(norm).to_empty(device="cpu").float()
     for parameter in trial.parameters():
         parameter.requires_grad_(False)
-        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu"))
     return trial.eval()
 
 
@@ -274,7 +274,7 @@ def candidates(norm: nn.Module, x: Tensor) -> Iterator[Adapter]:
 def agrees(trial: nn.Module, adapter: Adapter, features: int, ndim: int, scale: float, generator: Any) -> bool:
     """Tell whether a norm computes what our formula with its parameters does, on a random input of a scale."""
     shape = [2, *range(3, ndim + 1), features]
-    x = scale * torch.randn(shape, generator=generator).movedim(-1, adapter.axis)
+    x = scale * torch.randn(shape, generator=generator, device="cpu").movedim(-1, adapter.axis)
     try:
         theirs = trial(x.clone())
     except Exception:  # of a class that takes another layout, and may raise anything

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-import torch
-
-from normbench.errors import UsageError, explain
+from normbench.errors import UsageError, explain, explain_torchvision
 
 # The extra of normbench that installs each library, and what a person calls it.
 EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
@@ -29,15 +27,3 @@ def import_library(name: str) -> ModuleType:
         if "torchvision" in str(error):
             raise UsageError(explain_torchvision(name)) from error
         raise UsageError(f"{name} cannot be imported ({explain(error)}): install a version that fits") from error
-
-
-def explain_torchvision(name: str) -> str:
-    """Say why torchvision fails where a library imports it, and how to mend it.
-
-    Each release of torchvision is built for one of torch's, and for the CPU or a version of CUDA as that is. Beside
-    another build its operators cannot be loaded, and its import fails.
-    """
-    whose = "torchvision" if name == "torchvision" else f"torchvision, which {name} imports,"
-    build = "for CUDA" if torch.version.cuda else "for the CPU alone"
-    cure = f"install both at once from the index that has builds {build}, by the command that pytorch.org shows"
-    return f"{whose} does not fit torch {torch.__version__}: {cure}"

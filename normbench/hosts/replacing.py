@@ -13,6 +13,7 @@ from normbench.errors import UsageError, explain
 from normbench.hosts.acting import acting_class
 from normbench.hosts.finding import Findings, Found
 from normbench.hosts.tape import evaluating
+from normbench.norms import Own
 from normbench.norms.common import RunningNorm
 from normbench.settings import either
 from normbench.types import NormFactory
@@ -61,7 +62,7 @@ def replace(
     Args:
         model: in which `find` has found them.
         findings: what it has found.
-        norm: makes the new norm of each place.
+        norm: makes the new norm of each place; `Own` where the old one stays.
         keep: `weights`, γ, β and running statistics where both have them; `nothing`: all start as they do.
         given: the settings of the new norms that a person has chosen, such as `eps`.
 
@@ -72,6 +73,8 @@ def replace(
     by_site: dict[str, nn.Module] = {}
     for found in findings.found:
         new: Any = norm(found.features, channel_dim=found.adapter.axis, site=found.site)
+        if isinstance(new, Own):
+            continue
         take_over_settings(new, found, given)
         place_like(new, found.module, model)
         if keep == "weights":
