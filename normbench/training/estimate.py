@@ -73,10 +73,12 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
     loop.clock = Clock(loop.device, warmup=5)
     forget_peak(loop.device)
     begun = time.perf_counter()
-    for _ in range(25):
+    for taken in range(1, 26):
         loop.step %= loop.steps  # after the last step of the run comes the first again
         loop.train_step()
         seconds = time.perf_counter() - begun
+        if seconds > 1.5 and taken >= 10:  # five of them warmed up, and the others are long enough to tell
+            break
         if seconds > 8.0 and not loop.clock.to_skip:
             break
         if seconds > 2.0:  # these steps are so long that what warms up is the lesser part
