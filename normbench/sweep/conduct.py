@@ -53,6 +53,7 @@ class Sweep:
         plan: its runs; where learning rates are to be chosen, still at those of the configuration.
         choices: the learning rates that were chosen so far, as `tuning.choose` returns them.
         failed: runs that have failed, by name.
+        seconds: what a run takes, by its steps, as far as that was measured.
     """
 
     words: Sequence[str]
@@ -62,6 +63,7 @@ class Sweep:
     console: Console = field(default_factory=Console)
     choices: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, Standing] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     @property
     def folder(self) -> SweepFolder:
@@ -146,9 +148,11 @@ class Sweep:
         """Return a line on how long `number` runs and `later` more will take, measured on one of them."""
         whole = describe_count(number, later)
         try:
-            seconds = time_run(run)
+            if run.steps not in self.seconds:  # runs that choose take as long as those that are reported
+                self.seconds[run.steps] = time_run(run)
         except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
             return f"the time of {whole} is not known: {run.run} fails ({explain(error)})"
+        seconds = self.seconds[run.steps]
         together = min(number, self.planner.jobs)
         total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
         each = timedelta(seconds=math.ceil(seconds))
