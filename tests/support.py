@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,23 @@ CAUSAL = [name for name in NORMS if name not in OVER_POSITIONS]  # which a langu
 PLACEMENTS = [name for name in options("placement") if name != "own"]
 EXPERIMENTS = list(options("experiment"))
 REPOSITORY = Path(__file__).parent.parent
+WHOLE = "NORMBENCH_WHOLE_MATRIX" in os.environ  # else a sample of what combines, which takes a fraction of the time
+
+
+def write_few_pairs(folder: Path, pairs: int = 64) -> None:
+    """Write below a folder some short pairs of each split of multi30k, in the hub's layout."""
+    from pyarrow import compute, parquet
+
+    name = "bentrevett/multi30k"
+    whole = Path(os.environ["NORMBENCH_DATA"], name)
+    (folder / name / "data").mkdir(parents=True, exist_ok=True)
+    (folder / name / "README.md").write_bytes((whole / "README.md").read_bytes())
+    for path in whole.glob("data/*.parquet"):
+        table = parquet.read_table(path)
+        for column in ("de", "en"):
+            bytes_of_each = compute.binary_length(table[column])  # and it has no more tokens
+            table = table.filter(compute.less(bytes_of_each, 60))
+        parquet.write_table(table.slice(0, pairs), folder / name / "data" / path.name)
 
 
 def visible_files() -> list[Path]:

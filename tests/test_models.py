@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, MATRIX, NORMS, OVER_POSITIONS, PLACEMENTS, TEXT, build, random_batch, section
+from support import IMAGES, MATRIX, NORMS, OVER_POSITIONS, PLACEMENTS, TEXT, WHOLE, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
 
@@ -57,21 +56,25 @@ REFUSED = {
 
 
 ALLOWED = [case for case in itertools.product(NORMS, PLACEMENTS, MATRIX) if case not in REFUSED]
-WHOLE = "NORMBENCH_WHOLE_MATRIX" in os.environ  # else a sample of it, which takes a tenth of the time
 
 
 def sample(kind: str) -> list[tuple[str, str]]:
-    """Return pairs of norm and placement for a model: every norm, every placement, and each norm with one more of them.
+    """Return pairs of norm and placement for a model: each norm and each placement once at least, else all pairs.
 
-    Which that is differs from model to model.
+    With which placement a norm is tried differs from model to model, so that in all of them it is tried with many.
     """
+    allowed = [(norm, placement) for norm, placement, own_kind in ALLOWED if own_kind == kind]
+    if WHOLE:
+        return allowed
     shift = list(MATRIX).index(kind)
-    usual = "plain" if kind in PLAIN else "pre"
     found = []
-    for norm, placement, own_kind in ALLOWED:
-        is_next = (NORMS.index(norm) + shift) % len(PLACEMENTS) == PLACEMENTS.index(placement)
-        if own_kind == kind and (WHOLE or norm == "layernorm" or placement == usual or is_next):
-            found.append((norm, placement))
+    for number, norm in enumerate(NORMS):
+        own = [pair for pair in allowed if pair[0] == norm]
+        found += own[(number + shift) % len(own) :][:1] if own else []
+    for placement in PLACEMENTS:
+        others = [pair for pair in allowed if pair[1] == placement]
+        if others and not any(pair in found for pair in others):
+            found.append(others[shift % len(others)])
     return found
 
 
