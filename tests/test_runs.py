@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from run_records import read_json
-from support import EXPERIMENTS, refused
+from support import EXPERIMENTS, WHOLE, refused, write_few_pairs
 
 from normbench.cli import main
 from normbench.config.compose import read as parse
@@ -131,6 +131,7 @@ GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
 
 
 QUICK = ("smoke", "norms_cnn")  # of the experiments
+WIDE = ("nanogpt_cpu", "lr_sensitivity", "norms_lm", "warmup")  # of which the last evaluation takes long
 
 
 @pytest.mark.data
@@ -139,9 +140,11 @@ QUICK = ("smoke", "norms_cnn")  # of the experiments
 )
 def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> None:
     words = ["trainer.steps=3", "trainer.eval_batches=1", "threads=1", "quiet=true"]
+    if experiment in WIDE:
+        words.append("model.width=32")
     if experiment == "rnnsearch_norms":
-        words += ["data.batch_size=4", "data.eval_batch_size=1024"]  # all sentences of a split are translated
-        words += ["model.width=16", "model.embedding=16"]
+        write_few_pairs(tmp_path)  # all sentences of a split are translated
+        words += [f"data.root={tmp_path}", "data.batch_size=4", "model.width=16", "model.embedding=16"]
     run = train(tmp_path, f"experiment={experiment}", *words)
     assert summary_of(run)["status"] == "finished"
 
@@ -225,6 +228,10 @@ def test_steps_that_are_replayed_whole_are_the_compiled_steps_and_faster(
     assert times[1] < times[0]
 
 
+FIRST_COMMAND = ["norm=rmsnorm", "placement=pre", "trainer.steps=300", "trainer.eval_every=300"]
+SMALLER = [] if WHOLE else ["model.depth=1", "model.width=64", "optim.lr=1e-2"]  # takes a seventh of the time
+
+
 @pytest.mark.slow
 def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: Callable[[str], None]) -> None:
     """Already in a fraction of its steps. Of the bytes: add-one smoothed counts of what follows which."""
@@ -237,7 +244,7 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: C
     log_p = (counts / counts.sum(1, keepdim=True)).log()
     reference = -torch.cat([log_p[batch.inputs, batch.targets].flatten() for batch in batches["val"]]).mean().item()
     assert 2.0 < reference < 3.0
-    found = summary_of(in_a_process(tmp_path, "norm=rmsnorm", "placement=pre", "trainer.steps=300"))
+    found = summary_of(train(tmp_path, *FIRST_COMMAND, *SMALLER))
     assert found["status"] == "finished"
     assert found["metrics"]["loss/val"] < reference - 0.1
     tell(f"first command: validation loss {found['metrics']['loss/val']:.4f}, bigram model {reference:.4f}")
