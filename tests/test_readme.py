@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY, documented
+from support import REPOSITORY, documented, write_few_pairs
 
 from normbench.cli import main
+from normbench.contract import trials
 
 PAGES = {path: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")))}
 TEXT = "\n".join(PAGES.values())
-TRANSLATORS = {"model=rnnsearch", "model=seq2seq"}
+TRANSLATORS = {"model=rnnsearch", "model=seq2seq", "experiment=rnnsearch_norms"}
 # whose last evaluation alone takes long
 LONG = {"data=wikitext2", "data=cifar10_jpeg", *TRANSLATORS}
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "threads=1"]
@@ -35,6 +36,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> 
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (tmp_path / "mynorms.py").write_text(blocks(TEXT, "python")[0])
     (tmp_path / "myplacements.py").write_text(blocks(PAGES[REPOSITORY / "docs/own_parts.md"], "python")[0])
+    monkeypatch.setattr(trials, "GROUNDS", {"MLP": trials.GROUNDS["MLP"]})  # test_contract has parts train everywhere
+    monkeypatch.setattr("normbench.sweep.conduct.time_run", lambda run: 1.0)  # what fails in it fails no plan
     (tmp_path / "myconf/norm").mkdir(parents=True)
     (tmp_path / "myconf/norm/l1.yaml").write_text(blocks(TEXT, "yaml")[0])
     return tmp_path
@@ -53,14 +56,15 @@ def small(words: list[str]) -> list[str]:
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if LONG & {*words} and "--dry-run" not in words:
         return [*words, "--cfg", "job"]
+    if TRANSLATORS & {*words}:  # a plan reads the data, and times its steps
+        write_few_pairs(Path("pairs"))
+        words += ["data.root=pairs", "data.batch_size=4"]
     if words[0] in ("study", "bench") and not folder and "outputs/" not in " ".join(words):
         return [*words, "--help"]  # test_studies asks whether their words are understood
     if words[0] == "train" and folder:
         return [*words, "trainer.steps=6"]
     if words[0] == "train":
         smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
-        if TRANSLATORS & {*words}:
-            smaller = ["data.batch_size=4"]  # a plan times its steps
         return [*words, *SHORT, *narrow(words), *smaller]
     if "--dry-run" not in words and {"experiment=smoke", "name=first", "name=given"} & {*words}:
         few = ["sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else []
