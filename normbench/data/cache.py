@@ -85,7 +85,8 @@ def read_or_decode(name: str, kind: str, key: Any, load: Callable[[], Decoded], 
             arrays[array] = np.asarray(np.load(folder / f"{array}.npy", mmap_mode="c"))
             if digest(arrays[array]) != digests[array]:
                 raise ValueError("its bytes are not those that were written")
-        fingerprint = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+        of_arrays = json.dumps(digests)
+        fingerprint = hashlib.sha256(of_arrays.encode()).hexdigest()
         return Content(name, about, arrays, meta["facts"], fingerprint)
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
         cure = "remove it, and it will be made again"
@@ -138,7 +139,8 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 def digest(array: np.ndarray) -> str:
     """Return the sha256 of an array's type, shape and values."""
-    result = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    form = f"{array.dtype.str} {array.shape}"
+    result = hashlib.sha256(form.encode())
     result.update(np.ascontiguousarray(array).data)
     return result.hexdigest()
 

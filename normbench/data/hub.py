@@ -88,9 +88,11 @@ class Hub:
             check_present(splits, loaded)
             check_present(columns, features)
             tables = {}
+            each_once = list(dict.fromkeys(columns))
             for split in splits:
-                rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
-                tables[split] = pyarrow.concat_tables(list(rows.iter(batch_size=4096))).to_pydict()
+                rows = loaded[split].select_columns(each_once).with_format("arrow")
+                pieces = list(rows.iter(batch_size=4096))
+                tables[split] = pyarrow.concat_tables(pieces).to_pydict()
                 if text:
                     check_text(text, tables[split][text])
             return features, tables
@@ -190,7 +192,8 @@ def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str)
     """
     import pandas as pd
 
-    found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
+    numbers = range(len(declared)) if declared else None
+    found = pd.Categorical(labels, categories=numbers)
     wrong = np.flatnonzero(found.codes < 0)
     if wrong.size:
         row = wrong[0]

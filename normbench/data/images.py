@@ -91,7 +91,8 @@ class Images(ContentData):
 
     def pixels(self, inputs: Inputs) -> PixelBatch:
         """Return the pixels, from 0 to 255, that a batch's inputs were made of."""
-        return (inputs * self._divisor + self._shift).round().clamp(0, 255).to(torch.uint8)
+        pixels = inputs * self._divisor + self._shift
+        return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; shift and divisor are those of pixels from 0 to 1."""
@@ -129,7 +130,12 @@ def find_scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], p
     else:
         shift = np.zeros_like(mean)
         divisor = np.full_like(mean, 255 if scaling == "unit" else 1)
-    return [torch.from_numpy(values).float()[:, None, None] for values in (shift, divisor)]
+    return [by_channel(shift), by_channel(divisor)]
+
+
+def by_channel(values: np.ndarray) -> Tensor:
+    """Return a number for each channel as a tensor (channels, 1, 1)."""
+    return torch.from_numpy(values).float()[:, None, None]
 
 
 # ---- augmentation: each kind draws random numbers of its own, so that one more changes nothing about the others

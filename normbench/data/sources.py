@@ -154,7 +154,8 @@ def hub_texts(
 
     def load() -> Decoded:
         texts, trained, labels, classes = read_labelled(hub, val_split, text_column, label_column, text_column)
-        parts = {"train": np.random.RandomState(0).permutation(trained), "val": np.arange(trained, len(texts))}
+        shuffled = np.random.RandomState(0).permutation(trained)
+        parts = {"train": shuffled, "val": np.arange(trained, len(texts))}
         return encode_texts(texts, labels, classes, parts, level, vocabulary_size, tokenizer, holdout)
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
@@ -334,7 +335,8 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
 
         digits = load_digits()
         order = np.random.RandomState(0).permutation(len(digits.target))
-        pixels = np.rint(digits.images[order, None] * 255 / 16).astype(np.uint8)
+        shades = digits.images[order, None] * 255 / 16
+        pixels = np.rint(shades).astype(np.uint8)
         labels = digits.target[order].astype(np.int64)
         counts = {"train": 1500, "val": len(order) - 1500}
         classes = list(map(str, digits.target_names))

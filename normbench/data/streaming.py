@@ -284,8 +284,8 @@ class Streamed(ContentData):
         except UsageError:
             raise
         except Exception as fault:  # as in Hub.reading
-            cure = "the same command goes on from the checkpoint"
-            raise RunFailure(f"reading {self.content.name} failed ({reason(fault):.250}): {cure}") from fault
+            what = f"reading {self.content.name} failed ({reason(fault):.250})"
+            raise RunFailure(f"{what}: the same command goes on from the checkpoint") from fault
         if block.examples < self.batch_size:
             cure = f"raise data.buffer={self.stream.size:,} or lower data.batch_size={self.batch_size:,}"
             few = f"a block of {self.content.name} has {block.examples:,} examples, less than a batch"
@@ -412,7 +412,8 @@ def stream_text(
         UsageError: its tokens are not known beforehand.
     """
     if not LEVELS[level].total:
-        allowed = ", ".join(name for name, kind in LEVELS.items() if kind.total)
+        names = [name for name, kind in LEVELS.items() if kind.total]
+        allowed = ", ".join(names)
         raise UsageError(f"data.level={level} needs all of a text, and a stream shows a part: use one of {allowed}")
 
     def text_of(rows: Rows) -> str:

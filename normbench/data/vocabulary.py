@@ -51,7 +51,8 @@ class Vocabulary:
 
         Here: the sorted set of all characters; other characters have no token.
         """
-        return cls(sorted(set().union(*texts)))
+        characters = set[str]().union(*texts)
+        return cls(sorted(characters))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         """Return the tokens of a text, in the smallest unsigned type that holds them.
@@ -70,7 +71,8 @@ class Vocabulary:
 
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
         """Return tokens in the smallest unsigned type that tells the symbols apart."""
-        return np.fromiter(tokens, dtype=np.min_scalar_type(max(len(self.symbols) - 1, 0)))
+        largest = max(len(self.symbols) - 1, 0)
+        return np.fromiter(tokens, dtype=np.min_scalar_type(largest))
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text of the tokens."""

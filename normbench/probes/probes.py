@@ -246,7 +246,8 @@ class Probes:
             size: examples in each micro-batch.
         """
         variances, squared_gradient = stats.gradient_noise(gradients, size)
-        by_group = self.by_group(dict(zip(self.trained, variances.unbind(), strict=True)))
+        variance_of = dict(zip(self.trained, variances.unbind(), strict=True))
+        by_group = self.by_group(variance_of)
         in_order, sizes = [], []
         for own in by_group.values():
             in_order += own

@@ -83,7 +83,8 @@ class Reading:
             values = torch.stack(scalars).tolist()
             found = dict(zip(self.scalars, values, strict=True))
         for alike in stats.by_shape(self.second_moments):
-            on_host = torch.stack([*alike.values()]).cpu().double()
+            moments = torch.stack([*alike.values()])
+            on_host = moments.cpu().double()
             for tag, moment in zip(alike, on_host, strict=True):
                 found[tag] = stats.effective_rank(moment)
         return found

@@ -269,4 +269,6 @@ def draw_block(
         return nn.Identity() if name == "none" else Step(name)
 
     block: Any = make_placement(branches, make_norm, site)
-    return draw_streams(block) if hasattr(block, "names") else str(block.sketch(Flow()))
+    if hasattr(block, "names"):
+        return draw_streams(block)
+    return str(block.sketch(Flow()))

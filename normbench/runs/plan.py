@@ -290,7 +290,8 @@ def directory_of(
         content["code"] = code
     if stack > 1:
         content["stack"] = stack
-    name = "-".join([*config.choices.words, f"s{tree['seed']}", fingerprint(content)])
+    words = [*config.choices.words, f"s{tree['seed']}", fingerprint(content)]
+    name = "-".join(words)
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 

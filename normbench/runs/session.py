@@ -122,7 +122,8 @@ class Session:
         """
         run = self.run
         trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
-        optimizer = make_optimizer(build.factory(run.config.tree, "optim"), [{"params": [trial]}], run.device)
+        factory = build.factory(run.config.tree, "optim")
+        optimizer = make_optimizer(factory, [{"params": [trial]}], run.device)
         weights = trained = 0
         for parameter in model.parameters():
             weights += parameter.nbytes

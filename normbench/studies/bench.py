@@ -430,7 +430,8 @@ def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str)
     by = [*arms, "implementation", "code", "passes", "cache"]
     for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
         key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
-        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{tell_caches(own)}{at}"
+        caches = tell_caches(own)
+        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{caches}{at}"
         yield medians_table(key, title, own, by, COSTS)
 
 

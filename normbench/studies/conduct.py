@@ -110,11 +110,13 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
     runs, *of_other_tasks = read_studies(folders)
     resolved = build.resolve_device(device)
     if of_other_tasks:
-        raise UsageError(f"{', '.join(map(str, folders))} hold runs of several tasks: give folders of runs of one task")
+        given = ", ".join(map(str, folders))
+        raise UsageError(f"{given} hold runs of several tasks: give folders of runs of one task")
     loaded: dict[str, Data] = {}  # runs of the same data share them
 
     def load(trained: TrainedRun) -> Data:
-        source = [trained.tree["data"], trained.sessions()[-1]["data"]["fingerprint"]]
+        last_session = trained.sessions()[-1]
+        source = [trained.tree["data"], last_session["data"]["fingerprint"]]
         key = json.dumps(source, sort_keys=True)
         if key not in loaded:
             loaded[key] = trained.data()
@@ -145,7 +147,8 @@ def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Lef
             found.append(subject)
         except UsageError as error:
             refused = error
-            left_out.append(LeftOut(f"{subject.settings['norm']} · seed {subject.seed}", str(error)))
+            norm = subject.settings["norm"]
+            left_out.append(LeftOut(f"{norm} · seed {subject.seed}", str(error)))
     if refused and not found:
         raise refused
     return found

@@ -212,7 +212,8 @@ def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
 
     def keep(x: Tensor) -> None:
         stream = last.join_streams(x)
-        found.append(vectors(stream, last.channel_dim, batch.mask).cpu().double())
+        at_positions = vectors(stream, last.channel_dim, batch.mask)
+        found.append(at_positions.cpu().double())
 
     def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         keep(inputs[0])
@@ -230,7 +231,8 @@ def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
 def angular_distance(one: Vectors, other: Vectors) -> float:
     """Return arccos(cosine) / π of two vectors, the mean over positions (Gromov et al. 2024, equation 5)."""
     cosine = torch.cosine_similarity(one, other, dim=-1)
-    return float(cosine.clamp(-1, 1).acos().mean() / math.pi)
+    angles = cosine.clamp(-1, 1).acos()
+    return float(angles.mean() / math.pi)
 
 
 # ---- what is shown

@@ -44,7 +44,8 @@ class CurvePanel(style.Panel):
         ends = []
         texts = {}
         for entry in self.drawn:
-            end = float(self.lines[entry.arm.name]["mean"].iloc[-1])
+            means = self.lines[entry.arm.name]["mean"]
+            end = float(means.iloc[-1])
             ends.append((end, entry))
             texts[entry.label] = number(end)
         panes.label_ends(pane, ends)
@@ -130,12 +131,14 @@ def make_panels(
         own = data[data[panel] == value] if panel else data
         lines = {}
         for entry in together.entries:
-            lines[entry.arm.name] = own[is_arm(own, entry.arm.settings)].sort_values(x)
+            of_arm = own[is_arm(own, entry.arm.settings)]
+            lines[entry.arm.name] = of_arm.sort_values(x)
         of_value = ""
         if panel:
             head = columns[panel].words if panel in columns else panel
             of_value = f"{head} {show_value(value)}".strip()
-        title = " · ".join(part for part in (together.title, of_value) if part)
+        parts = [part for part in (together.title, of_value) if part]
+        title = " · ".join(parts)
         one = CurvePanel(title, together.entries, lines)
         if one.drawn:
             found.append(one)

@@ -325,4 +325,5 @@ def check_memory(needed: float, what: str, device: torch.device | None = None) -
     """
     free, _ = memory_of(device or torch.device("cpu"))
     if needed > free:
-        raise UsageError(f"{what} needs about {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} are free: use less")
+        needed_gib, free_gib = needed / 2**30, free / 2**30
+        raise UsageError(f"{what} needs about {needed_gib:,.1f} GiB, and {free_gib:,.1f} are free: use less")

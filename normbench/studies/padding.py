@@ -121,7 +121,9 @@ class Padding(Study):
     def tables(self, rows: pd.DataFrame) -> list[Findings]:
         found = []
         for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
-            title = f"{self.captions[str(kind)]['title']}, at {own['level'].iloc[0]:g}"
+            what = self.captions[str(kind)]["title"]
+            level = own["level"].iloc[0]
+            title = f"{what}, at {level:g}"
             values = ["accuracy", "change"]
             found.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
         return found

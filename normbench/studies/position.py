@@ -259,4 +259,5 @@ def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> 
         most = own[value].iloc[0]
         seeds = own["seed"].nunique()
         words.append(f"{which:.0f} (block {block}: {most:.1f}; in {seeds} seeds)")
-    return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
+    named = ", ".join(words[:MOST]) or "none"
+    return {"number": len(words), "largest": rows[value].max(), "named": named}

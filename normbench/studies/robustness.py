@@ -115,7 +115,8 @@ class Robustness(Study):
 def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
     """Return x with its largest channel multiplied by a factor. axis: that of the channels."""
     moved = x.movedim(axis, -1)
-    largest = moved.square().flatten(0, -2).mean(0).argmax()
+    mean_squares = moved.square().flatten(0, -2).mean(0)
+    largest = mean_squares.argmax()
     channels = torch.arange(moved.shape[-1], device=x.device)
     scale = torch.where(channels == largest, factor, 1.0)
     return (moved * scale).movedim(-1, axis)

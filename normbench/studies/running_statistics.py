@@ -75,9 +75,11 @@ class RunningStatistics(Study):
             batches = in_pieces(batches, int(subject.tree["data"]["batch_size"]))
         elif name == "cumulative":
             steps = min(data.steps_per_epoch or self.batches, self.batches)
-            average(model, norms, batches_on(subject.device, map(data.train_batch, range(steps))))
+            first_batches = map(data.train_batch, range(steps))
+            average(model, norms, batches_on(subject.device, first_batches))
         elif name == "recomputed":
-            average(model, norms, batches_on(subject.device, data.eval_batches("train", self.batches)))
+            train_batches = data.eval_batches("train", self.batches)
+            average(model, norms, batches_on(subject.device, train_batches))
         return evaluate(model, batches, subject.task, subject.device)
 
     def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:

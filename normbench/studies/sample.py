@@ -258,7 +258,8 @@ def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None
         )
         table.add_row(*map(Text, cells), style="red" if one.is_wrong else "")
     print(title_of(run, found, data))
-    Console(width=None if sys.stdout.isatty() else 10**6).print(table)
+    width = None if sys.stdout.isatty() else 10**6
+    Console(width=width).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:

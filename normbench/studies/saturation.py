@@ -57,7 +57,8 @@ class Saturation(Study):
             if step.number % self.every or first.grad is None:
                 continue
             inputs, logits = sigmoid_inputs(model, batch.inputs)
-            accuracy = (logits.argmax(-1) == batch.targets).float().mean().item()
+            is_right = logits.argmax(-1) == batch.targets
+            accuracy = is_right.float().mean().item()
             yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": accuracy}
             for layer, values in enumerate(inputs, start=1):
                 row: Row = {"step": step.number, "layer": layer, "saturated": saturated_share(values, self.edge)}
@@ -118,7 +119,8 @@ class Saturation(Study):
 
 def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
     """Return the values below which 15, 50 and 85 % lie."""
-    found = np.quantile(values.detach().cpu().numpy(), list(SHARES.values()))
+    on_host = values.detach().cpu().numpy()
+    found = np.quantile(on_host, list(SHARES.values()))
     return dict(zip(SHARES, found.tolist(), strict=True))
 
 

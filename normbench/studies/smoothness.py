@@ -206,7 +206,8 @@ class Smoothness(Study):
             if value in BANDS:
                 word = BANDS[value]
                 how |= {"y": f"{word}_high", "band": (f"{word}_low", f"{word}_high")}
-            if rows.dropna(subset=[how["y"]])["layer"].notna().any():
+            measured = rows.dropna(subset=[how["y"]])
+            if measured["layer"].notna().any():
                 how["panel"] = "layer"
             found += draw_curves(value, rows, **how)
         return found
@@ -326,7 +327,8 @@ def covariate_shift(
     counted = list[Tensor]()
     for own in weights:
         counted += own
-    gradients = dict(zip(counted, torch.autograd.grad(loss(), counted), strict=True))
+    before = torch.autograd.grad(loss(), counted)
+    gradients = dict(zip(counted, before, strict=True))
     for layer, (below, own) in enumerate(zip(layers, weights[1:], strict=False), start=1):
         with torch.no_grad():
             torch._foreach_copy_([*below], [after[parameter] for parameter in below])

@@ -96,8 +96,9 @@ def tell(one: Told, tests: Mapping[Hashable, PairedDifference]) -> str:
 def tell_difference(one: PairedDifference) -> str:
     """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
     mean, ends = in_unit(one.mean, one.interval, one.ratio)
-    in_words = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}"
-    size = in_words.rstrip()
+    size = f"{number(mean, sign=True)} {one.unit}".rstrip()
+    if one.ratio:
+        size = f"{number(mean)} times"
     if ends is not None:
         size += f" (95 % {span(ends, sign=not one.ratio)}, {one.n} seeds)"
     return f"{one.what}: {size}: {tell_verdict(one)}."

@@ -147,7 +147,11 @@ def prepare(train_batch: Callable[[int], Batch], number: int, into: Batch) -> No
 
 def shapes(batch: Batch) -> str:
     """Return the shapes of a batch's tensors, in words."""
-    return ", ".join(str(tuple(tensor.shape)) for tensor in batch if tensor is not None)
+    told = []
+    for tensor in batch:
+        if tensor is not None:
+            told.append(str(tuple(tensor.shape)))
+    return ", ".join(told)
 
 
 def copy(batch: Batch, into: Batch) -> None:

@@ -156,8 +156,9 @@ class Processes(Group):
         except ValueError as error:
             raise UsageError(f"the environment does not say how processes meet ({error}): use torchrun") from error
         except RuntimeError as error:
-            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            what = f"process {self.rank} of {self.size} has not met the others at {where} within {seconds:g} s"
+            host = os.environ.get("MASTER_ADDR")
+            port = os.environ.get("MASTER_PORT")
+            what = f"process {self.rank} of {self.size} has not met the others at {host}:{port} within {seconds:g} s"
             raise UsageError(f"{what}: start them all, by torchrun, or let it wait longer with {WAIT}") from error
         with self.watch(), open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if self.writes else nowhere):
             yield
@@ -241,7 +242,8 @@ def is_lost(error: Exception) -> bool:
     """Tell whether torch says that another process is gone."""
     if isinstance(error, RunFailure) or is_out_of_memory(error):  # NCCL, too, may find no memory
         return False
-    return any(word in str(error).lower() for word in LOST)
+    message = str(error).lower()
+    return any(word in message for word in LOST)
 
 
 def waiting_time() -> float:
