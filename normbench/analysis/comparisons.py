@@ -358,4 +358,5 @@ def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]
     values = [measure(run) for run in runs]
     seeds = [run.seed for run in runs]
     found = pd.Series(values, seeds, dtype=float)
-    return found.groupby(level=0).mean().dropna().to_dict()
+    means = found.groupby(level=0).mean()
+    return means.dropna().to_dict()

@@ -250,7 +250,8 @@ def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[C
     found = []
     for one, other in permutations(tried_levels(arms, key), 2):
         levels = list(one.by_level)
-        if not is_partner(other.arm, one.arm, baseline) or list(other.by_level) != levels:
+        has_same_levels = list(other.by_level) == levels
+        if not has_same_levels or not is_partner(other.arm, one.arm, baseline):
             continue
         sides = {EffectKind.LARGEST: (one.largest, other.largest)}
         if key == LEARNING_RATE:

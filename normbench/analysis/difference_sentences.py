@@ -135,7 +135,8 @@ def say_possible(one: ArmDifference, margin: float | None) -> str:
 
 def say_constant(one: ArmDifference) -> str:
     """Say that a difference is the same in each seed."""
-    size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
+    digits = precision(one.mean, None)
+    size = with_unit(fixed(abs(one.mean), digits), one.metric.unit)
     return (
         f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {lower_or_higher(one)} in "
         f"{one.metric.words}), so the spread is not known: add seeds."

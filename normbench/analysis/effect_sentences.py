@@ -82,7 +82,8 @@ def say_largest(one: Effect) -> str:
     if gap is None:
         return f"{words}, in each of {count(one.n, 'seed')}."
     times = fixed(2 ** abs(one.mean), 1)
-    return f"{words}, at {levels} {times} times as large {write_evidence(one, span(gap.as_ratios, 1))}."
+    evidence = write_evidence(one, span(gap.as_ratios, 1))
+    return f"{words}, at {levels} {times} times as large {evidence}."
 
 
 def say_area(one: Effect) -> str:
@@ -137,7 +138,8 @@ def say_effect_not_found(name: str, effects: Sequence[Effect]) -> str:
     elif first.kind == EffectKind.LARGEST:
         most, confidence = f"; it may be up to {bound(2**reach)} times", ", 95 %"
     else:
-        most, confidence = f"; it may be up to {with_unit(bound(reach), first.metric.unit)}", ", 95 %"
+        size = with_unit(bound(reach), first.metric.unit)
+        most, confidence = f"; it may be up to {size}", ", 95 %"
     return (
         f"{name}: no difference {effect}was found between {first.baseline} and {arms}{most} "
         f"({seeds_of(first)}{confidence})."
@@ -228,7 +230,8 @@ def write_levels(one: Effect, effects: Sequence[float]) -> str:
         return "none"
     words = plain(float(f"{high:.3g}"))
     if low < (1 - NEXT_TO) * high:
-        words = f"{plain(float(f'{low:.3g}'))} to {words}"
+        lowest = plain(float(f"{low:.3g}"))
+        words = f"{lowest} to {words}"
     if low > (1 - NEXT_TO) * largest_tried:
         words += " (the largest tried)"
     return words

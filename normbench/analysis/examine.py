@@ -206,7 +206,8 @@ def state_held(study: RecordedStudy) -> tuple[Held, ...]:
     found = []
     for what, key, read in perhaps_held:
         if key not in study.varied:
-            found.append(Held(what, facts.distinct(study.runs, read), facts.goes_with(study, read)))
+            values = facts.distinct(study.runs, read)
+            found.append(Held(what, values, facts.goes_with(study, read)))
     return tuple(found)
 
 
@@ -287,6 +288,8 @@ def state_difference(one: Comparison, margin: float | None = None) -> ArmDiffere
     """Return what is found of the difference between an arm and its baseline."""
     ours, theirs = one.lost
     decided_by = one.decided_by
+    untrained = [arm.name for arm in (one.arm, one.baseline) if not arm.trained]
+    torn = [state_groups(arm) for arm in one.torn]
     return ArmDifference(
         **state_pairs(one),
         verdict=one.verdict(margin),
@@ -294,8 +297,8 @@ def state_difference(one: Comparison, margin: float | None = None) -> ArmDiffere
         effect_size=one.effect_size,
         detectable=one.detectable,
         detectable_interval=one.detectable_interval,
-        untrained=tuple(arm.name for arm in (one.arm, one.baseline) if not arm.trained),
-        torn=tuple(state_groups(arm) for arm in one.torn),
+        untrained=tuple(untrained),
+        torn=tuple(torn),
         survived=one.survived,
         lost=(len(ours), len(theirs)),
         ranks=len(one.ranked),

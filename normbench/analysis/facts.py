@@ -218,7 +218,9 @@ def amounts(run: RecordedRun) -> str:
 def bleu(run: RecordedRun) -> str:
     """Write how translations were found and scored; empty where there are none."""
     about = run.data
-    return f"beam {about.get('beam')}, {about['bleu']}" if about.get("bleu") else ""
+    if not about.get("bleu"):
+        return ""
+    return f"beam {about.get('beam')}, {about['bleu']}"
 
 
 def code(run: RecordedRun) -> str:
@@ -239,7 +241,8 @@ def machine(run: RecordedRun) -> str:
     name = run.session.get("accelerator") or run.session.get("cpu")
     if not name:
         return ""
-    words = f"{name}, {count(run.session.get('threads') or 0, 'thread')}"
+    threads = run.session.get("threads") or 0
+    words = f"{name}, {count(threads, 'thread')}"
     seeds = run.summary.get("stack") or 1
     if seeds > 1:
         words += f", up to {seeds} seeds as one model, of whose step times each seed has its share"

@@ -450,7 +450,8 @@ def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
 
 def seconds_of_fastest(runs: Iterable[RecordedRun], tag: str) -> float:
     """Return the seconds of training of the fastest run's last value under a tag; NaN where no run has one."""
-    return min(finite_numbers(last_seconds(run, tag) for run in runs), default=NAN)
+    seconds = finite_numbers(last_seconds(run, tag) for run in runs)
+    return min(seconds, default=NAN)
 
 
 def last_comparable_loss(run: RecordedRun) -> float:

@@ -15,7 +15,8 @@ from normbench.analysis.wording import TEMPLATES, environment
 def page_of(template: str, title: str, **about: Any) -> str:
     """Return a page made of a template. It lets a browser run its own script, by the hash of that, and no other."""
     script = (TEMPLATES / "report.js").read_text("utf-8")
-    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    digest = sha256(script.encode()).digest()
+    hashed = b64encode(digest).decode()
     return (
         environment()
         .get_template(template)

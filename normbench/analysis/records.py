@@ -567,7 +567,7 @@ def study_of(
         values = tuple(run.config.get(key) for key in varied)
         gathered[values].append(run)
     arms = []
-    for values in sorted(gathered, key=lambda values: list(map(sort_key, values))):
+    for values in sorted(gathered, key=sort_keys):
         settings = dict(zip(varied, values, strict=True))
         arms.append(Arm(settings, tuple(gathered[values])))
     return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged))
@@ -635,6 +635,11 @@ def sort_key(value: Any) -> tuple[bool, bool, Any]:
     """Return a sort key for values of any kind: none, numbers, then words."""
     is_word = not isinstance(value, int | float)
     return value is not None, is_word, str(value) if is_word else value
+
+
+def sort_keys(values: Iterable[Any]) -> list[tuple[bool, bool, Any]]:
+    """Return a sort key for values of several settings: the first one decides, then the next."""
+    return list(map(sort_key, values))
 
 
 def canonical(text: str) -> str:

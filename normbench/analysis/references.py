@@ -89,7 +89,8 @@ def works_in(text: str) -> list[Reference]:
 
 def works_of(group: str, option: str) -> list[Reference]:
     """Return the works that an option of ours comes from; none for a person's own option."""
-    return works_in(options(group_of(group)).get(option, ""))
+    meanings = options(group_of(group))
+    return works_in(meanings.get(option, ""))
 
 
 def in_brackets(works: list[Reference]) -> str:

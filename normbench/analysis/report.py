@@ -154,14 +154,16 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
         out.mkdir(parents=True, exist_ok=True)
         studies = studies_below(folders, out)
         title = join_first([study.about["title"] for study in studies], 3)
-        write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
+        page_of_studies = page_of("study.html", title, studies=studies)
+        write_bytes(out / "report.html", page_of_studies.encode())
         return out / "report.html"
     parts = []
     for report in reports:
         page = save(report, inside(out, report.study.task), width)
         title = report.study.task.replace("_", " ").capitalize()
         parts.append(Part(page.relative_to(out), title, report.verdict))
-    write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
+    page_of_parts = page_of("parts.html", title_of(reports[0].study), parts=parts)
+    write_bytes(out / "report.html", page_of_parts.encode())
     return out / "report.html"
 
 
@@ -196,7 +198,8 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     if len(report.blocks):
         files["activations.csv"] = to_csv(report.blocks)
     pages = fill_pages(report, shown, studies_below(report.study.folders, out))
-    files["report.bib"] = bibliography(latex.cited_in(pages["report.tex"] + pages["appendix.tex"])).encode()
+    cited = latex.cited_in(pages["report.tex"] + pages["appendix.tex"])
+    files["report.bib"] = bibliography(cited).encode()
     for name, page in pages.items():
         files[name] = page.encode()
     replace_files(out, files)
@@ -272,14 +275,16 @@ def run_rows(report: Report) -> list[RunRow]:
     metric = report.yardstick.primary
     rows = []
     for arm, run in report.study.pairs:
+        end = final(run, metric)
+        seconds = float(seconds_at(run, run.step))
         row = RunRow(
             run=run.name,
             arm=arm.name,
             seed=str(run.seed),
             status=run.status.replace("_", " "),
             step=f"{run.step:,}",
-            final=fixed(final(run, metric), metric.decimals),
-            time=duration(float(seconds_at(run, run.step))),
+            final=fixed(end, metric.decimals),
+            time=duration(seconds),
         )
         rows.append(row)
     return rows

@@ -183,7 +183,9 @@ class Search:
         """Return the mean of the losses by rate; NaN where a run diverged or failed."""
         found = dict[float, float]()
         for rate, own in self.losses.items():
-            found[rate] = NAN if self.lost[rate] else float(np.mean(finite_numbers(own)))
+            found[rate] = NAN
+            if not self.lost[rate]:
+                found[rate] = float(np.mean(finite_numbers(own)))
         return found
 
     @property

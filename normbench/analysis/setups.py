@@ -21,7 +21,7 @@ from normbench.analysis.records import (
     RecordedStudy,
     candidate_settings,
     join_first,
-    sort_key,
+    sort_keys,
 )
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
@@ -218,7 +218,7 @@ def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...])
 def joint_levels(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the combinations of values that settings take, in order."""
     found = {joint_level(run, keys) for run in study.runs}
-    return tuple(sorted(found, key=lambda level: [sort_key(value) for value in level]))
+    return tuple(sorted(found, key=sort_keys))
 
 
 def joint_level(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:

@@ -219,7 +219,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     known = sorted(p for p in p_values if p is not None)
     factors = np.arange(len(known), 0, -1)
     steps = np.maximum.accumulate(np.array(known) * factors)
-    corrected = dict(zip(known, np.minimum(steps, 1).tolist(), strict=True))
+    at_most_one = np.minimum(steps, 1).tolist()
+    corrected = dict(zip(known, at_most_one, strict=True))
     return [None if p is None else corrected[p] for p in p_values]
 
 

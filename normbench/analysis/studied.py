@@ -160,7 +160,8 @@ def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) 
     Raises:
         ValueError: it is damaged, or more than a drawing.
     """
-    drawing = printable(read_bytes(inside(folder, "figures", f"{words['name']}.svg")).decode())
+    file = inside(folder, "figures", f"{words['name']}.svg")
+    drawing = printable(read_bytes(file).decode())
     check_drawing(drawing)
     group = words.get("group")  # which older studies do not have
     if group and not fits(group, WORDS):

@@ -438,7 +438,8 @@ def designs_table(found: Sequence[Effect]) -> Table:
 
 def columns_of_largest(one: Effect) -> dict[str, str]:
     """Return the columns of the largest levels at which an arm and its baseline train, and their ratio."""
-    own, other = sum(one.own) / one.n, sum(one.other) / one.n
+    own = sum(one.own) / one.n
+    other = sum(one.other) / one.n
     ends = one.interval.as_ratios if one.interval else None
     return {
         "for the arm": f"{2**own:.3g}",
@@ -450,7 +451,8 @@ def columns_of_largest(one: Effect) -> dict[str, str]:
 
 def columns_of_effect(one: Effect) -> dict[str, str]:
     """Return the columns of what a factor does to an arm and to its baseline, and the difference of the two."""
-    own, other = sum(one.own) / one.n, sum(one.other) / one.n
+    own = sum(one.own) / one.n
+    other = sum(one.other) / one.n
     digits = precision(one.mean, one.interval)
     has_sign = one.kind != EffectKind.AREA
     return {

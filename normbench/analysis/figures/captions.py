@@ -138,7 +138,8 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
     )
     told = []
     for row in rows:
-        told.append(f"{row['arm']} at {row[factor]} {row['train']} of {row['runs']}")
+        train, runs = row["train"], row["runs"]
+        told.append(f"{row['arm']} at {row[factor]} {train} of {runs}")
     return words(
         f"share of runs that train by {subject} and {factor}",
         [caption],

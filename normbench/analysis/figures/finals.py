@@ -176,7 +176,8 @@ def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "
             is_own = data["arm"] == entry.arm.name
             values = data.loc[is_own, value].dropna()
             if len(values):
-                low, high = write_value(values.min(), metric), write_value(values.max(), metric)
+                low = write_value(values.min(), metric)
+                high = write_value(values.max(), metric)
                 told[entry.label] = low if low == high else f"{low} to {high}"
         own = data[data["arm"].isin(panel.names)]
         drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {write_values(told)}", own))
@@ -431,7 +432,8 @@ def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figu
     name = f"step-time-{metric.kind}"
     names = join_first([arm.name for arm in arms])
     words = captions.step_time(metric, front=list(front["arm"]), arms=names)
-    return make_figures(name, words.title, words.caption + note + chart.note + said, words.alt, drawings)
+    caption = words.caption + note + chart.note + said
+    return make_figures(name, words.title, caption, words.alt, drawings)
 
 
 def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:
