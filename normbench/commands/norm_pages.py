@@ -54,7 +54,8 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
     if group == "norm" and name:
         print()  # the page stands there while the time is measured
         part = NormPart({"norm": section_of("norm", name)})
-        console().print(Markdown(write_time(measure_time(part))))
+        timing = measure_time(part)
+        console().print(Markdown(write_time(timing)))
 
 
 @dataclass(frozen=True)
@@ -406,7 +407,8 @@ def measure_time(part: NormPart) -> Timing:
     x = torch.randn(CLOCKED, requires_grad=True)
     dy = torch.randn(CLOCKED)
     norm = part.factory()(CLOCKED[-1])
-    layernorm = NormPart({"norm": section_of("norm", "layernorm")}).factory()(CLOCKED[-1])
+    other_part = NormPart({"norm": section_of("norm", "layernorm")})
+    layernorm = other_part.factory()(CLOCKED[-1])
     calls = [forward_and_backward(one, x, dy) for one in (norm, layernorm)]
     own: list[float] = []
     ratios: list[float] = []

@@ -48,7 +48,8 @@ def show_runs(folder: Path) -> int:
     sweeps = {path.parent for path in folder.rglob(".sweep")}
     lines: list[Line] = []
     for path in sweeps:
-        lines.append(line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)))
+        name = str(path.relative_to(folder))
+        lines.append(line_of_sweep(name, SweepFolder(path)))
     for name, run in find_runs(folder, bool(sweeps)).items():
         if run.path.parent == folder or run.path.parent not in sweeps:
             lines.append(line_of_run(name, run))
@@ -61,7 +62,8 @@ def show_runs(folder: Path) -> int:
         name = " ".join(printable(line.name).split())
         age = timedelta(minutes=(time.time() - line.changed) // 60)
         hours = str(age).removesuffix(":00")
-        table.add_row(Text(name), Text(line.state), Text(line.progress), Text(hours), Text(line.loss))
+        cells = (name, line.state, line.progress, hours, line.loss)
+        table.add_row(*map(Text, cells))
         by_command.setdefault(line.command, []).append(name)
     console.print(table)
     for command, names in by_command.items():

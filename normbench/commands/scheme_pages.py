@@ -53,6 +53,7 @@ def draw_first_model(scheme: str) -> tuple[str, str]:
         except UsageError as error:
             refused = refused or error
             continue
-        return " ".join(words), draw_model(run.config.tree, made, run.config.choices.groups)
+        drawing = draw_model(run.config.tree, made, run.config.choices.groups)
+        return " ".join(words), drawing
     assert refused is not None
     raise refused

@@ -154,7 +154,8 @@ def compose(words: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     for folder in own_folders(words):
         for file in sorted(folder.rglob("*.yaml")):
             own_files.append((file, file.stat().st_mtime_ns))
-    composed: tuple[DictConfig, dict[str, str]] = pickle.loads(compose_once(tuple(words), tuple(own_files)))
+    pickled = compose_once(tuple(words), tuple(own_files))
+    composed: tuple[DictConfig, dict[str, str]] = pickle.loads(pickled)
     return composed
 
 
@@ -381,7 +382,8 @@ def own_folders(words: Iterable[str]) -> list[Path]:
         if key_of(word) == SEARCH_PATH:
             places = value_of(word.partition("=")[2])
             for place in places:
-                found.append(Path(str(place).removeprefix("file://")))
+                path = str(place).removeprefix("file://")
+                found.append(Path(path))
     return found
 
 

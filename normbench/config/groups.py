@@ -112,7 +112,8 @@ def check_option(key: str, option: str, *folders: Path) -> None:
         more = f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
     if group in CLASS_SECTIONS and option[:1].isupper():
         more = f"; {key}._target_=FILE.{option} takes a class of your own, in FILE.py"
-    raise UsageError(f"{key}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
+    allowed = ", ".join(known)
+    raise UsageError(f"{key}={option} is unknown: {near}allowed are {allowed}{more}")
 
 
 def ways_to_take(key: str, path: str) -> str:
@@ -143,7 +144,8 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text("utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from error
+        why = " ".join(str(error).split())
+        raise UsageError(f"{path} is not valid YAML ({why}): fix it") from error
 
 
 @cache

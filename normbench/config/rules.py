@@ -189,8 +189,12 @@ def say_places(rule: Rule, sites: Iterable[Site]) -> str:
     for word, slots in SLOTS.items():
         if not words.keys().isdisjoint(slots):
             words[word] = None
-    unknown = [word for word in rule.words if not any(fits(word, site) for site in there)]
-    near = nearest(unknown[0], words) if unknown else ""
+    near = ""
+    for word in rule.words:
+        fits_somewhere = any(fits(word, site) for site in there)
+        if not fits_somewhere:
+            near = nearest(word, words)
+            break
     depth = "first3, last3, blocks2-5 and first25pct say which blocks"
     return f"{near}a place is words joined by dots, here {', '.join(words)}; {depth}"
 
@@ -267,7 +271,8 @@ def rule_sections(tree: Tree) -> dict[str, Tree]:
         UsageError: the configuration holds something else there.
     """
     sections = tree.get(RULES, {})
-    if not isinstance(sections, Mapping) or not all(isinstance(each, Mapping) for each in sections.values()):
+    are_sections = isinstance(sections, Mapping) and all(isinstance(each, Mapping) for each in sections.values())
+    if not are_sections:
         raise UsageError(f"{RULES} holds something other than rules: give rules as norm@qk=rmsnorm")
     for key in sections:
         read_rule(key)  # so that none has the name of a section, whose class it would hide

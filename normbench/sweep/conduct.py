@@ -269,7 +269,8 @@ class Sweep:
             else:
                 folder.write_plan(plan.runs)
             how = self.describe_jobs(left)
-            say(self.console, f"{left} of {len(plan.runs)} runs to do, {how}, in {plan.folder}")
+            what = f"{left} of {len(plan.runs)} runs to do"
+            say(self.console, f"{what}, {how}, in {plan.folder}")
             self.say_elsewhere(plan)
             stacks = make_stacks(balance(plan.runs), self.planner.stack)
             execution = Execution(self.planner, folder, stacks, self.settings.timeout)

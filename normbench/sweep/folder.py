@@ -327,7 +327,9 @@ def summarize(standings: Sequence[Standing]) -> str:
 def describe(standing: Standing) -> str:
     """Return one line on a run: its arm and seed, how far it is, and its loss."""
     entry = standing.entry
-    done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
+    done = f"{standing.step:,}/{entry.steps:,}"
+    if standing.over:
+        done = standing.state
     loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
     return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
 
