@@ -460,6 +460,17 @@ def test_a_model_that_looks_at_the_weight_of_a_norm_does_without_one() -> None:
         assert torch.equal(logits(model, given), before)
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # in timm, as it scales the table of relative positions
+def test_a_swin_without_norms_takes_another_size() -> None:
+    """It asks the weight of its first norm on which device its masks belong; no weight is saved for that."""
+    model = HOSTS["swin"].build()
+    swapped(model, HOSTS["swin"].call, NoNorm)
+    assert not any("norm" in key for key in model.state_dict())
+    larger: Any = model
+    larger.set_input_size((64, 64))
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
+
+
 def test_new_norms_are_like_the_old_ones() -> None:
     """In precision, mode, and in what is trained."""
     model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4)).bfloat16()
