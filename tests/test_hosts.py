@@ -460,7 +460,7 @@ def test_a_model_that_looks_at_the_weight_of_a_norm_does_without_one() -> None:
         assert torch.equal(logits(model, given), before)
 
 
-@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # in timm, as it scales the table of relative positions
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")  # as it scales its tables of relative positions
 def test_a_swin_without_norms_takes_another_size() -> None:
     """It asks the weight of its first norm on which device its masks belong; no weight is saved for that."""
     model = HOSTS["swin"].build()
