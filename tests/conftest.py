@@ -111,8 +111,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process draw figures for pages alone, throughout a test."""
+    draw_for_pages_alone(monkeypatch)
+
+
+def draw_for_pages_alone(patch: pytest.MonkeyPatch) -> None:
     """Let this process draw figures for pages alone: as PDF and PNG they take half of a report's time."""
-    monkeypatch.setattr("normbench.analysis.figures.figure.Figure.render", lambda self, suffix, **how: b"")
+    patch.setattr("normbench.analysis.figures.figure.Figure.render", lambda self, suffix, **how: b"")
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ def hostile_report(folder: Path, address: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_page_of_hostile_runs_and_studies_does_nothing(
     browser: Any, tmp_path: Path, here: tuple[str, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:

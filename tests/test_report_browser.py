@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
+from conftest import draw_for_pages_alone
 from made_runs import make_report, make_run
 
 from normbench.analysis.report import save
@@ -33,7 +34,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_run(
             folder, norm=norm, placement=placement, lr=lr, seed=seed, final=final, step_ms=10 + n, probed=20, **how
         )
-    return save(make_report([folder]), folder / "report")
+    with pytest.MonkeyPatch.context() as patch:
+        draw_for_pages_alone(patch)
+        return save(make_report([folder]), folder / "report")
 
 
 def opened(browser: Any, report: Path, size: str, **media: Any) -> None:

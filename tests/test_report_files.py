@@ -201,6 +201,7 @@ def test_what_is_for_a_paper_fits_its_page(written: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
     figures = tmp_path / "report/figures"
@@ -226,6 +227,7 @@ def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, victim = tmp_path / "runs", tmp_path / "victim"
     make_study(runs, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
@@ -250,6 +252,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_link_to_the_folder_itself_is_its_owners(tmp_path: Path) -> None:
     make_study(tmp_path / "disk", {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
     (tmp_path / "outputs").symlink_to(tmp_path / "disk")
@@ -258,6 +261,7 @@ def test_a_link_to_the_folder_itself_is_its_owners(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for norm in ("layernorm", "rmsnorm"):
         for seed in range(2):
@@ -335,6 +339,7 @@ print(time.perf_counter() - begun, used.ru_utime + used.ru_stime, int(high.split
 """
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_no_thread_keeps_the_command_from_its_second_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
