@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from normbench.record.directory import RunDirectory, fingerprint
 
@@ -18,6 +20,14 @@ if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
 
 FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
 IMAGES = {"kind": "image_classification", "name": "digits", "train_images": 1437, "fingerprint": 64 * "f"}
+
+
+@cache
+def config_of_made_runs() -> DictConfig:
+    """Return the configuration that the others change, which takes long to read."""
+    tree = OmegaConf.load(FILES / "config.yaml")
+    assert isinstance(tree, DictConfig)
+    return tree
 
 
 def end_run(directory: RunDirectory, status: str, step: int, loss: float) -> None:
@@ -62,7 +72,7 @@ def make_run(
     """
     environment, summed = (json.loads((FILES / file).read_text()) for file in ("environment.json", "summary.json"))
     told = {**(summed["data"] if accuracy is None else IMAGES), **data}
-    tree = OmegaConf.load(FILES / "config.yaml")
+    tree = deepcopy(config_of_made_runs())
     given = {"seed": seed, "trainer.steps": steps, "trainer.log_every": log_every, "trainer.eval_every": eval_every}
     given |= {"norm._target_": f"normbench.norms.{norm}", "placement._target_": f"normbench.placements.{placement}"}
     for key, value in {**given, "optim.lr": lr, "data.name": told["name"], **settings}.items():
