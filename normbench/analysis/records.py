@@ -158,7 +158,7 @@ class RecordedRun:
         """Return what a predictor that always says the same reaches on its data; empty where that is not recorded."""
         return dict(self.data.get("constant") or {})
 
-    @property
+    @cached_property
     def trained(self) -> bool | None:
         """Tell whether it is clearly better than a constant predictor, in loss or accuracy; None if not known.
 
