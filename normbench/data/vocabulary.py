@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,7 +125,8 @@ class Words(Vocabulary):
         return words
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        return self.array(self.index.get(word, 0) for word in self.split(text))
+        numbers = map(self.index.get, self.split(text), repeat(0))  # faster than a loop over millions of words
+        return self.array(numbers)
 
     def decode(self, tokens: Tokens) -> str:
         words = []
