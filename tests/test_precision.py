@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runs import TINY, in_a_process, losses, metrics_of, summary_of, train
+from test_runs import TINY, losses, metrics_of, summary_of, train
 from torch import nn
 
 from normbench.errors import UsageError
@@ -109,7 +109,7 @@ def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> 
         make_precision(name, CPU)
     except UsageError as error:
         pytest.skip(str(error))
-    full, half = train(tmp_path, *words), in_a_process(tmp_path, *words, f"trainer.precision={name}")
+    full, half = train(tmp_path, *words), train(tmp_path, *words, f"trainer.precision={name}")
     assert summary_of(half)["ledger"]["precision"] == name
     a, b = (dict(losses(run)) for run in (full, half))
     assert a != b, "it was not cast at all"
