@@ -30,8 +30,8 @@ CURVE = "path.line[d]:not([d=''])"
 
 # ---- what is looked at
 
-TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=100", "trainer.eval_every=20"]
-TINY += ["probes.every=5", "probes.histograms_every=5", "threads=1", "device=cpu", "quiet=true"]
+TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=40", "trainer.eval_every=8"]
+TINY += ["probes.every=2", "probes.histograms_every=2", "threads=1", "device=cpu", "quiet=true"]
 
 
 @pytest.fixture(scope="module")
