@@ -205,7 +205,7 @@ def test_a_compiled_norm_is_the_formula(name: str) -> None:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch's compiler make graphs of compiled norms, forward and backward, and write no code for them."""
+    """Let torch's compiler make graphs of compiled norms, and run their operators instead of code for them."""
     monkeypatch.setattr(common, "compiled", partial(torch.compile, backend="eager"))
     common.compiled_formula.cache_clear()
     yield
