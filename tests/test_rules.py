@@ -222,6 +222,7 @@ def test_a_gain_at_its_default_changes_no_run() -> None:
     assert prepare(read([*words, "norm@qk.gain0=1.2"])).directory.path != paths[0]
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_a_gain_is_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm.gain0=0.5,1", "seed=0,1", *TINY, "trainer.steps=2", "launcher=local"]

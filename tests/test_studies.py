@@ -110,6 +110,7 @@ def make(*words: str) -> pd.DataFrame:
     return pd.read_csv(folder / "rows.csv")
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_arms_that_leave_a_setting_as_it_is_are_told_apart(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "words", (*TINY, *SIZES))
     tie = "sweep.tie=norm=layernorm,batchnorm,batchnorm;norm.momentum=default,0.1,0.3"
@@ -137,6 +138,7 @@ def test_a_study_leaves_rows_figures_findings_and_a_page(here: Path) -> None:
     assert len(list(folder.glob("arms/*/events.out.*"))) == 2
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_what_a_page_says_is_there_as_values(here: Path) -> None:
     rows = make().set_index(["norm", "seed", "layer"])["rms"]
     folder = here / "outputs/stream/studies/stream"
@@ -158,6 +160,7 @@ def test_what_a_page_says_is_there_as_values(here: Path) -> None:
     assert real <= {True}
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_words_of_a_person_replace_the_study_s_and_keep_what_goes_with_them(here: Path) -> None:
     rows = make("norm=dyt,none", "norm=none", "seed=7", "study.factor=2")
     assert {*rows["norm"]} == {"none"}
@@ -169,6 +172,7 @@ def test_words_of_a_person_replace_the_study_s_and_keep_what_goes_with_them(here
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +193,7 @@ def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
     assert len(Stream.measured) == 12
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_trained_runs_are_made_first_and_then_measured(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +226,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
     rows = make(
@@ -240,6 +246,7 @@ def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytes
         make("seed=1", "trainer.keep_checkpoint=none", "quiet=true")
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_a_damaged_study_is_left_out_of_a_report(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     make()
     make("norm=none", "name=stream2")
@@ -248,6 +255,7 @@ def test_a_damaged_study_is_left_out_of_a_report(here: Path, caplog: pytest.LogC
     assert "damaged" in caplog.text
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_a_change_of_a_class_measures_anew(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(here)
     own = ("norm._target_=changing.Own", "seed=0")
@@ -282,6 +290,7 @@ def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_a_report_keeps_the_runs_beside_a_folder_of_studies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make()
     assert main(["train", "name=trained", *TINY, *SIZES, "quiet=true"]) == 0
@@ -364,6 +373,7 @@ def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:
 # ---- findings in words
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_a_finding_begins_the_page_and_what_the_terminal_shows(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

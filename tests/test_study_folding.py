@@ -212,6 +212,7 @@ def test_a_folder_without_a_run_is_refused(here: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_the_study_of_given_runs(runs: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "folding", str(runs["text"]), "study.pairs=9"]) == 0
     told = capsys.readouterr().out

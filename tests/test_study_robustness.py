@@ -77,6 +77,7 @@ def test_hooks_go_where_a_model_fails() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_the_study_of_a_run(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["study.outlier=1,1000", "study.noise=0,2", "study.dropped=0,0.5", "study.batches=1"]

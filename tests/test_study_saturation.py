@@ -70,6 +70,7 @@ def test_the_gradient_is_that_of_the_first_layer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_the_command_draws_a_panel_for_each_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["study", "saturation", *SMALL, "seed=0", "data.scaling=unit,standard", "quiet=true"]) == 0

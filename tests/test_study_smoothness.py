@@ -282,6 +282,7 @@ def test_ratios_are_those_by_hand_and_say_what_could_have_been_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm=none,batchnorm", "seed=0,1", "study.every=2", "study.rates=0.1", "study.noise=true"]
