@@ -11,6 +11,7 @@ from support import REPOSITORY
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_the_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
