@@ -216,7 +216,7 @@ def evaluation_repeats(part: DataPart) -> str:
     """The same examples in the same order, whole and in part, whatever the seed; the fingerprint is of a run's name."""
     other = part.make(seed=1)
     for limit in (None, 2):
-        torch.manual_seed(12345)
+        torch.default_generator.manual_seed(12345)
         first = hash_examples(part.data.eval_batches("val", limit))
         again = hash_examples(other.eval_batches("val", limit))
         expect(first == again, f"eval_batches('val', {limit}) gives others with another seed: take the split in order")
