@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from studied import measured, subject
 from support import random_batch, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +21,7 @@ from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
 from normbench.hosts.building import LIBRARIES
 from normbench.probes import Probes
+from normbench.studies.frame import make_study, study_class
 from normbench.training.precision import make_precision
 from normbench.training.step import Stepper
 from normbench.types import ImageClassification, LanguageModeling, Model, Task, TextClassification
@@ -109,8 +111,11 @@ def logits_of(host: Any, inputs: Tensor, mask: Tensor | None) -> Tensor:
         scaled = F.interpolate(inputs, (32, 32), mode="bilinear")
         logits: Tensor = host(scaled)
         return logits
-    found: Tensor = host(input_ids=inputs, attention_mask=None if mask is None else mask.long()).logits
-    return found
+    if mask is None:
+        found: Tensor = host(input_ids=inputs).logits
+        return found
+    given: Tensor = host(input_ids=(inputs + 1) * mask, attention_mask=mask.long()).logits
+    return given
 
 
 def plain_host(host: str) -> nn.Module:
@@ -128,7 +133,8 @@ def plain_host(host: str) -> nn.Module:
     sizes |= {"max_position_embeddings": 16, "intermediate_size": 88, "num_key_value_heads": 2, "head_dim": 16}
     if host == "bert":
         quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "intermediate_size": 128}
-        config = transformers.BertConfig(**sizes | quiet | {"max_position_embeddings": 17, "num_labels": 5})
+        padded = {"max_position_embeddings": 17, "vocab_size": 18, "num_labels": 5}  # token 0 is padding
+        config = transformers.BertConfig(**sizes | quiet | padded)
         return transformers.BertForSequenceClassification(config)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
@@ -273,6 +279,35 @@ def test_what_does_not_go_is_refused_in_a_sentence(
     pytest.importorskip("timm")
     pytest.importorskip("transformers")
     assert told in refused(["train", *words.split()], capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "measured_there"),
+    [
+        ("depth", "swin", {"left out", "block", "model", "pair"}),
+        ("mapping", "resnet", {"fit", "point"}),
+        ("propagation", "gpt2", {1, 2}),
+        ("position", "gemma3", {"norm", "stream", "channels"}),
+    ],
+)
+def test_studies_measure_hosts(name: str, host: str, measured_there: set[object]) -> None:
+    """Swin has what is no block between its blocks, and Gemma 3 has heads before positions."""
+    words, _ = HOSTS[host]
+    tree_of(host)
+    study = make_study(study_class(name), [])
+    one = subject(*words, "norm=own", "data.batch_size=8", "data.eval_batch_size=8")
+    study.check(one)
+    rows = measured(study, one)
+    column = {"depth": "what", "mapping": "kind", "propagation": "layer", "position": "what"}[name]
+    assert set(rows[column]) == measured_there
+    if name == "position":
+        assert rows["position"].max() == 15
+
+
+def test_seeds_of_a_host_are_not_trained_as_one_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("timm")
+    told = refused(["sweep", "model=timm", "seed=0,1", "sweep.stack=2", "trainer.steps=2"], capsys)
+    assert "model=timm, the code of another library, does not go with sweep.stack=2" in told
 
 
 def test_what_stands_where_is_shown(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:

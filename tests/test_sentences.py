@@ -285,6 +285,7 @@ def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_end
         (["groupnorm deep", "groupnorm post", "layernorm deep", "layernorm post"], {"norm": "layernorm"}),
         (["layernorm pre", "rmsnorm post"], {"norm": "layernorm", "placement": "pre"}),
         (["dyt post", "rmsnorm deep"], {"norm": "dyt", "placement": "post"}),
+        (["layernorm own", "own own"], {"norm": "own"}),
     ],
 )
 def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")
 
 # Against what arms are compared where a person says nothing and the study has it.
 USUAL = {"norm": "layernorm", "placement": "pre"}
+OF_HOST = {"norm": "own"}
 USUAL_SCHEME = {"scheme": "gpt2"}  # which has both
 
 
@@ -24,9 +25,12 @@ USUAL_SCHEME = {"scheme": "gpt2"}  # which has both
 
 
 def usual_baseline(study: RecordedStudy) -> Baseline:
-    """Return layernorm with pre, or the one of them that the study has, or gpt2; else the settings of the first arm."""
+    """Return layernorm with pre, or the one of them that the study has, or gpt2; else the settings of the first arm.
+
+    Of a model of another library it is the norms that it has by itself, where an arm has them.
+    """
     first = study.arms[0].settings
-    choices: list[Baseline] = [dict(USUAL)]
+    choices: list[Baseline] = [dict(OF_HOST), dict(USUAL)]
     for key, value in USUAL.items():
         choices.append({key: value})
     choices.append(dict(USUAL_SCHEME))

@@ -46,10 +46,20 @@ class ModelPart(Part):
         """Return the model with its starting weights, its norms, and data to learn."""
         data = trials.tiny_data(self.task(kind))
         norm = trials.sections("norm")["layernorm"]
-        placement = trials.sections("placement")["pre" if self.made_class.residual else "plain"]
+        placement = trials.sections("placement")[self.usual_placement()]
         tree = {**self.tree, "norm": norm, "placement": placement}
         model, norms = build.make_model(tree, data.task, seed=0)
         return model, norms, data
+
+    def usual_placement(self) -> str:
+        """Return a placement that the model takes."""
+        if self.made_class.hosted:
+            return "own"
+        return "pre" if self.made_class.residual else "plain"
+
+    def norms(self) -> list[str]:
+        """Return the norms with which it is trained; `own` is for models of other libraries alone."""
+        return [name for name in trials.sections("norm") if name != "own" or self.made_class.hosted]
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a model by name, for each kind of task that it names."""
@@ -58,6 +68,8 @@ class ModelPart(Part):
             task = TASKS[kind]
             for name, check in checks_of(task).items():
                 checks[f"{task.examples}: {name}"] = partial(check, kind=kind)
+            for norm in self.norms():
+                checks[f"{task.examples}: {norm} trains"] = partial(trains, kind=kind, norm=norm)
         return checks
 
 
@@ -74,8 +86,6 @@ def checks_of(task: Task) -> dict[str, Callable[..., str | None]]:
         found["sees no later token"] = is_causal
     if task.may_pad:
         found["padding changes nothing"] = ignores_padding
-    for norm in trials.sections("norm"):
-        found[f"{norm} trains"] = partial(trains, norm=norm)
     return found
 
 

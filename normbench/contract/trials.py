@@ -134,6 +134,8 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
         combined = {**tree, group: section}
         _, placement = build.target(combined, "placement")
         _, model = build.target(combined, "model")
+        if placement.of_host != model.hosted:  # type: ignore[attr-defined]  # of a Placement and a Model
+            continue
         rule = refusal(build.norm_facts(combined), placement, model, data)
         if rule:
             refused = rule.reason

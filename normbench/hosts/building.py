@@ -134,13 +134,20 @@ class CallWithTokens(Call):
 
     Attributes:
         more: what it is given besides.
+        offset: added to tokens, so that the model's own token of padding stands for nothing else.
+        padding: that token.
     """
 
     more: Mapping[str, Any]
+    offset: int = 0
+    padding: int = 0
 
     def __call__(self, host: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        given = {} if mask is None else {"attention_mask": mask.long()}
-        return logits_of(host, host(input_ids=inputs, **given, **self.more))
+        tokens = inputs + self.offset if self.offset else inputs
+        if mask is None:
+            return logits_of(host, host(input_ids=tokens, **self.more))
+        padded = tokens.masked_fill(~mask, self.padding)
+        return logits_of(host, host(input_ids=padded, attention_mask=mask.long(), **self.more))
 
     def head(self, host: Any) -> nn.Module | None:
         output: nn.Module | None = host.get_output_embeddings()
@@ -423,11 +430,13 @@ class Transformers(Library):
             decided = self.decide(default, options, task)
             config = type(default)(**decided, **options)
             auto, call = self.kind_for(task)
+            if isinstance(task, TextClassification):
+                call = replace(call, offset=1)
             module = auto.from_config(config, trust_remote_code=False)
         sizes = {name: value for name, value in decided.items() if type(value) is int}
         return Host(module, call, self.versions(), sizes)
 
-    def kind_for(self, task: Task) -> tuple[Any, Call]:
+    def kind_for(self, task: Task) -> tuple[Any, CallWithTokens]:
         """Return the class of transformers that makes a model for a task, and how that is called."""
         transformers: Any = self.load()
         if isinstance(task, TextClassification):
@@ -460,6 +469,8 @@ class Transformers(Library):
             auto, call = self.kind_for(task)
             if isinstance(task, TextClassification):
                 config.num_labels = task.num_classes
+                if isinstance(config.pad_token_id, int):
+                    call = replace(call, padding=config.pad_token_id)
             module, loaded = auto.from_pretrained(
                 place,
                 config=config,
@@ -521,7 +532,8 @@ class Transformers(Library):
             decided[token] = None
         if isinstance(task, TextClassification):
             decided["num_labels"] = task.num_classes
-            decided["pad_token_id"] = 0  # as our texts are padded
+            decided["vocab_size"] += 1
+            decided["pad_token_id"] = 0  # which none of the data's tokens is: see CallWithTokens
             decided["max_position_embeddings"] = task.context + 1  # some count positions from 1, and 0 is padding
         else:
             decided["pad_token_id"] = None  # an embedding of padding is not trained

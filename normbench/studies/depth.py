@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +73,7 @@ class Depth(Study):
         streams = streams_of(subject, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
         blocks = [block.module for block in model.anatomy().blocks]
 
-        def loss_of(order: list[nn.Module]) -> float:
+        def loss_of(order: Sequence[nn.Module | None]) -> float:
             with run_in_order(blocks, order):
                 return evaluate(model, batches, subject.task, subject.device)["loss"]
 
@@ -154,9 +154,9 @@ def keep_shape(streams: list[Vectors]) -> list[bool]:
 
 
 def measure_blocks(
-    blocks: list[nn.Module], streams: list[Vectors], loss_of: Callable[[list[nn.Module]], float]
+    blocks: list[nn.Module], streams: list[Vectors], loss_of: Callable[[Sequence[nn.Module | None]], float]
 ) -> Iterator[Row]:
-    """Yield what each block is worth. loss_of: the loss of the model with some blocks in an order."""
+    """Yield what each block is worth. loss_of: the loss of the model with blocks in an order, None for one left out."""
     keeps = keep_shape(streams)
     whole = loss_of(blocks)
     for layer, block in enumerate(blocks):
@@ -164,7 +164,7 @@ def measure_blocks(
         after = blocks[layer + 1 :]
         row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
         if keeps[layer]:
-            row["skipped"] = loss_of([*before, *after]) - whole
+            row["skipped"] = loss_of([*before, None, *after]) - whole
             row["turned"] = angular_distance(streams[layer], streams[layer + 1])
         can_be_swapped = bool(after) and keeps[layer] and keeps[layer + 1]
         if can_be_swapped:
@@ -174,10 +174,9 @@ def measure_blocks(
 
 
 @contextmanager
-def run_in_order(blocks: list[nn.Module], order: list[nn.Module]) -> Iterator[None]:
-    """Let a model run some of its blocks in this order inside the `with`; the places that are left over do nothing."""
-    forwards: list[Callable[..., Tensor]] = [block.forward for block in order]
-    forwards += [pass_on] * (len(blocks) - len(order))
+def run_in_order(blocks: list[nn.Module], order: Sequence[nn.Module | None]) -> Iterator[None]:
+    """Let a model run its blocks in this order inside the `with`; the places that have None do nothing."""
+    forwards = [pass_on if block is None else block.forward for block in order]
     for block, forward in zip(blocks, forwards, strict=True):
         block.forward = forward
     try:

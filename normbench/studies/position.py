@@ -108,7 +108,8 @@ class Position(Study):
             *_, last = norms
             raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {last}")
         for site in sites:
-            norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
+            see = partial(see_norm, found, site, getattr(subject.task, "context", None))
+            norms[site].register_forward_hook(see, with_kwargs=True)
         for block in model.anatomy().blocks:
             block.module.register_forward_hook(partial(see_stream, found, block), with_kwargs=True)
             if not subject.data.pads:
@@ -161,6 +162,21 @@ class Position(Study):
 
 
 # ---- what is seen of a call
+
+
+def see_norm(
+    found: Found, site: str, time: int | None, norm: nn.Module, given: Any, context: dict[str, Any], x: Tensor
+) -> None:
+    """Keep what `see_vectors` keeps of what a norm gives; heads may come before positions in another library's model.
+
+    Args:
+        found: what was kept so far.
+        site: of the norm.
+        time: positions of a text.
+        norm, given, context, x: of the call, as torch gives them to a hook.
+    """
+    has_heads_first = x.ndim == 4 and x.shape[1] != time and x.shape[2] == time
+    see_vectors(found, "norm", site, norm, given, context, x.transpose(1, 2) if has_heads_first else x)
 
 
 def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
