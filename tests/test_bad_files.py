@@ -25,10 +25,10 @@ IGNORED = "mine/norm/layernorm.yaml has the name of a norm that normbench has al
 @pytest.mark.parametrize(
     ("name", "text", "words", "complaint"),
     [
-        ("own", "eps: [1\n", "norm=own", "own.yaml"),
-        ("own", "eps: 1e-5\n", "norm=own", "norm._target_ is missing"),
-        ("own", LAYERNORM + "epsilon: 1e-5\n", "norm=own", "norm.epsilon is not a setting of"),
-        ("own", LAYERNORM + "eps: ${nowhere}\n", "norm=own", "Interpolation key 'nowhere' not found"),
+        ("mine", "eps: [1\n", "norm=mine", "mine.yaml"),
+        ("mine", "eps: 1e-5\n", "norm=mine", "norm._target_ is missing"),
+        ("mine", LAYERNORM + "epsilon: 1e-5\n", "norm=mine", "norm.epsilon is not a setting of"),
+        ("mine", LAYERNORM + "eps: ${nowhere}\n", "norm=mine", "Interpolation key 'nowhere' not found"),
         ("renorm", LAYERNORM, "norm=reenorm", "did you mean renorm"),
         ("layernorm", LAYERNORM, "norm=layernorm", IGNORED),  # Hydra takes the one in conf/
         ("layernorm", LAYERNORM, "--cfg job", IGNORED),
