@@ -243,6 +243,27 @@ def own_code(tree: Tree) -> dict[str, str]:
     return digests
 
 
+def digest_weights(tree: Tree) -> list[str]:
+    """Return a digest of each file of weights with which the model starts.
+
+    Raises:
+        UsageError: one is not there.
+    """
+    _, made = target(tree, "model")
+    found: list[str] = []
+    for path in made.files_read(section_at(tree, "model")):  # type: ignore[attr-defined]  # a Model's
+        status = path.stat()
+        found.append(digest_file(path, status.st_size, status.st_mtime_ns))
+    return found
+
+
+@cache
+def digest_file(path: Path, size: int, changed: int) -> str:
+    """Return the sha256 of a file, read once as long as its size and the time of its last change stay."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def norm_facts(tree: Tree) -> NormFacts:
     """Return what holds of the norms of a run, at whatever site they stand: the worst case of all of them."""
     return worst_of([facts_of(tree, section) for section in sections_of(tree, "norm")])

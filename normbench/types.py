@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -435,6 +436,15 @@ class Model(nn.Module):
         Raises:
             UsageError: with what is allowed.
         """
+
+    @classmethod
+    def files_read(cls, settings: Mapping[str, Any]) -> tuple[Path, ...]:
+        """Return the files whose content decides what a model with these settings starts with; none of ours reads one.
+
+        Raises:
+            UsageError: they are not there.
+        """
+        return ()
 
     def ledger(self) -> dict[str, Any]:
         """Return what the ledger says of the model beside what it says of all."""

@@ -14,8 +14,10 @@ import torch
 from support import IMAGES, TEXT, TEXTS, random_batch
 from torch import nn
 
+from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.hosts.building import build_host
+from normbench.runs.plan import prepare
 from normbench.types import Task
 
 transformers = pytest.importorskip("transformers")
@@ -148,6 +150,17 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file(build_host("timm", "vit_tiny_patch16_224", small, IMAGES).module.state_dict(), path)
     message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
     assert re.search(r"does not fit the model \(cls_token, pos_embed, \S+ and \d+ more are of another shape\)", message)
+
+
+def test_other_weights_at_the_same_place_make_another_run(tmp_path: Path) -> None:
+    words = ["model=timm", f"model.weights={tmp_path / 'given.safetensors'}", "norm=own"]
+    names = set[str]()
+    for number in (1, 2, 1):
+        content = {"head.bias": torch.full((10,), float(number))}
+        safetensors.torch.save_file(content, tmp_path / "given.safetensors")
+        names.add(prepare(compose.read(words)).directory.path.name)
+    assert len(names) == 2
+    assert prepare(compose.read(["model=timm", "norm=own"])).directory.path.name not in names
 
 
 def test_without_a_network_the_hub_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,7 +15,7 @@ from normbench.errors import UsageError, explain
 from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
-from normbench.hosts.weights import PRETRAINED, RANDOM
+from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
 from normbench.norms import Own
 from normbench.settings import Setting
 from normbench.types import (
@@ -111,6 +112,11 @@ class Hosted(Model):
     def check_settings(cls, settings: Mapping[str, Any], kind: str) -> None:
         if settings.get("weights", RANDOM) != PRETRAINED:  # which the hub has under other names too
             cls.library.check(settings["name"], settings[cls.library.options], kind)
+
+    @classmethod
+    def files_read(cls, settings: Mapping[str, Any]) -> tuple[Path, ...]:
+        weights = settings.get("weights", RANDOM)
+        return () if weights in (RANDOM, PRETRAINED) else find_saved(weights).files
 
     def __init__(
         self,

@@ -288,6 +288,9 @@ def directory_of(
         content["rules"] = list(tree[RULES])  # whose order plays a part
     if code:  # a class that its author has changed makes another run
         content["code"] = code
+    weights = build.digest_weights(tree)
+    if weights:
+        content["weights"] = weights
     if stack > 1:
         content["stack"] = stack
     words = [*config.choices.words, f"s{tree['seed']}", fingerprint(content)]
