@@ -21,6 +21,7 @@ from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
 from normbench.hosts.building import LIBRARIES
 from normbench.probes import Probes
+from normbench.studies.folding import fold
 from normbench.studies.frame import make_study, study_class
 from normbench.training.precision import make_precision
 from normbench.training.step import Stepper
@@ -302,6 +303,12 @@ def test_studies_measure_hosts(name: str, host: str, measured_there: set[object]
     assert set(rows[column]) == measured_there
     if name == "position":
         assert rows["position"].max() == 15
+
+
+@pytest.mark.parametrize(("host", "norm", "number"), [("vit", "own", 5), ("resnet", "batchnorm", 13)])
+def test_norms_of_hosts_fold_into_their_neighbours(host: str, norm: str, number: int) -> None:
+    model, norms = started(host, f"norm={norm}")
+    assert len(fold(model, norms, random_batch(IMAGES)).done) == number
 
 
 def test_seeds_of_a_host_are_not_trained_as_one_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

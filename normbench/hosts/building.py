@@ -40,6 +40,7 @@ Options = Mapping[str, Any]
 Size = tuple[int, int]  # of an image: height and width
 
 SMALLEST_SIDE = 32  # pixels: networks for images halve them up to five times
+COLOURS = 3  # channels that models of torchvision read
 FEWEST_PATCHES = 4  # along a side
 HEAD_SIZE = 32  # features of a head of attention, where nothing else is said
 MULTIPLE = 8  # of which widths inside a block are
@@ -100,20 +101,23 @@ class Call(ABC):
 class CallWithImages(Call):
     """Calls a classifier with images, which are scaled and, where they are grey, have their channel several times.
 
+    Nothing depends on the images that it is given, so that torch.fx can follow.
+
     Attributes:
         size: to which they are scaled; None: they stay as they are.
-        channels: that the model reads.
+        shrinks: whether they are larger than that.
+        channels: how many times a grey image has its channel; None: images stay as they are.
     """
 
     size: Size | None
-    channels: int
+    shrinks: bool = False
+    channels: int | None = None
 
     def __call__(self, host: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         x = inputs
-        if self.size is not None and x.shape[-2:] != self.size:
-            shrinks = self.size[0] < x.shape[-2]
-            x = F.interpolate(x, self.size, mode="bilinear", antialias=shrinks)
-        if x.shape[1] != self.channels:
+        if self.size is not None:
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=self.shrinks)
+        if self.channels is not None:
             x = x.expand(-1, self.channels, -1, -1)
         return logits_of(host, host(x))
 
@@ -168,11 +172,14 @@ def logits_of(host: nn.Module, output: Any) -> Tensor:
     Raises:
         UsageError: it gives something else, such as the logits of several heads.
     """
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
+    logits = output  # a tensor, or what torch.fx has in its place
+    if isinstance(output, tuple | Mapping):
+        logits = getattr(output, "logits", None)
+    if logits is None or isinstance(logits, tuple | Mapping):
         what = f"{type(host).__name__} gives a {type(output).__name__}"
         raise UsageError(f"{what}, and not logits: choose another model.name, or an option without further outputs")
-    return logits
+    found: Tensor = logits
+    return found
 
 
 # ---- libraries
@@ -342,7 +349,7 @@ class Timm(Library):
             of_task["img_size"] = size
             of_task |= self.finer_patches(name, options, size)
         module = timm.create_model(name, pretrained=False, **{**of_task, **options})
-        call = CallWithImages(None if size == tuple(pixels) else size, channels)
+        call = CallWithImages(None if size == tuple(pixels) else size, shrinks=size[0] < pixels[0])
         return Host(module, call, self.versions(), of_task)
 
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
@@ -385,7 +392,7 @@ class Torchvision(Library):
     def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
         assert isinstance(task, ImageClassification)
         models: Any = self.load("models")
-        _, *pixels = task.image_shape
+        channels, *pixels = task.image_shape
         size = scaled_size(pixels, image_size)
         of_task: dict[str, Any] = {"num_classes": task.num_classes}
         outline = outline_of(models.get_model, name, weights=None, **options)
@@ -395,7 +402,11 @@ class Torchvision(Library):
         elif "input_size" in taken:
             of_task["input_size"] = size
         module = models.get_model(name, weights=None, **{**of_task, **options})
-        call = CallWithImages(None if size == tuple(pixels) else size, channels=3)
+        call = CallWithImages(
+            size=None if size == tuple(pixels) else size,
+            shrinks=size[0] < pixels[0],
+            channels=COLOURS if channels == 1 else None,
+        )
         return Host(module, call, self.versions(), of_task)
 
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
