@@ -350,7 +350,8 @@ def say_reason(reason: Reason) -> str:
 
 REMEDIES = {
     Remedy.LARGER_STREAM: (
-        "model.embedding_scale=unit or a larger norm.alpha0, so that the norm does not read values near 0"
+        "a larger norm.alpha0 or, in a model of our own, model.embedding_scale=unit, so that the norm does not read "
+        "values near 0"
     ),
     Remedy.WARMUP: "a longer schedule.warmup, and a smaller optim.lr",
     Remedy.STEPS: "more trainer.steps",
