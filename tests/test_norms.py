@@ -13,6 +13,7 @@ import torch
 from hydra.utils import get_class, instantiate
 from killing import Server
 from omegaconf import OmegaConf
+from support import NORMS
 from torch import Tensor, nn
 
 from normbench.norms import BatchNorm, InstanceNorm, kernels
@@ -21,7 +22,7 @@ from normbench.types import Norm, Site
 pytest_plugins = ["run_fixtures"]
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
-NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
+NAMES = sorted(NORMS)
 OPERATORS = {"batchnorm", "ghostbatchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
 NATIVE = {"rmsnorm", "dyt"}  # we have a backward of our own
 

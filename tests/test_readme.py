@@ -56,7 +56,10 @@ def small(words: list[str]) -> list[str]:
     runs = sorted(path.parent.name for path in Path(folder[1]).glob("*/config.yaml")) if folder else []
     words = [word.replace("RUN", runs[-1]) if runs else word for word in words]
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
-    if LONG & {*words} and "--dry-run" not in words:
+    if words[0] == "swap":
+        return [*words, "--help"]  # test_swap_command has models
+    is_of_trained_weights = any(word.startswith("model.weights=") for word in words)  # in files of the reader's own
+    if (LONG & {*words} or is_of_trained_weights) and "--dry-run" not in words:
         return [*words, "--cfg", "job"]
     if TRANSLATORS & {*words}:  # a plan reads the data, and times its steps
         write_few_pairs(Path("pairs"))
