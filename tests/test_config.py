@@ -309,6 +309,7 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
 def test_an_option_of_one_s_own_is_read_again_once_it_is_written_again(tmp_path: Path) -> None:
     folder = tmp_path / "norm"
     folder.mkdir()
+    (folder / ".#mine.yaml").symlink_to("nowhere")  # as Emacs locks a file
     words = [f"hydra.searchpath=[{tmp_path}]", "norm=mine"]
     for eps in (1e-3, 1e-4):
         (folder / "mine.yaml").write_text(f"# Mine\n_target_: normbench.norms.RMSNorm\neps: {eps}\n", "utf-8")

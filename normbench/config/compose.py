@@ -152,8 +152,9 @@ def compose(words: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """Return what Hydra composes of the options that words choose, free to be changed, and the option of each group."""
     own_files: list[tuple[Path, int]] = []
     for folder in own_folders(words):
-        for file in sorted(folder.rglob("*.yaml")):
-            own_files.append((file, file.stat().st_mtime_ns))
+        for file in sorted((*folder.glob("*.yaml"), *folder.glob("*/*.yaml"))):
+            if file.is_file():
+                own_files.append((file, file.stat().st_mtime_ns))
     pickled = compose_once(tuple(words), tuple(own_files))
     composed: tuple[DictConfig, dict[str, str]] = pickle.loads(pickled)
     return composed
@@ -381,9 +382,10 @@ def own_folders(words: Iterable[str]) -> list[Path]:
     for word in words:
         if key_of(word) == SEARCH_PATH:
             places = value_of(word.partition("=")[2])
-            for place in places:
-                path = str(place).removeprefix("file://")
-                found.append(Path(path))
+            if isinstance(places, list):  # else Hydra says that it must be one
+                for place in places:
+                    path = str(place).removeprefix("file://")
+                    found.append(Path(path))
     return found
 
 
