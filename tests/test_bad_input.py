@@ -78,6 +78,8 @@ GRAMMAR = {
     "norm.eps=${foo}": "Interpolation key 'foo' not found",
     "norm.eps=???": ": check the keys and their values with normbench show",
     "~norm": "norm is missing",
+    "~model": "model is missing",
+    "~norm model=hf": "norm is missing",
     "hydra.searchpath=/": "hydra.searchpath must be a list of strings",
     "~trainer.steps": "trainer.steps is missing: trainer needs it, set trainer.steps=VALUE",
     "~model.width": "model.width is missing: normbench.models.Transformer needs it, set model.width=VALUE",

@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 
 from normbench.config.compose import compose, leave_out_defaults, read, read_each, resolve
 from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml, section_of
-from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
+from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, list_unwritten, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.config.signatures import import_target, settings_in_source, settings_of_class
 from normbench.errors import UsageError
-from normbench.settings import Setting, either, nearest, setting_from, show
+from normbench.settings import Setting, either, flat, nearest, setting_from, show
 
 OPTIONS = [(group, option) for group in (*GROUPS, *SWEEP_GROUPS) for option in options(group)]
 
@@ -296,6 +296,15 @@ def test_what_the_yaml_of_an_option_leaves_out_is_left_out_at_its_default(group:
 def test_a_default_that_is_written_out_makes_no_other_run(words: str, default: str) -> None:
     without, written = read_each([words.split(), [*words.split(), default]])
     assert (written.tree, written.choices) == (without.tree, without.choices)
+
+
+def test_a_norm_in_another_library_s_model_is_not_said_to_have_the_default_of_what_it_takes_from_there() -> None:
+    words = ["model=hf", "norm=layernorm", "norm@first1=rmsnorm"]
+    for how, expected in (("own", set[str]()), ("norm", {"norm.eps", "at.norm@first1.eps"})):
+        config = flat(read([*words, f"model.norm_settings={how}"]).tree)
+        unwritten = list_unwritten(config)
+        assert {"norm.noise", "at.norm@first1.noise"} <= unwritten.keys()
+        assert {path for path in {**config, **unwritten} if path.endswith(".eps") and "norm" in path} == expected
 
 
 @pytest.mark.slow

@@ -39,8 +39,15 @@ from normbench.config.groups import (
     scheme_of_experiment,
     section_of,
 )
-from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at, sections_of
-from normbench.config.schema import LEFT_OUT, TrainConfig, check_config, section_settings
+from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
+from normbench.config.schema import (
+    LEFT_OUT,
+    LIKE_HOST,
+    TrainConfig,
+    check_config,
+    section_settings,
+    takes_from_host,
+)
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Tree, either, flat, key_of, nearest, show
@@ -54,11 +61,6 @@ WITHOUT_SECTION = tuple(section.name for section in SECTIONS if section.absent)
 
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
 SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
-
-# Settings of norms that those in a model of another library take from the norms in whose place they come, with
-# model.norm_settings=own, unless a word gives them.
-LIKE_HOST = ("eps", "momentum", "groups")
-OF_HOST = "own"
 
 SEARCH_PATH = "hydra.searchpath"
 SCHEME = "scheme"  # the group whose options stand for words
@@ -221,7 +223,7 @@ def complete(config: DictConfig, words: tuple[str, ...], rules: Mapping[str, Tre
     leave_out_absent(tree)
     if rules:
         tree[RULES] = dict(rules)
-    if tree["model"].get("norm_settings") == OF_HOST:
+    if takes_from_host(flat(tree)):
         leave_to_host(tree, words)
     for key in ("outputs", "extend"):
         if isinstance(tree.get(key), str):
@@ -231,8 +233,9 @@ def complete(config: DictConfig, words: tuple[str, ...], rules: Mapping[str, Tre
 
 def leave_to_host(tree: dict[str, Any], words: tuple[str, ...]) -> None:
     """Remove settings of norms that no word gives, where each norm has those of the one in whose place it comes."""
-    for section in sections_of(tree, "norm"):
-        values = section_at(tree, section)
+    for section, values in {"norm": tree.get("norm"), **rule_sections(tree)}.items():
+        if group_of(section) != "norm" or not isinstance(values, dict):
+            continue
         for name in LIKE_HOST:
             if name in values and not is_overridden(f"{section}.{name}", words):
                 del values[name]

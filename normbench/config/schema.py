@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from normbench.config.groups import chosen_options
-from normbench.config.rules import RULES, class_sections_in, read_rule, rule_sections
+from normbench.config.rules import RULES, class_sections_in, group_of, read_rule, rule_sections
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER, SECTIONS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
@@ -162,6 +162,19 @@ def list_left_out() -> dict[str, Any]:
 
 LEFT_OUT = list_left_out()
 
+# Settings of norms that those in a model of another library take from the norms in whose place they come, with
+# model.norm_settings=own, unless a word gives them.
+LIKE_HOST = ("eps", "momentum", "groups")
+
+
+def takes_from_host(config: Mapping[str, Any]) -> bool:
+    """Tell whether norms have those settings of the norms of another library's model that no word gives.
+
+    Args:
+        config: by path.
+    """
+    return config.get("model.norm_settings") == "own"
+
 
 def list_unwritten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a configuration is without since it is as usual: options, keys and settings of our classes, by path.
@@ -178,8 +191,9 @@ def list_unwritten(config: Mapping[str, Any]) -> dict[str, Any]:
         section_name, _, name = path.rpartition(".")
         if name == "_target_" and str(target).startswith("normbench."):
             known = section_settings(section_name, {name: target}) or {}
+            is_as_in_host = takes_from_host(config) and group_of(section_name.removeprefix(f"{RULES}.")) == "norm"
             for key, setting in known.items():
-                if setting.default is not ...:
+                if setting.default is not ... and not (is_as_in_host and key in LIKE_HOST):
                     usual[f"{section_name}.{key}"] = setting.default
     return {path: value for path, value in flat(usual).items() if path not in config}
 
