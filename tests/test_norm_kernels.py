@@ -157,32 +157,42 @@ def test_a_norm_is_copied_and_stored_with_its_choice(name: str, impl: str) -> No
 def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process fills a cache, and one without vectors reads it; both under the same settings, which are in keys."""
+    """This process fills a cache, and one without vectors reads it; both under the same settings, which are in keys.
+
+    With others the second would not find what the first one has left, and the test could not fail.
+    """
     from torch._inductor import config  # slow to import
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
     code = textwrap.dedent("""
         import torch
+        from torch._inductor import config
         from normbench.norms import BatchNorm
+        torch.set_deterministic_debug_mode("default")  # runs in this process have set it
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.set_float32_matmul_precision("highest")
         compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
         torch.manual_seed(0)
         x = torch.randn(8, 32, 5, 7)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), eager(x))
+        print(settings := repr(sorted(config.save_config_portable().items(), key=str)))
         print(torch.backends.cpu.get_cpu_capability())
     """)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     settings = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}  # which take g++ ten seconds
     torch.compiler.reset()
-    with config.patch(settings), torch.random.fork_rng():
-        exec(code, {})
+    mode, here = torch.get_deterministic_debug_mode(), dict[str, Any]()
+    with config.patch(settings | {"deterministic": False}), torch.random.fork_rng():
+        exec(code, here)
+    torch.set_deterministic_debug_mode(mode)
     valid_vec_isa_list.cache_clear()
     same = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
     environment = {**os.environ, **same, "ATEN_CPU_CAPABILITY": "default"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == "DEFAULT"
+    assert ended.stdout.splitlines() == [here["settings"], "DEFAULT"]
 
 
 def check_compiled(name: str) -> None:
