@@ -190,6 +190,17 @@ def test_a_class_may_write_its_annotations_as_it_likes(here: Path, capsys: pytes
         read(["init._target_=oddly.Start", "init.share=1", "init.count=a"])
 
 
+def test_a_setting_called_name_is_no_part_of_a_run_s_name(here: Path) -> None:
+    (here / "named.py").write_text(
+        "from normbench.types import Model\n"
+        "class Named(Model):\n"
+        "    def __init__(self, task, norm, placement, *, name: str = 'a'):\n"
+        "        super().__init__()\n"
+    )
+    config = read(["model._target_=named.Named", "model.name=b", "data=pydocs"])
+    assert config.choices.words == ("layernorm", "pre", "named")
+
+
 def test_a_start_of_weights_is_derived_from_ours(here: Path) -> None:
     (here / "starts.py").write_text(
         "from normbench.models import Initialization\n"

@@ -62,6 +62,8 @@ WITHOUT_SECTION = tuple(section.name for section in SECTIONS if section.absent)
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
 SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
 
+LIBRARIES = "normbench.hosts."  # where models of other libraries are
+
 SEARCH_PATH = "hydra.searchpath"
 SCHEME = "scheme"  # the group whose options stand for words
 
@@ -264,9 +266,8 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
     for group in NAMING_GROUPS:
         if named.get(group, defaults[group]) != defaults[group]:
             name_words.append(named[group])
-            own_name = tree[group].get("name") if group == "model" else None  # of a model among many of a library
-            if isinstance(own_name, str):
-                name_words.append(re.sub(r"[^\w.]+", "_", own_name))
+            if str(section_at(tree, group)["_target_"]).startswith(LIBRARIES):  # a model among many of a library
+                name_words.append(re.sub(r"[^\w.]+", "_", section_at(tree, group)["name"]))
     for key in rules:
         place = key.partition("@")[2]
         name_words.append(f"{named[key]}@{place}")  # rmsnorm@qk
