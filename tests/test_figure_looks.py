@@ -159,6 +159,17 @@ def test_nothing_is_cut_off(tmp_path: Path) -> None:
         assert words.x0 >= 0 and words.y0 >= 0 and words.x1 <= page.x1 and words.y1 <= page.y1, name
 
 
+def test_a_long_name_of_what_differs_is_written_in_lines(tmp_path: Path) -> None:
+    for norm, seed in itertools.product(("layernorm", "rmsnorm"), range(2)):
+        make_run(tmp_path, norm=norm, seed=seed, accuracy=0.9 + 0.01 * seed)
+    canvas = sketched(tmp_path)["differences"].canvas
+    canvas.draw_without_rendering()
+    (label,) = (text for text in canvas.findobj(Text) if "difference of the" in text.get_text())
+    assert "accuracy (percentage points)" in label.get_text().replace("\n", " ")
+    words, page = label.get_window_extent(), canvas.bbox
+    assert words.x0 >= 0 and words.y0 >= 0 and words.x1 <= page.x1
+
+
 def test_numbers_of_a_logarithmic_axis_are_short() -> None:
     numbers = (0.5, 0.001, 1e-4, 1.5e-5, 1e-12, 10_000, 100_000, 2e20)
     assert [panes.brief(number) for number in numbers] == [

@@ -177,15 +177,20 @@ def write_mean_and_interval(one: Comparison) -> str:
 
 def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> Axes:
     """Draw the forest plot, with axes for each range; return the first axes."""
+    from matplotlib import rcParams
+
     most_lines = max(len(row.lines) for row in rows)
     row_height = 0.42 + LINE * (most_lines - 1)  # inches
-    canvas = blank(row_height * len(rows) + 0.8)
-    width, height = canvas.get_size_inches()
+    width, _ = rcParams["figure.figsize"]
+    about = wrap(f"difference of the {metric.final_words} ({metric.unit})", width - 2 * SIDE)
+    below = 0.56 + LINE * (len(about) - 1)
+    height = row_height * len(rows) + 0.24 + below
+    canvas = blank(height)
     room = {
         "left": SIDE / width,
         "right": 1 - SIDE / width,
         "top": 1 - 0.22 / height,
-        "bottom": 0.56 / height,
+        "bottom": below / height,
         "wspace": 0.12,
     }
     panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw=room)[0]
@@ -202,8 +207,8 @@ def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> A
     highest = 0.19 / row_height - 1
     left.set(ylim=(lowest, highest), yticks=[])
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    about = f"difference of the {metric.final_words} ({metric.unit})\n← {better}      {worse} →"
-    canvas.supxlabel(about, y=0.02 / height)
+    about.append(f"← {better}      {worse} →")
+    canvas.supxlabel("\n".join(about), y=0.02 / height)
     first_pane: Axes = left
     return first_pane
 
