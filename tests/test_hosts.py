@@ -25,7 +25,9 @@ from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.hosts import Adapter, Findings, Found
 from normbench.hosts.adapters import ACTING_INSIDE, TABLE
+from normbench.hosts.building import LIBRARIES
 from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, Own, RMSNorm
+from normbench.types import LanguageModeling
 
 SITES = yaml.safe_load((REPOSITORY / "tests/given_sites.yaml").read_text("utf-8"))
 
@@ -606,6 +608,23 @@ def test_a_library_that_cannot_be_imported_is_a_sentence_with_the_cure(
     monkeypatch.setattr("normbench.hosts.libraries.importlib.import_module", refuse)
     with pytest.raises(UsageError, match=sentence):
         hosts.import_library("timm")
+
+
+def test_a_model_that_cannot_be_imported_for_its_torchvision_is_the_same_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers hides the reason behind an error of its own."""
+
+    def refuse(*given: Any, **more: Any) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'LlamaForCausalLM'.") from error
+
+    library = LIBRARIES["hf"]
+    monkeypatch.setattr(library, "make", refuse)
+    with pytest.raises(UsageError, match=r"^torchvision, which transformers imports, does not fit torch"):
+        library.build("llama", {}, LanguageModeling(vocabulary_size=17, context=16))
 
 
 def test_a_norm_whose_library_cannot_be_imported_is_a_sentence_too(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError, explain
-from normbench.hosts.libraries import import_library
+from normbench.hosts.libraries import import_library, refuse_other_torchvision
 from normbench.hosts.weights import (
     PRETRAINED,
     RANDOM,
@@ -303,6 +303,7 @@ class Library(ABC):
             except UsageError:
                 raise
             except Exception as error:  # of the network, or of what comes from it
+                refuse_other_torchvision(self.packages[0], error)
                 what = f"model={self.word} model.name={name} has no weights on the hub, or it cannot be reached"
                 cure = "give the folder or file of a copy, as model.weights=PATH"
                 raise UsageError(f"{what} ({explain(error)}): {cure}") from error
@@ -314,6 +315,7 @@ class Library(ABC):
         except UsageError:
             raise
         except Exception as error:  # of a library that is given what it does not take
+            refuse_other_torchvision(self.packages[0], error)
             said = shorten(str(error), 200)  # of several lines the last may tell what is wrong
             what = f"model={self.word} model.name={name} cannot be built ({type(error).__name__}: {said})"
             cure = f"see model.{self.options}={show(dict(options))}"

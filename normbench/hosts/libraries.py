@@ -24,6 +24,20 @@ def import_library(name: str) -> ModuleType:
         what = f"{name} is not installed" if missing == name else f"{name} needs {missing}, which is not installed"
         raise UsageError(f"{what}: pip install 'normbench[{EXTRAS[name]}]'") from error
     except (ImportError, RuntimeError) as error:
-        if "torchvision" in str(error):
-            raise UsageError(explain_torchvision(name)) from error
+        refuse_other_torchvision(name, error)
         raise UsageError(f"{name} cannot be imported ({explain(error)}): install a version that fits") from error
+
+
+def refuse_other_torchvision(name: str, error: BaseException) -> None:
+    """Refuse a torchvision that does not fit torch, where that is what an error of a library comes from.
+
+    transformers imports its models one by one, and then says only which one it could not import.
+
+    Raises:
+        UsageError: that is it; with the way to mend it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if "torchvision::" in str(cause) or (type(cause) is ImportError and "torchvision" in str(cause)):
+            raise UsageError(explain_torchvision(name)) from error
+        cause = cause.__cause__
