@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from normbench.cli import main
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.hosts.building import build_host
+from normbench.hosts.saving import describe_norm, put_in_norm
 from normbench.norms import DyT, GroupNorm, RMSNorm
 from normbench.types import ImageClassification
 
@@ -182,6 +184,17 @@ def test_mistakes_are_said_in_a_sentence(words: list[str], said: str, gpt2: Path
     small = [] if "model=nano" in words else [word for word in SMALL if word.partition("=")[0] not in str(words)]
     message = swap(*given, *small, status=2)
     assert said in message and message.count("\n") == 1
+
+
+def test_groups_of_the_norm_before_are_in_the_note() -> None:
+    """No word has given them, so that the class's default would come back."""
+    host = nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8))
+    model, _ = normbench.swap(host, "groupnorm", example=torch.randn(3, 8))
+    norm: Any = model[1]
+    assert norm.groups == 2
+    entry = describe_norm("1", norm, 8, {"affine": True})
+    again: Any = put_in_norm(nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8)), json.loads(json.dumps(entry)))
+    assert again.groups == 2
 
 
 def test_a_note_runs_no_code_of_others(gpt2: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
         raise UsageError(f"--out writes norms of normbench alone, not {name}: choose one of them, or leave out --out")
     current = dict(settings)
     for key in TAKEN_OVER:
-        if key in current:
+        if key in kind.recorded:
             current[key] = getattr(norm, key)
     return {
         "path": path,
@@ -159,7 +159,7 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
             layer: Any = model.get_submodule(path)
             layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
         untie(model, untied)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{folder} is of another model ({explain(error)}): build the one that it says") from error
