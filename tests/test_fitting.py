@@ -63,6 +63,20 @@ def test_what_cannot_be_fitted_is_what_is_left() -> None:
     assert fit_norm(NoNorm(6), x, x) == 0
 
 
+@pytest.mark.parametrize("kind", [DyT, RMSNorm, BatchNorm])
+def test_padding_plays_no_part(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 7, 5)
+    y = LayerNorm(5)(x).detach()
+    mask = torch.arange(7) < torch.tensor([7, 1, 4, 5, 2, 7])[:, None]
+    alone, padded = kind(5).eval(), kind(5).eval()
+    left = fit_norm(alone, x[mask], y[mask])
+    garbage = torch.where(mask[..., None], x, 100.0)
+    assert fit_norm(padded, garbage, torch.where(mask[..., None], y, -50.0), mask) == pytest.approx(left)
+    for name, parameter in padded.named_parameters():
+        torch.testing.assert_close(parameter, alone.get_parameter(name))
+
+
 def test_running_statistics_serve_as_they_are() -> None:
     torch.manual_seed(0)
     x = 2 * torch.randn(64, 4) + 1

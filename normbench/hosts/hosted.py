@@ -215,9 +215,14 @@ class Hosted(Model):
         self, norm: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Hand a norm the mask of the batch, which the library's code does not, where its input has one."""
-        if self.mask is None or given[0].shape[:-1] != self.mask.shape:
+        mask = self.mask_for(given[0])
+        return None if mask is None else (given, {**more, "mask": mask})
+
+    def mask_for(self, x: Tensor) -> Tensor | None:
+        """Return the mask of the batch, while that is computed, if x has its positions; else None."""
+        if self.mask is None or x.shape[:-1] != self.mask.shape:
             return None
-        return given, {**more, "mask": self.mask}
+        return self.mask
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:

@@ -57,7 +57,7 @@ def find_slope(scale: float, left: Callable[[float], float]) -> float:
 
 
 @torch.no_grad()
-def fit_norm(norm: Any, x: Tensor, y: Tensor, rows: int = 4096) -> float:
+def fit_norm(norm: Any, x: Tensor, y: Tensor, mask: Tensor | None = None, rows: int = 4096) -> float:
     """Fit a norm's γ and β, and its α if it has one, to give y for x; return what share of the variance is left.
 
     What else it learns stays as it is. Least squares over all features of some positions, evenly spread.
@@ -66,11 +66,17 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, rows: int = 4096) -> float:
         norm: with `weight` (γ), `bias` (β) and `alpha` (α), as far as it has these; in evaluation mode.
         x: what enters it, features along its `channel_dim`.
         y: what it is to give.
+        mask: which positions are real, that alone are fitted; None: all. The norm takes it too.
         rows: how many positions are fitted.
     """
     weight: nn.Parameter | None = getattr(norm, "weight", None)
     bias: nn.Parameter | None = getattr(norm, "bias", None)
-    wanted = columns_of(y, norm.channel_dim, rows)
+    masked = {} if mask is None else {"mask": mask}
+
+    def columns_of(values: Tensor) -> Columns:
+        return some_columns(values, norm.channel_dim, mask, rows)
+
+    wanted = columns_of(y)
     if weight is not None:
         weight.fill_(1)
     if bias is not None:
@@ -78,7 +84,7 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, rows: int = 4096) -> float:
     one_gain = weight is not None and weight.numel() == 1
 
     def lines() -> Lines:
-        given = columns_of(norm(x), norm.channel_dim, rows)
+        given = columns_of(norm(x, **masked))
         if one_gain:
             return fit_lines(given.reshape(-1, 1), wanted.reshape(-1, 1), bias is not None)
         return fit_lines(given, wanted, bias is not None)
@@ -89,18 +95,20 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, rows: int = 4096) -> float:
 
     alpha: nn.Parameter | None = getattr(norm, "alpha", None)
     if alpha is not None and alpha.numel() == 1:
-        norm.alpha.fill_(find_slope(float(x.double().std()), left_with))
+        real = x if mask is None else x[mask]
+        norm.alpha.fill_(find_slope(float(real.double().std()), left_with))
     found = lines()
     if weight is not None:
         weight.copy_(torch.from_numpy(found.gamma).view(weight.shape))
     if bias is not None:
         bias.copy_(torch.from_numpy(found.beta).expand(bias.shape))
-    error = columns_of(norm(x), norm.channel_dim, rows) - wanted
+    error = columns_of(norm(x, **masked)) - wanted
     return float(np.square(error).sum() / np.square(wanted - wanted.mean(0)).sum())
 
 
-def columns_of(x: Tensor, channel_dim: int, rows: int) -> Columns:
-    """Return the features of some positions, evenly spread over all, in double precision."""
-    all_rows = x.movedim(channel_dim, -1).flatten(0, -2)
+def some_columns(x: Tensor, channel_dim: int, mask: Tensor | None, rows: int) -> Columns:
+    """Return the features of some positions, evenly spread over all that are real, in double precision."""
+    features_last = x.movedim(channel_dim, -1)
+    all_rows = features_last.flatten(0, -2) if mask is None else features_last[mask]
     some = torch.linspace(0, len(all_rows) - 1, min(rows, len(all_rows))).long()
     return np.asarray(all_rows[some.to(x.device)].double().cpu())

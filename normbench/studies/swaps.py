@@ -139,12 +139,15 @@ def words_of_model(word: str) -> list[str]:
     if "model_type" in about:
         found = ["model=hf", f"model.name={about['model_type']}", f"model.weights={word}"]
         if Path(os.path.expanduser(word), "tokenizer.json").exists():
-            found += ["data.level=hf", f"data.tokenizer={word}", f"data.vocabulary_size={about.get('vocab_size')}"]
+            found += ["data.level=hf", f"data.tokenizer={word}"]
+            if "vocab_size" in about:  # which is often more than the tokenizer has
+                found.append(f"data.vocabulary_size={about['vocab_size']}")
         return found
     if "architecture" in about:
         library = about.get("library", "timm")
         found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={word}"]
-        options = about.get("model_args") or {}
+        given = about.get("model_args")
+        options = given if isinstance(given, Mapping) else {}
         return [*found, *(f"model.kwargs.{key}={show(value)}" for key, value in options.items())]
     raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
 
@@ -255,10 +258,13 @@ class Trial:
         model = swapped.model
         norms = model.anatomy().norms
         section = self.tree["model"]
+        options = {**model.decided, **section[model.library.options]}
+        if hasattr(model.host, "save_pretrained"):  # whose own config.json says its sizes
+            options = {}
         note: dict[str, Any] = {
             "library": model.library.word,
             "name": section["name"],
-            "options": {**model.decided, **section[model.library.options]},
+            "options": options,
             "command": command,
             "norms": [self.describe(place, norms[place.site.name]) for place in model.places if not place.stays],
             "biases": swapped.exact.biases if swapped.exact else [],
@@ -305,7 +311,7 @@ def start_anew(model: Hosted, sites: Sequence[str], tree: Tree, seed: int) -> No
 def fit_all(own: Hosted, fitted: Hosted, sites: Sequence[str], batch: Batch) -> dict[str, float]:
     """Fit norms to what the norms before them make of a batch, and return the share of variance that is left, by site.
 
-    Each is fitted to what entered the old one in the model as it was, in its first call.
+    Each is fitted to what entered the old one in the model as it was, in its first call, at positions that are real.
     """
     left = dict[str, float]()
     old = own.anatomy().norms
@@ -315,11 +321,12 @@ def fit_all(own: Hosted, fitted: Hosted, sites: Sequence[str], batch: Batch) -> 
         if site in left:
             return
         x = given[0]
+        mask = own.mask_for(x)
         if has_statistics(new[site]):
-            average(new[site], [new[site]], [Batch(x, x)])
+            average(new[site], [new[site]], [Batch(x, x, mask)])
         left[site] = float("nan")  # while the norm is called again
         with without_activation(norm), without_activation(new[site]):
-            left[site] = fit_norm(new[site], x, norm(x))
+            left[site] = fit_norm(new[site], x, norm(x), mask)
 
     hooks = [old[site].register_forward_hook(partial(fit_at, site)) for site in sites]
     with torch.no_grad():
