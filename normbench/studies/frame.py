@@ -119,6 +119,9 @@ class Subject:
             "weights": saved,
             "code": [our_code(), build.own_code(self.tree), build.source_digest(type(study))],
         }
+        given_weights = build.digest_weights(self.tree)
+        if given_weights:
+            content["given_weights"] = given_weights
         return fingerprint(content)
 
 

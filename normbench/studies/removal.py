@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
+from normbench.hosts import Adapter
 from normbench.studies.findings import Findings, Told, compare, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import is_blind_to_mean
@@ -158,7 +159,7 @@ def read_norm(norm: Any, x: Tensor) -> HeldNorm:
     """Return what a norm would be with its statistic held at 1, from what it does to its input x."""
     shape = [1] * x.ndim
     shape[norm.channel_dim] = x.shape[norm.channel_dim]
-    eps: Any = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", 0.0)
+    eps = Adapter(norm.channel_dim).read_eps(norm) or 0.0
     shift = norm(x.new_zeros(shape))
     precise = copy.deepcopy(norm).double()  # a mean of 1 leaves few digits of what is small
     return HeldNorm(norm.channel_dim, is_blind_to_mean(precise, x.double()), eps, shift, x.new_ones(()))
