@@ -297,6 +297,7 @@ class Library(ABC):
         """
         if weights == PRETRAINED:
             refuse_loading(f"model.{self.options}", options)
+            self.load()  # which sets how much the hub's client says
             try:
                 with say_nothing("huggingface_hub"):
                     return self.make_trained(name, options, task, image_size, weights)
