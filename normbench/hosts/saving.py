@@ -40,7 +40,7 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
         UsageError: its class is not one of normbench's.
     """
     acts = isinstance(norm, Acting)
-    kind = type(norm).__mro__[2] if acts else type(norm)
+    kind: Any = type(norm).__mro__[2] if acts else type(norm)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if not name.startswith(OURS):
         raise UsageError(f"--out writes norms of normbench alone, not {name}: choose one of them, or leave out --out")

@@ -112,7 +112,7 @@ class Subject:
                 cure = "trainer.keep_checkpoint=last keeps it, train it again"
                 raise UsageError(f"{self.path} has no checkpoint: {cure}")
             saved = weights.stat().st_mtime_ns
-        content = {
+        content: dict[str, Any] = {
             "study": [type(study).__name__, study.settings],
             "config": without(self.tree, UNHASHED_KEYS),
             "device": device_name(self.device),
