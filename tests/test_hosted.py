@@ -21,6 +21,8 @@ from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
 from normbench.hosts.building import LIBRARIES
 from normbench.probes import Probes
+from normbench.runs.plan import prepare
+from normbench.runs.summary import comparison_command
 from normbench.studies.folding import fold
 from normbench.studies.frame import make_study, study_class
 from normbench.training.precision import make_precision
@@ -325,3 +327,13 @@ def test_what_stands_where_is_shown(tmp_path: Path, monkeypatch: Any, capsys: py
     assert "placement       own" in shown and "final  own, by norm@final" in shown
     row = r"model.layers.0.input_layernorm           LlamaRMSNorm  block00.attention  32        1e-06  DyT"
     assert row in shown and "model.norm" in shown
+
+
+def test_the_next_comparison_is_with_the_norms_of_the_model(here: Path) -> None:
+    pytest.importorskip("transformers")
+    suggested = {}
+    for norm in ("dyt", "own"):
+        words = [*HOSTS["llama"][0], f"norm={norm}"]
+        run = prepare(read(words))
+        suggested[norm] = comparison_command(run)[-2]
+    assert suggested == {"dyt": "norm=dyt,own", "own": "norm=own,layernorm"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from normbench import build
 from normbench.config.trust import foreign_class
 from normbench.record.console import show_table
 from normbench.record.directory import Status
@@ -189,5 +190,8 @@ def comparison_command(run: Run) -> list[str]:
     else:
         norm = run.config.choices.groups["norm"]
         other = "rmsnorm" if norm == "layernorm" else "layernorm"
+        _, model = build.target(run.config.tree, "model")
+        if model.hosted and norm != "own":  # type: ignore[attr-defined]  # a Model's
+            other = "own"
         command.append(f"norm={norm},{other}")
     return [*command, "seed=0,1,2"]
