@@ -40,11 +40,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(browser: Any, report: Path, size: str, **media: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
     width, height = SIZES[size]
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get("about:blank")  # else the same page, while it is loaded again, may pass for loaded
     browser.get(report.as_uri())
+    WebDriverWait(browser, 60).until(lambda one: ask(one, "document.readyState") == "complete")
 
 
 def ask(browser: Any, question: str) -> Any:
