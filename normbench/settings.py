@@ -21,6 +21,10 @@ from normbench.errors import LINE, UsageError
 
 Tree = Mapping[str, Any]
 
+# Settings of norms that those in a model of another library take from the norms in whose place they come, with
+# model.norm_settings=own, unless a word gives them.
+LIKE_HOST = ("eps", "momentum", "groups")
+
 SINGULAR: dict[type, str] = {
     int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "keys with values",
 }  # fmt: skip

@@ -112,6 +112,8 @@ def choose(findings: Findings, where: str | Sequence[str] | None) -> Findings:
     if where is None:
         return findings
     places = [where] if isinstance(where, str) else list(where)
+    if not places:
+        raise ArgumentError("where", where, "names no place: leave it out to replace all norms")
     rules = [Rule("norm", place) for place in places]
     sites = [found.site for found in findings.found]
     for rule in rules:

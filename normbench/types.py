@@ -19,6 +19,7 @@ from torch.nn import functional as F
 PADDING = -100  # of targets: F.cross_entropy leaves it out
 
 Split = Literal["train", "val", "test"]
+Side = Literal["", "encoder", "decoder"]
 When = Literal["never", "training", "always"]
 
 
@@ -55,7 +56,7 @@ class Site:
     branches: int = 1
     slot: str = ""
     causal: bool = False
-    side: Literal["", "encoder", "decoder"] = ""
+    side: Side = ""
     sides: tuple[int, int] = (0, 0)
     length: int | None = None
     width: int | None = None

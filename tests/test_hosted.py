@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from studied import measured, subject
-from support import random_batch, refused
+from support import WHOLE, random_batch, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,7 +54,6 @@ HOSTS: dict[str, tuple[tuple[str, ...], Task]] = {
     "bert": (("model=hf", "model.name=bert", "data=banking77", *SIZES), TEXTS),
 }
 NORMS = ("own", "layernorm", "rmsnorm", "groupnorm", "batchnorm", "dyt", "none")
-WHOLE = "NORMBENCH_WHOLE_MATRIX" in os.environ  # else each host with one of the norms
 CASES = list(itertools.product(HOSTS, NORMS))
 SAMPLE = [(host, NORMS[number % len(NORMS)]) for number, host in enumerate(HOSTS) if host != "mixer"]
 STEPS = 3

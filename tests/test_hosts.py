@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import math
-import os
 import pickle
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 import torch
 import yaml
 from given_models import HOSTS, OTHERS, SMALL, Given, images, transformers_model
-from support import REPOSITORY, build
+from support import REPOSITORY, WHOLE, build
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +35,6 @@ SAME = dict.fromkeys(HOSTS, RMSNorm) | dict.fromkeys(("resnet", "mobilenet", "to
 SAME |= dict.fromkeys(("vit", "convnext", "swin", "mixer", "gpt2", "bert"), LayerNorm)
 
 NORMS = (LayerNorm, RMSNorm, GroupNorm, BatchNorm, DyT, NoNorm)
-WHOLE = "NORMBENCH_WHOLE_MATRIX" in os.environ
 
 
 def pairs() -> list[Any]:

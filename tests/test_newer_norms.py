@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, build, section
+from support import IMAGES, WHOLE, build, section
 from test_norm_kernels import traced
 from test_norms import FEATURES, make, random_input
 from torch import Tensor, nn
@@ -423,7 +422,7 @@ MASKED = ["batchnorm", "batchrenorm", "ghostbatchnorm", "switchable", "evonorm_b
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize("name", MASKED if "NORMBENCH_WHOLE_MATRIX" in os.environ else ["ghostbatchnorm"])
+@pytest.mark.parametrize("name", MASKED if WHOLE else ["ghostbatchnorm"])
 def test_compiled_under_a_mask_as_the_formula(name: str) -> None:
     check_compiled_under_a_mask(name)
 

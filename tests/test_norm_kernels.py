@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import WHOLE
 from test_norms import CASES, FEATURES, make, native_functions_of_few_values, random_input, random_norm, run_both
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -205,7 +206,7 @@ def check_compiled(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize("name", COMPILED if "NORMBENCH_WHOLE_MATRIX" in os.environ else ["batchnorm", "seednorm"])
+@pytest.mark.parametrize("name", COMPILED if WHOLE else ["batchnorm", "seednorm"])
 def test_a_compiled_norm_is_the_formula(name: str) -> None:
     """One with statistics of a batch, and one with many operators: g++ takes seconds for each, and the graphs of all
     are held to the formula below. All of them with the whole matrix.

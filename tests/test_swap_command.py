@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import WHOLE
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,7 +31,7 @@ GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions
         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 IMAGES = ImageClassification(10, (1, 8, 8))
 TIMM = ["mobilenetv3_small_050"]
-if "NORMBENCH_WHOLE_MATRIX" in os.environ:
+if WHOLE:
     TIMM.append("vit_tiny_patch16_224")
 
 

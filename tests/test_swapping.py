@@ -79,6 +79,7 @@ def test_alpha_of_a_language_model_is_that_of_the_paper() -> None:
         ("vit", {"norm": "dyt", "alpha0": -1}, "norm.alpha0=-1 is not allowed"),
         ("vit", {"norm": "rmsnorm", "where": "atention"}, "where=atention fits no norm .*: did you mean attention"),
         ("vit", {"norm": "rmsnorm", "where": "qk"}, "where=qk fits no norm of this model: a place is words"),
+        ("vit", {"norm": "rmsnorm", "where": []}, r"where=\[\] names no place: leave it out"),
         ("vit", {"norm": "rmsnorm", "keep": "all"}, "keep=all is unknown: use weights or nothing"),
         ("vit", {"norm": "rmsnorm", "example": torch.zeros(2, 3)}, "the forward pass of VisionTransformer fails"),
         ("vit", {"norm": "rmsnorm", "example": 3}, "example=int is none: give a batch"),

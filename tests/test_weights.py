@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, TEXT, TRANSLATIONS, documented, random_batch
+from support import IMAGES, TEXT, TRANSLATIONS, WHOLE, documented, random_batch
 from test_runs import TINY, losses, summary_of, train
 from test_stack import CASES, PAIR, SHORT, assert_close, run, sessions_of, stack_of
 from torch import Tensor, nn
@@ -474,7 +473,7 @@ def test_compiled_models_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     By the compiler's graphs, forward and backward; code is made of them with the whole matrix alone.
     """
-    backend = "inductor" if "NORMBENCH_WHOLE_MATRIX" in os.environ else "aot_eager"
+    backend = "inductor" if WHOLE else "aot_eager"
     monkeypatch.setattr(training_loop, "compiled", lambda function, options: torch.compile(function, backend=backend))
     words = [*TINY, "model.depth=1", "trainer.steps=3", "trainer.log_every=1", "optim=sgd", f"weights={weights}"]
     eager, compiled = (losses(train(tmp_path, *words, f"trainer.compile={how}")) for how in ("false", "true"))

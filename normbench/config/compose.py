@@ -42,7 +42,6 @@ from normbench.config.groups import (
 from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
 from normbench.config.schema import (
     LEFT_OUT,
-    LIKE_HOST,
     TrainConfig,
     check_config,
     section_settings,
@@ -50,7 +49,7 @@ from normbench.config.schema import (
 )
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
-from normbench.settings import Tree, either, flat, key_of, nearest, show
+from normbench.settings import LIKE_HOST, Tree, either, flat, key_of, nearest, show
 
 # The groups whose option becomes a word of the run's name where it is not the default, besides norm and placement.
 NAMING_GROUPS = ("weights", "model", "data")

@@ -18,7 +18,7 @@ from normbench.config.rules import RULES, class_sections_in, group_of, read_rule
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER, SECTIONS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, Tree, flat, nearest, setting_from, show
+from normbench.settings import LIKE_HOST, Setting, Tree, flat, nearest, setting_from, show
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,6 @@ def list_left_out() -> dict[str, Any]:
 
 
 LEFT_OUT = list_left_out()
-
-# Settings of norms that those in a model of another library take from the norms in whose place they come, with
-# model.norm_settings=own, unless a word gives them.
-LIKE_HOST = ("eps", "momentum", "groups")
 
 
 def takes_from_host(config: Mapping[str, Any]) -> bool:

@@ -248,22 +248,13 @@ class Library(ABC):
     def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
         """Return a model for a task, with starting weights that are drawn from torch's random numbers."""
 
+    @abstractmethod
     def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
         """Return a model for a task, with weights that were trained. weights: `pretrained`, or where they are.
 
         Raises:
             UsageError: they are not there, or do not fit.
         """
-        host = self.make(name, options, task, image_size)
-        if weights == PRETRAINED:
-            where = f"what {self.packages[0]} has as {name}"
-            tensors = self.pretrained(name)
-        else:
-            where = f"model.weights={weights}"
-            saved = find_saved(weights)
-            self.check_saved(name, saved, where)
-            tensors = read_tensors(saved.files)
-        return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
 
     def check_saved(self, name: str, saved: Saved, where: str) -> None:
         """Refuse a folder that says that its weights are of another model.
@@ -274,10 +265,6 @@ class Library(ABC):
         said = saved.about.get(self.name_in_folder)
         if said is not None and said != name:
             raise UsageError(f"{where} has weights of {said}, not of {name}: set model.name={said}")
-
-    def pretrained(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a model that its library has by name, from the network or what is kept of it here."""
-        raise NotImplementedError
 
     def build(
         self, name: str, options: Options, task: Task, image_size: int | str | None = "auto", weights: str = RANDOM
@@ -323,15 +310,36 @@ class Library(ABC):
             raise UsageError(f"{what}: {cure}, or choose another model.name") from error
 
 
-class Timm(Library):
+class ImageLibrary(Library):
+    """A library of classifiers of images, which are made for a task first, and then take weights by name."""
+
+    options = "kwargs"
+    kinds = frozenset({"image_classification"})
+    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
+
+    def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
+        host = self.make(name, options, task, image_size)
+        if weights == PRETRAINED:
+            where = f"what {self.packages[0]} has as {name}"
+            tensors = self.pretrained(name)
+        else:
+            where = f"model.weights={weights}"
+            saved = find_saved(weights)
+            self.check_saved(name, saved, where)
+            tensors = read_tensors(saved.files)
+        return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
+
+    @abstractmethod
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights of a model that its library has by name, from the network or what is kept of it here."""
+
+
+class Timm(ImageLibrary):
     """timm (Wightman 2019): its classifiers of images."""
 
     word = "timm"
     packages = ("timm", "torchvision")
-    options = "kwargs"
-    kinds = frozenset({"image_classification"})
     where_names_are = "python -c 'import timm; print(*timm.list_models())' lists them"
-    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
 
     def names(self, kind: str) -> list[str]:
         found: list[str] = self.load().list_models()
@@ -375,17 +383,14 @@ class Timm(Library):
         return {"patch_size": max(fitting, default=1)}
 
 
-class Torchvision(Library):
+class Torchvision(ImageLibrary):
     """torchvision: its classifiers of images."""
 
     word = "torchvision"
     packages = ("torchvision",)
-    options = "kwargs"
-    kinds = frozenset({"image_classification"})
     where_names_are = (
         "python -c 'import torchvision.models as m; print(*m.list_models(module=m))' lists those of images"
     )
-    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
 
     def names(self, kind: str) -> list[str]:
         models: Any = self.load("models")

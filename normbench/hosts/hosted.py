@@ -17,7 +17,7 @@ from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
 from normbench.norms import Own
-from normbench.settings import Setting
+from normbench.settings import LIKE_HOST, Setting
 from normbench.types import (
     Anatomy,
     Batch,
@@ -45,12 +45,9 @@ Kwargs = Annotated[Mapping[str, Any], Setting("arguments of the model, as model.
 Config = Annotated[Mapping[str, Any], Setting("its configuration, as model.config.hidden_size=128; other sizes follow")]
 Trained = Annotated[str, Setting("random, pretrained, or the folder or file of trained weights")]
 Context = Annotated[int, Setting("tokens of a text", low=1, high=10**6)]
-TimmName = Annotated[str, Setting("a model of timm, such as resnet18, convnext_atto or vit_tiny_patch16_224")]
-TorchvisionName = Annotated[str, Setting("a classifier of torchvision, such as resnet18")]
+ImageName = Annotated[str, Setting("a model of the library, such as resnet18; of timm also vit_tiny_patch16_224")]
 HfName = Annotated[str, Setting("a model type of transformers, such as llama, gpt2, olmo2, gemma3, qwen3 or bert")]
 
-# Settings that a norm takes from that in whose place it comes, where both have them.
-LIKE_HOST = frozenset({"eps", "momentum", "groups"})
 EXAMPLES = 2  # of the batch on which norms are found
 TOLERANCE = 1e-4  # of the largest logit: what later tokens may change
 
@@ -168,7 +165,7 @@ class Hosted(Model):
                 own.channel_dim = found.adapter.axis
             else:
                 made[site.name] = new
-                given = LIKE_HOST if given_at is None else given_at(site) & LIKE_HOST
+                given = set(LIKE_HOST) if given_at is None else given_at(site).intersection(LIKE_HOST)
                 replaced[frozenset(given)].append(found)
             kind = type(found.module).__name__
             places.append(Place(found.path, site, kind, found.features, found.adapter.read_eps(found.module), stays))
@@ -334,50 +331,38 @@ def start_as_asked(norm: nn.Module) -> None:
         norm.get_parameter("weight").fill_(gain0)
 
 
-class TimmModel(Hosted):
+class HostedClassifier(Hosted):
+    """A classifier of images of another library, with the norms of `norm=`."""
+
+    def __init__(
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        name: ImageName,
+        kwargs: Kwargs,
+        image_size: ImageSize = "auto",
+        norm_settings: NormSettings = "own",
+        weights: Trained = "random",
+    ) -> None:
+        super().__init__(
+            task, norm, name=name, options=kwargs, norm_settings=norm_settings, weights=weights, image_size=image_size
+        )
+
+
+class TimmModel(HostedClassifier):
     """A classifier of images of timm (Wightman 2019), with the norms of `norm=`."""
 
     library = LIBRARIES["timm"]
     kinds = library.kinds
 
-    def __init__(
-        self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
-        name: TimmName,
-        kwargs: Kwargs,
-        image_size: ImageSize = "auto",
-        norm_settings: NormSettings = "own",
-        weights: Trained = "random",
-    ) -> None:
-        super().__init__(
-            task, norm, name=name, options=kwargs, norm_settings=norm_settings, weights=weights, image_size=image_size
-        )
 
-
-class TorchvisionModel(Hosted):
+class TorchvisionModel(HostedClassifier):
     """A classifier of images of torchvision, with the norms of `norm=`."""
 
     library = LIBRARIES["torchvision"]
     kinds = library.kinds
-
-    def __init__(
-        self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
-        name: TorchvisionName,
-        kwargs: Kwargs,
-        image_size: ImageSize = "auto",
-        norm_settings: NormSettings = "own",
-        weights: Trained = "random",
-    ) -> None:
-        super().__init__(
-            task, norm, name=name, options=kwargs, norm_settings=norm_settings, weights=weights, image_size=image_size
-        )
 
 
 class TransformersModel(Hosted):

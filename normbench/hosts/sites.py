@@ -10,13 +10,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from normbench.hosts.adapters import Adapter
 from normbench.hosts.tape import Call, Key, Tape
-from normbench.types import Site
+from normbench.types import Side, Site
 
 # Modules that hold others and are no blocks themselves.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -423,7 +424,7 @@ def lay_out(
     sides = sides_of(calls)
     depth = max(len(calls), 1)
     branches = sum(len(each.branches) for each in parts) or depth
-    about = {"depth": depth, "branches": branches, "causal": causal, "sides": count_sides(sides)}
+    about: dict[str, Any] = {"depth": depth, "branches": branches, "causal": causal, "sides": count_sides(sides)}
     blocks: list[HostBlock] = []
     places: dict[nn.Module, Site] = {}
     for layer, (call, own) in enumerate(zip(calls, parts, strict=True)):
@@ -431,12 +432,12 @@ def lay_out(
         modules = own.modules_by_branch()
         blocks.append(HostBlock(call.path, call.module, layer, modules, channel_dim, sides[layer]))
         width = call.inputs[0].shape[channel_dim] if call.inputs else None
-        site = Site("block", layer, side=sides[layer], width=width, **about)  # type: ignore[arg-type]  # by name
+        site = Site("block", layer, side=sides[layer], width=width, **about)
         for part, place in own.places().items():
             alone = place.branch is not None and count_around(own, place.branch) == 1
             places.setdefault(part.module, site.at(place.role, place.slot, sole=alone))
     for call, site in place_outside(tape, calls, norms, adapters, sides).items():
-        places[call.module] = replace(site, **about)  # type: ignore[arg-type]
+        places[call.module] = replace(site, **about)
     order = [call.module for call in tape.calls() if call.module in norms]
     return number_alike({norm: places[norm] for norm in dict.fromkeys(order)}), tuple(blocks)
 
@@ -446,16 +447,23 @@ def count_around(parts: BlockParts, branch: Branch) -> int:
     return sum(place.branch is branch for place in parts.places().values())
 
 
-def sides_of(blocks: Sequence[Call]) -> list[str]:
+def sides_of(blocks: Sequence[Call]) -> list[Side]:
     """Return for each block whether it is of an encoder or a decoder, where there are both; else empty words."""
-    found = []
-    for block in blocks:
-        words = block.path.lower()
-        found.append("decoder" if "decoder" in words else "encoder" if "encoder" in words else "")
-    return found if set(found) == {"encoder", "decoder"} else [""] * len(found)
+    found = [side_in(block.path) for block in blocks]
+    if set(found) == {"encoder", "decoder"}:
+        return found
+    return ["" for _ in blocks]
 
 
-def count_sides(sides: Sequence[str]) -> tuple[int, int]:
+def side_in(path: str) -> Side:
+    """Return the side that a path names; empty where it names none."""
+    words = path.lower()
+    if "decoder" in words:
+        return "decoder"
+    return "encoder" if "encoder" in words else ""
+
+
+def count_sides(sides: Sequence[Side]) -> tuple[int, int]:
     """Return how many blocks each side has."""
     return sides.count("encoder"), sides.count("decoder")
 
@@ -465,7 +473,7 @@ def place_outside(
     blocks: Sequence[Call],
     norms: Collection[nn.Module],
     adapters: Mapping[nn.Module, Adapter],
-    sides: Sequence[str],
+    sides: Sequence[Side],
 ) -> dict[Call, Site]:
     """Return the sites of norms outside the blocks: before the first, after the last, or between two of them.
 
@@ -493,7 +501,7 @@ def place_outside(
     return found
 
 
-def site_outside(call: Call, layer: int, sides: Sequence[str]) -> Site:
+def site_outside(call: Call, layer: int, sides: Sequence[Side]) -> Site:
     """Return the site of a norm outside the blocks.
 
     Args:
@@ -504,12 +512,12 @@ def site_outside(call: Call, layer: int, sides: Sequence[str]) -> Site:
     if layer == 0:
         return Site("stem")
     if layer == len(sides):
-        return Site("final", slot=sides[-1], side=sides[-1])  # type: ignore[arg-type]  # one of the words
+        return Site("final", slot=sides[-1], side=sides[-1])
     if sides[layer - 1] != sides[layer]:
-        of_decoder = "decoder" in call.path.lower()
-        side = "decoder" if of_decoder else "encoder"
-        return Site("stem" if of_decoder else "final", slot=side, side=side)  # type: ignore[arg-type]  # likewise
-    return Site("downsample", layer, side=sides[layer])  # type: ignore[arg-type]  # likewise
+        if side_in(call.path) == "decoder":
+            return Site("stem", slot="decoder", side="decoder")
+        return Site("final", slot="encoder", side="encoder")
+    return Site("downsample", layer, side=sides[layer])
 
 
 def number_alike(places: Mapping[nn.Module, Site]) -> dict[nn.Module, Site]:
