@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -96,3 +97,6 @@ def test_deepnorm_constants(layers: int) -> None:
     assert alpha == pytest.approx((2 * layers) ** 0.25)
     assert beta == pytest.approx((8 * layers) ** -0.25)
     assert alpha * beta == pytest.approx(1 / math.sqrt(2))
+    inverted, _ = make(partial(Deep, gain="inverse"), F, G, layers=layers)  # type: ignore[arg-type]  # called as a class
+    assert inverted.residual_gain == alpha
+    assert inverted.branch_gain == pytest.approx((8 * layers) ** 0.25)

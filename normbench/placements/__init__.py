@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
+from normbench.settings import Setting
 from normbench.types import Branch, NormFactory, Placement, Site
+
+BranchGain = Annotated[Literal["paper", "inverse"], Setting("factor on a branch's weights at the start: β, or 1/β")]
 
 
 def mask_of(context: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -128,11 +131,20 @@ class Deep(Residual):
     encoder–decoder of N and M layers α = 0.81·(N⁴M)^(1/16) and β = 0.87·(N⁴M)^(−1/16) in the encoder, and (3M)^¼ and
     (12M)^−¼ in the decoder.
     Wang et al. 2022 (DeepNet), figure 2 and table 1; there the weights are Xavier normal (`init=xavier`).
+    With `placement.gain=inverse` the weights are scaled by 1/β, as the released code of Sun et al. 2025 does, which
+    compares DeepNorm with LayerNorm Scaling; the skip's gain stays α, where that code has 8^½ at any depth.
     """
 
     slots = ("out",)
 
-    def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
+    def __init__(
+        self,
+        branches: Mapping[str, Branch],
+        norm: NormFactory,
+        site: Site,
+        *,
+        gain: BranchGain = "paper",
+    ) -> None:
         super().__init__(branches, norm, site)
         encoder, decoder = site.sides
         if site.side == "encoder":
@@ -143,6 +155,8 @@ class Deep(Residual):
             count = float(self.stack_branches)
             self.residual_gain = count**0.25
             self.branch_gain = (4.0 * count) ** -0.25
+        if gain == "inverse":
+            self.branch_gain = 1 / self.branch_gain
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
         y = self.residual_gain * f.shortcut(x) + f(x, **context)
