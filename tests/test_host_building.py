@@ -101,6 +101,12 @@ def test_padding_changes_nothing_for_a_classifier_of_texts(name: str) -> None:
         ("timm", "hf-hub:timm/resnet18", {}, "is not a model of timm"),
         ("timm", "test_resnet", {"pretrained": True}, "model.kwargs.pretrained=true would load"),
         ("timm", "test_resnet", {"act_layer": "a/b"}, "would load"),
+        (
+            "timm",
+            "test_resnet",
+            {"block_args": [["x", {"_target_": "mine.Block"}]]},
+            "block_args._target_=mine.Block would",
+        ),
         ("timm", "test_resnet", {"depht": 3}, "unexpected keyword argument 'depht'"),
         ("torchvision", "resnet19", {}, "did you mean resnet18"),
         ("hf", "lama", {}, "did you mean llama"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from support import WHOLE
 from torch import nn
@@ -29,6 +30,9 @@ timm = pytest.importorskip("timm")
 SMALL = ("model.context=16", "trainer.eval_batches=2", "data.eval_batch_size=8", "data.batch_size=8")
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 16,
         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+MIXTRAL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+           "intermediate_size": 24, "num_local_experts": 3, "vocab_size": 256, "max_position_embeddings": 16,
+           "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 IMAGES = ImageClassification(10, (1, 8, 8))
 TIMM = ["mobilenetv3_small_050"]
 if WHOLE:
@@ -197,10 +201,64 @@ def test_groups_of_the_norm_before_are_in_the_note() -> None:
     assert again.groups == 2
 
 
-def test_a_note_runs_no_code_of_others(gpt2: Path, tmp_path: Path) -> None:
-    note = {"norms": [{"class": "os.path.join", "path": "transformer.ln_f"}], "biases": [], "untied": []}
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.path.join",
+        "normbench.norms.evil.Norm",
+        "normbench.norms.foreign.make_fitted",
+        "normbench.norms.foreign.Unmasked",
+        "normbench.norms.dyt.Norm",
+        "normbench.norms.dyt.torch.nn.Linear",
+        "normbench.norms.dyt.__builtins__",
+    ],
+)
+def test_a_note_runs_no_code_of_others(name: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    note = {"norms": [{"class": name, "path": "transformer.ln_f"}], "biases": [], "untied": []}
     (tmp_path / "swap.json").write_text(json.dumps(note))
-    with pytest.raises(UsageError, match=r"names os.path.join, which is not a norm of normbench"):
+    with pytest.raises(UsageError, match=f"names {name}, which is not a norm of normbench"):
         normbench.load_swapped(read_gpt2(gpt2), tmp_path)
+
+
+def test_a_folder_without_a_note_has_no_swapped_model(gpt2: Path) -> None:
     with pytest.raises(UsageError, match=r"has no swap.json"):
         normbench.load_swapped(read_gpt2(gpt2), gpt2)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"architecture": "test_vit", "model_args": {"_target_": "evil.Model"}}, "model.kwargs holds a _target_"),
+        ({"architecture": "test_vit", "model_args": {"a": [{"checkpoint": "evil.pth"}]}}, "would load a file or code"),
+        ({"architecture": "test_vit", "library": "evil"}, "does not say what its model is"),
+        ({"architecture": "hf-hub:evil/evil"}, "is not a model of timm"),
+        ({"model_type": "gpt2", "auto_map": {"AutoConfig": "evil.Config"}}, "auto_map, which needs code"),
+        ({"model_type": "gpt2", "text_config": {"auto_map": {"AutoModel": "evil.M"}}}, "auto_map, which needs code"),
+    ],
+)
+def test_a_folder_of_others_runs_no_code(
+    about: dict[str, Any], said: str, tmp_path: Path, swap: Swap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    safetensors.torch.save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert said in swap(str(tmp_path), "norm=dyt", status=2)
+
+
+def test_a_model_of_experts_is_read_again(tmp_path: Path, swap: Swap) -> None:
+    """transformers keeps the weights of all experts as one tensor, and writes them one by one by default."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("mixtral", **MIXTRAL))
+    model.save_pretrained(tmp_path / "given")
+    out = tmp_path / "out"
+    told = swap(str(tmp_path / "given"), "norm=dyt", "keep=fit", "--out", str(out), *SMALL)
+    again = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(out)).eval()
+    normbench.load_swapped(again, out)
+    assert {type(module) for module in again.modules() if "Norm" in type(module).__name__} == set()
+    assert loss_of(again) == pytest.approx(losses_in(told)["fitted"], rel=1e-4)
+    assert "was swapped already" in swap(str(out), "norm=rmsnorm", *SMALL, status=2)

@@ -613,12 +613,14 @@ def ask_hydra(words: Sequence[str], *flags: str) -> None:
 
 
 def in_hydra_grammar(value: Any) -> str:
-    """Write a value as Hydra's grammar has it: sections in braces, text in quotes."""
+    """Return a value as Hydra's grammar has it: sections in braces, lists in brackets, text in quotes."""
     if isinstance(value, Mapping):
         entries = []
         for key, each in value.items():
             entries.append(f"{key}:{in_hydra_grammar(each)}")
         return "{" + ",".join(entries) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(in_hydra_grammar, value)) + "]"
     if isinstance(value, str):
         return f"'{value}'"
     return show(value)

@@ -477,8 +477,9 @@ class Transformers(Library):
             place = str(saved.folder)
         from_here: dict[str, Any] = {"local_files_only": weights != PRETRAINED, "trust_remote_code": False}
         with quietly(transformers):
-            config = transformers.AutoConfig.from_pretrained(place, **from_here).get_text_config()
+            config = transformers.AutoConfig.from_pretrained(place, **from_here)
             refuse_code(config.to_dict(), where)
+            config = config.get_text_config()
             check_known(config, options)
             for key, value in options.items():
                 if type(value) is not int:
@@ -614,15 +615,26 @@ def refuse_loading(where: str, options: Options) -> None:
     """
     for name, value in options.items():
         path = f"{where}.{name}"
-        if isinstance(value, Mapping):
-            refuse_loading(path, value)
         named = str(name)
         is_told_to = named.startswith("_") or any(word in named for word in LOADING)
-        words = value if isinstance(value, list) else [value]
-        names_a_file = any(isinstance(word, str) and ("/" in word or ":" in word) for word in words)
+        names_a_file = False
+        for word in values_in(value):
+            if isinstance(word, Mapping):
+                refuse_loading(path, word)
+            elif isinstance(word, str) and ("/" in word or ":" in word):
+                names_a_file = True
         if is_told_to or names_a_file:
             why = "would load a file or code, and a model starts at random"
             raise UsageError(f"{path}={show(value)} {why}: leave it out")
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """Give a value, or those in a list, in lists of lists too."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from values_in(each)
+    else:
+        yield value
 
 
 def check_known(default: Any, options: Options) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +20,9 @@ from normbench.hosts.acting import Acting
 from normbench.hosts.building import quietly
 from normbench.hosts.libraries import import_library
 from normbench.hosts.replacing import leave_fast_path, let_act, place_like
-from normbench.hosts.weights import put_in_weights, read_tensors
-from normbench.types import Site
+from normbench.hosts.weights import NOTE, put_in_weights, read_tensors
+from normbench.types import Norm, Site
 
-NOTE = "swap.json"
 OURS = "normbench.norms."  # whose classes a note may name
 TAKEN_OVER = ("groups", "momentum")  # which a norm may have from the one before it
 
@@ -89,7 +89,8 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
         if note["untied"]:
             config.tie_word_embeddings = False
         with quietly(import_library("transformers")):
-            model.save_pretrained(folder)  # type: ignore[operator]  # a method of models of transformers
+            # Experts under the names that they have in the model, where the library's own files have them one by one.
+            model.save_pretrained(folder, save_original_format=False)  # type: ignore[operator]  # of transformers
     else:
         about = {"architecture": note["name"], "library": note["library"], "model_args": note["options"]}
         (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -159,7 +160,7 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
             layer: Any = model.get_submodule(path)
             layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
         untie(model, untied)
-    except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{folder} is of another model ({explain(error)}): build the one that it says") from error
@@ -173,10 +174,7 @@ def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     Raises:
         UsageError: its class is not one of normbench's.
     """
-    module, _, name = str(entry["class"]).rpartition(".")
-    if not f"{module}.".startswith(OURS):
-        raise UsageError(f"{NOTE} names {entry['class']}, which is not a norm of normbench: its code is not run")
-    kind = getattr(import_module(module), name)
+    kind = norm_class(str(entry["class"]))
     site: dict[str, Any] = {}
     for key, value in entry["site"].items():
         site[key] = tuple(value) if isinstance(value, list) else value
@@ -191,6 +189,22 @@ def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     new.train(old.training)
     model.set_submodule(entry["path"], new)
     return new
+
+
+def norm_class(name: str) -> type[Norm]:
+    """Return a norm of normbench by the full name of its class; nothing else is imported, and nothing is called.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    module, _, own_name = name.rpartition(".")
+    kind = None
+    if module.startswith(OURS):
+        with suppress(ImportError):
+            kind = vars(import_module(module)).get(own_name)
+    if not (isinstance(kind, type) and issubclass(kind, Norm) and kind.__module__ == module):
+        raise UsageError(f"{NOTE} names {name}, which is not a norm of normbench: its code is not run")
+    return kind
 
 
 def untie(model: nn.Module, names: Collection[str]) -> None:

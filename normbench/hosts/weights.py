@@ -22,6 +22,7 @@ PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
 PICKLES = (".bin", ".pt", ".pth")
 WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
+NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 INSIDE = ("state_dict", "model")  # where training programs put the weights in what they save
 
 
@@ -53,6 +54,9 @@ def find_saved(path: str) -> Saved:
         return Saved({}, None, (place,))
     if not place.is_dir():
         raise UsageError(f"{where} is not there: {WANTED}, or write {RANDOM} or {PRETRAINED}")
+    if (place / NOTE).exists():
+        cure = "give the folder of the model as it was, or read this one by normbench.load_swapped"
+        raise UsageError(f"{where} was swapped already, as its {NOTE} says: {cure}")
     files = tuple(sorted(place.glob("*.safetensors")))
     if not files:
         raise UsageError(f"{where} has no .safetensors: {WANTED}")
@@ -169,13 +173,15 @@ def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other:
 
 
 def refuse_code(about: Mapping[str, Any], where: str) -> None:
-    """Refuse a configuration that has transformers load more than weights.
+    """Refuse a configuration, or one inside of it, that has transformers load more than weights.
 
     Raises:
         UsageError: with the key.
     """
     for key, value in about.items():
-        loads_kernel = "attn_implementation" in key and "/" in str(value)
+        if isinstance(value, Mapping):
+            refuse_code(value, where)
+        loads_kernel = "attn_implementation" in str(key) and "/" in str(value)
         needs_code = key in ("auto_map", "quantization_config") and value
         if needs_code or loads_kernel:
             raise UsageError(f"{where} has {key}, which needs code beside that of transformers: give another model")

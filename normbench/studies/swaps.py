@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from normbench import build
 from normbench.build import Assembled
 from normbench.config import compose
+from normbench.config.compose import in_hydra_grammar
 from normbench.config.groups import section_of
 from normbench.config.rules import RULES
 from normbench.config.schema import SWAP_KEYS
@@ -35,7 +36,7 @@ from normbench.norms import RMSNorm
 from normbench.norms.fitting import fit_norm
 from normbench.record.console import readable
 from normbench.runs.plan import Run, prepare
-from normbench.settings import Tree, key_of, show
+from normbench.settings import Tree, key_of
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch
@@ -143,12 +144,12 @@ def words_of_model(word: str) -> list[str]:
             if "vocab_size" in about:  # which is often more than the tokenizer has
                 found.append(f"data.vocabulary_size={about['vocab_size']}")
         return found
-    if "architecture" in about:
-        library = about.get("library", "timm")
+    library = about.get("library", "timm")
+    if "architecture" in about and library in LIBRARIES:
         found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={word}"]
         given = about.get("model_args")
         options = given if isinstance(given, Mapping) else {}
-        return [*found, *(f"model.kwargs.{key}={show(value)}" for key, value in options.items())]
+        return [*found, *(f"model.kwargs.{key}={in_hydra_grammar(value)}" for key, value in options.items())]
     raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
 
 
