@@ -98,9 +98,13 @@ class Sample:
     @property
     def interval(self) -> Interval | None:
         """Return Student's interval, mean ± t_{0.975, n−1}·sd/√n (Student 1908)."""
+        return self.interval_at(ALPHA)
+
+    def interval_at(self, level: float) -> Interval | None:
+        """Return Student's interval of 1 − level, mean ± t_{1 − level/2, n−1}·sd/√n."""
         if not self.sd:
             return None
-        quantile = float(special.stdtrit(self.n - 1, 1 - ALPHA / 2))
+        quantile = float(special.stdtrit(self.n - 1, 1 - level / 2))
         half = quantile * self.sd / math.sqrt(self.n)
         return Interval(self.mean - half, self.mean + half)
 
