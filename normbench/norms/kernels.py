@@ -1,6 +1,7 @@
 """What computes some norms faster than their formula: autograd functions on torch's own kernels, and Liger's kernels.
 
-All take x with its features along the last axis, and all arguments in one dtype.
+PowerNorm's autograd function is here too, for the gradient that its authors chose. All take x with its features along
+the last axis, and all arguments in one dtype.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from normbench.errors import UsageError
 from normbench.masks import Counts
@@ -301,6 +303,50 @@ def liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
 def liger_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `dyt_formula`, by Liger."""
     return by_liger("dyt", x, alpha, weight, bias)
+
+
+# ---- PowerNorm
+
+
+class PowerFunction(torch.autograd.Function):
+    """z = x·scale, with the gradient (g−share·ν·z)·gradient_scale at x; the backward pass moves ν.
+
+    x (..., rows, features), scales and ν (..., features), count (...): in front may be an axis of seeds, of
+    torch.func.vmap.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor, gradient_scale: Tensor, nu: Tensor, count: Tensor, share: float) -> Tensor:
+        return x * scale.unsqueeze(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, gradient_scale, ctx.nu, count, ctx.share = inputs
+        ctx.save_for_backward(output, gradient_scale, count)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        z, gradient_scale, count = ctx.saved_tensors
+        nu = ctx.nu.to(z.dtype)
+        corrected = gradient - ctx.share * nu.unsqueeze(-2) * z
+        ctx.nu.add_((corrected * z).sum(-2) / count.unsqueeze(-1))
+        return corrected * gradient_scale.unsqueeze(-2), None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Compute all seeds at once."""
+        tensors = []
+        for tensor, dim in zip(inputs[:-1], in_dims, strict=False):
+            tensors.append(tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0))
+        z: Tensor = PowerFunction.apply(*tensors, inputs[-1])
+        return z, 0
+
+
+def apply_power(*inputs: Any) -> Tensor:
+    """Return what `PowerFunction` makes of its inputs."""
+    z: Tensor = PowerFunction.apply(*inputs)
+    return z
 
 
 # ---- what has to be there

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from normbench.errors import UsageError
 from normbench.norms.common import Affine, AffineNorm, Masked, refuse, scale_and_shift
+from normbench.norms.kernels import apply_power
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -69,8 +69,6 @@ class PowerNorm(AffineNorm):
             raise UsageError(f"norm.groups={groups} does not divide {num_features} features: use a divisor of them")
         if self.compiled:
             refuse("compile")
-        # torch.compile would lose track of what the backward pass makes of ν
-        self.power: Any = torch.compiler.disable(apply_power)
         self.groups = groups
         self.decay = decay
         self.gradient_decay = gradient_decay
@@ -121,46 +119,16 @@ class PowerNorm(AffineNorm):
             self.running_square.copy_(running.lerp(square, 1 - self.decay))
             scale = torch.rsqrt(used + self.eps)
             gradient_scale = torch.rsqrt(square + self.eps)
-        z: Tensor = self.power(rows, scale, gradient_scale, self.nu, count, 1 - self.gradient_decay)
-        return z
+        return divide(rows, scale, gradient_scale, self.nu, count, 1 - self.gradient_decay)
 
 
-class PowerFunction(torch.autograd.Function):
-    """z = x·scale, with the gradient (g−share·ν·z)·gradient_scale at x; the backward pass moves ν.
+def divide(*inputs: Any) -> Tensor:
+    """Return what `PowerFunction` makes of its inputs, also in a model that is compiled.
 
-    x (..., rows, features), scales and ν (..., features), count (...): in front may be an axis of seeds, of
-    torch.func.vmap.
+    torch.compile would lose track of what the backward pass makes of ν, and has to leave the function as it is.
     """
+    if torch.compiler.is_compiling():
+        from normbench.norms.uncompiled import apply_power as apply  # not before: it imports torch's compiler
 
-    @staticmethod
-    def forward(x: Tensor, scale: Tensor, gradient_scale: Tensor, nu: Tensor, count: Tensor, share: float) -> Tensor:
-        return x * scale.unsqueeze(-2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, gradient_scale, ctx.nu, count, ctx.share = inputs
-        ctx.save_for_backward(output, gradient_scale, count)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        z, gradient_scale, count = ctx.saved_tensors
-        nu = ctx.nu.to(z.dtype)
-        corrected = gradient - ctx.share * nu.unsqueeze(-2) * z
-        ctx.nu.add_((corrected * z).sum(-2) / count.unsqueeze(-1))
-        return corrected * gradient_scale.unsqueeze(-2), None, None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Compute all seeds at once."""
-        tensors = []
-        for tensor, dim in zip(inputs[:-1], in_dims, strict=False):
-            tensors.append(tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0))
-        z: Tensor = PowerFunction.apply(*tensors, inputs[-1])
-        return z, 0
-
-
-def apply_power(*inputs: Any) -> Tensor:
-    """Return what `PowerFunction` makes of its inputs."""
-    z: Tensor = PowerFunction.apply(*inputs)
-    return z
+        return apply(*inputs)
+    return apply_power(*inputs)
