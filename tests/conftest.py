@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+gc.disable()  # until all tests are collected: what is imported for them stays
+
+import torch  # noqa: E402
 
 # Compiled kernels are the tests' own, and those of one instruction set apart from those of another: `avx2` may be asked
 # for on a CPU that has more, and what torch.compile writes for vectors of one width is garbage for another.
@@ -66,7 +70,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection() -> Iterator[None]:
     """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
 
-    To rewrite a hundred of them takes a third of the time before the first test, in each worker.
+    To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is there then
+    lives as long as the tests: Python's collector, which looks for garbage again and again, need not go through it.
     """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
@@ -74,6 +79,8 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,13 +20,16 @@ from normbench.hosts.building import build_host
 from normbench.runs.plan import prepare
 from normbench.types import Task
 
-transformers = pytest.importorskip("transformers")
-timm = pytest.importorskip("timm")
-
 GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": TEXT.vocabulary_size, "n_positions": 16}
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
         "vocab_size": TEXTS.vocabulary_size, "max_position_embeddings": 32}  # fmt: skip
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_size": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("timm")
 
 
 def train(module: nn.Module, call: Any, task: Task) -> nn.Module:
@@ -43,9 +46,10 @@ def train(module: nn.Module, call: Any, task: Task) -> nn.Module:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     """A language model that transformers has made and saved after some steps, and its folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("gpt2", **GPT2)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2))
     train(model, lambda model, tokens: model(tokens).logits, TEXT)
     folder = tmp_path_factory.mktemp("gpt2")
     model.save_pretrained(folder)
@@ -66,8 +70,9 @@ def test_a_folder_of_transformers_is_read(gpt2: tuple[Path, nn.Module]) -> None:
 
 
 def test_an_output_layer_for_other_classes_starts_anew(tmp_path: Path) -> None:
-    config = transformers.AutoConfig.for_model("bert", **BERT, num_labels=7)
-    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **BERT, num_labels=7))
     model.save_pretrained(tmp_path)
     host = build_host("hf", "bert", {}, TEXTS, weights=str(tmp_path))
     assert sorted(host.anew) == ["classifier.bias", "classifier.weight"]
@@ -83,7 +88,9 @@ def test_a_checkpoint_of_timm_is_read(ending: str, tmp_path: Path) -> None:
     if ending == "pth":
         torch.save({"state_dict": model.state_dict()}, path)
     elif ending == "folder":
-        timm.models.save_for_hf(model, path, model_config={"num_classes": 5}, safe_serialization=True)
+        from timm.models import save_for_hf
+
+        save_for_hf(model, path, model_config={"num_classes": 5}, safe_serialization=True)
     else:
         safetensors.torch.save_file(model.state_dict(), path)
     host = build_host("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
@@ -102,6 +109,8 @@ def refusal(*how: Any, **more: Any) -> str:
 
 
 def test_what_does_not_fit_is_refused(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     folder, model = gpt2
     where = re.escape(f"model.weights={folder}")
     assert re.match(f"{where} has weights of gpt2, not of llama: set model.name=gpt2", refusal(
@@ -117,7 +126,7 @@ def test_what_does_not_fit_is_refused(gpt2: tuple[Path, nn.Module], tmp_path: Pa
     del state["lm_head.weight"], state["transformer.h.0.ln_1.bias"]
     state["transformer.ln_f.weight"] = torch.ones(9)
     state["more"] = torch.ones(1)
-    transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
+    AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
     safetensors.torch.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     message = refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
     assert "transformer.ln_f.weight is of another shape" in message and "ln_1.bias is missing" in message

@@ -13,8 +13,6 @@ from normbench.errors import UsageError
 from normbench.hosts.exact import Exact, to_rms
 from normbench.norms import RMSNorm
 
-transformers = pytest.importorskip("transformers")
-
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 16},
     "gpt_neox": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -25,6 +23,11 @@ SIZES: dict[str, dict[str, Any]] = {
             "image_size": 8, "patch_size": 4, "num_labels": 5},
 }  # fmt: skip
 TOKENS = torch.arange(24).view(2, 12) % 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    pytest.importorskip("transformers")
 
 
 def stir(model: nn.Module) -> nn.Module:
@@ -38,9 +41,11 @@ def stir(model: nn.Module) -> nn.Module:
 
 
 def causal(kind: str, **more: Any) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **SIZES[kind], **more)
-    return stir(transformers.AutoModelForCausalLM.from_config(config))
+    config = AutoConfig.for_model(kind, **SIZES[kind], **more)
+    return stir(AutoModelForCausalLM.from_config(config))
 
 
 def call_with_tokens(model: Any) -> torch.Tensor:
@@ -90,9 +95,11 @@ def test_branches_side_by_side_are_converted() -> None:
 
 
 def test_a_vision_transformer_is_converted() -> None:
+    from transformers import AutoConfig, AutoModelForImageClassification
+
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("vit", **SIZES["vit"])
-    model = stir(transformers.AutoModelForImageClassification.from_config(config))
+    config = AutoConfig.for_model("vit", **SIZES["vit"])
+    model = stir(AutoModelForImageClassification.from_config(config))
     pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     found = converted(model, lambda model: model(pixels).logits)
     assert len(found.norms) == 5 and not found.refused and not found.biases

@@ -24,9 +24,6 @@ from normbench.hosts.saving import describe_norm, put_in_norm
 from normbench.norms import DyT, GroupNorm, RMSNorm
 from normbench.types import ImageClassification
 
-transformers = pytest.importorskip("transformers")
-timm = pytest.importorskip("timm")
-
 SMALL = ("model.context=16", "trainer.eval_batches=2", "data.eval_batch_size=8", "data.batch_size=8")
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 16,
         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
@@ -39,11 +36,19 @@ if WHOLE:
     TIMM.append("vit_tiny_patch16_224")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("timm")
+
+
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model after some steps on our data, as transformers saves it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("gpt2", **GPT2))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2))
     data = make_data(compose.read(SMALL).tree, 0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for step in range(30):
@@ -57,8 +62,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_gpt2(folder: Path) -> nn.Module:
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
     return model
 
 
@@ -100,9 +106,11 @@ def swap(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_layernorms_become_rmsnorms_exactly(gpt2: Path, tmp_path: Path, swap: Swap) -> None:
+    from transformers import AutoModelForCausalLM
+
     out = tmp_path / "rms"
     told = swap(str(gpt2), "norm=rmsnorm", "keep=exact", "--out", str(out), *SMALL)
-    original = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    original = AutoModelForCausalLM.from_pretrained(gpt2).eval()
     losses = losses_in(told)
     assert losses["as they are"] == pytest.approx(loss_of(original), rel=1e-4)
     assert losses["exact"] == losses["as they are"] != losses["γ and β kept"]
@@ -117,12 +125,14 @@ def test_layernorms_become_rmsnorms_exactly(gpt2: Path, tmp_path: Path, swap: Sw
 
 
 def test_what_is_kept_fresh_and_fitted_is_what_a_hand_swap_gives(gpt2: Path, tmp_path: Path, swap: Swap) -> None:
+    from transformers import AutoModelForCausalLM
+
     out = tmp_path / "dyt"
     told = swap(str(gpt2), "norm=dyt", "norm.alpha0=0.7", "keep=fit", "--out", str(out), *SMALL)
     losses = losses_in(told)
     expected = {}
     for row in ("γ and β kept", "fresh"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+        model = AutoModelForCausalLM.from_pretrained(gpt2).eval()
         for path, old in [*model.named_modules()]:
             if isinstance(old, nn.LayerNorm):
                 new = DyT(16, alpha0=0.7)
@@ -146,6 +156,8 @@ def test_some_norms_alone_are_swapped(gpt2: Path, swap: Swap) -> None:
 
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_are_swapped_and_read_again(name: str, tmp_path: Path, swap: Swap) -> None:
+    import timm
+
     options = {"embed_dim": 16, "depth": 1, "num_heads": 2} if name.startswith("vit") else {}
     torch.manual_seed(0)
     host = build_host("timm", name, options, IMAGES)
@@ -252,12 +264,14 @@ def test_a_folder_of_others_runs_no_code(
 
 def test_a_model_of_experts_is_read_again(tmp_path: Path, swap: Swap) -> None:
     """transformers keeps the weights of all experts as one tensor, and writes them one by one by default."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("mixtral", **MIXTRAL))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **MIXTRAL))
     model.save_pretrained(tmp_path / "given")
     out = tmp_path / "out"
     told = swap(str(tmp_path / "given"), "norm=dyt", "keep=fit", "--out", str(out), *SMALL)
-    again = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(out)).eval()
+    again = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out)).eval()
     normbench.load_swapped(again, out)
     assert {type(module) for module in again.modules() if "Norm" in type(module).__name__} == set()
     assert loss_of(again) == pytest.approx(losses_in(told)["fitted"], rel=1e-4)
