@@ -16,6 +16,7 @@ from normbench.studies.invariance import (
     SIX_CHANGES,
     C,
     Invariance,
+    beside_published,
     deviation,
     measure_responses,
     weight_normed,
@@ -58,6 +59,16 @@ def test_every_cell_is_as_published(rows: pd.DataFrame) -> None:
     frame = tables_of(Invariance(), rows)[0].frame.set_index("norm")
     assert set(frame.loc[[*TABLE], "published"]) == {"the same"}
     assert set(frame.loc[[*BY_LAYOUT], "published"]) == {"–"}
+    of_tables = rows[rows["norm"].isin(list(TABLE)) & rows["change"].isin(SIX_CHANGES)]
+    assert (of_tables["departs"] == 0).all()
+    assert rows["departs"].notna().sum() == len(of_tables)
+
+
+def test_a_response_that_is_not_as_published_is_counted() -> None:
+    row = {"change": "data × c", "holds": False}
+    assert beside_published("layernorm", row) == {"departs": 1}
+    assert beside_published("none", row) == {"departs": 0}
+    assert beside_published("groupnorm", row) == {}
 
 
 def test_all_data_precisions_and_sides_have_been_measured(rows: pd.DataFrame) -> None:

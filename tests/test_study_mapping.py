@@ -48,6 +48,7 @@ def test_the_fit_is_that_of_scipy() -> None:
     assert found["tanh_left"] == pytest.approx(left, rel=1e-6)
     slope, intercept = np.polyfit(x, y, 1)
     assert found["line_left"] == pytest.approx(np.var(y - slope * x - intercept) / np.var(y))
+    assert found["bend"] == found["line_left"] - found["tanh_left"]
     assert found["reach"] == pytest.approx(found["alpha"] * np.quantile(np.abs(x), 0.99))
 
 

@@ -242,12 +242,22 @@ def measure_changes(
     """Yield what each change does with the norm, and where that does nothing with WeightNorm."""
     w = w / len(w) ** 0.5
     layer = with_norm(subject, x, channel_dim, without_eps(subject))
+    norm = str(subject.settings["norm"])
     for row in measure_responses(layer, w, x, c, target):
-        yield {**row, "over": facts_of(subject.tree, "norm").statistics_over}
+        yield {**row, "over": facts_of(subject.tree, "norm").statistics_over, **beside_published(norm, row)}
     does_nothing = torch.equal(layer(w, x), x @ w.T)
     if does_nothing:
         for row in measure_responses(weight_normed(w), w, x, c, target):
-            yield {**row, "norm": "weightnorm", "over": "a weight vector"}
+            yield {**row, "norm": "weightnorm", "over": "a weight vector", **beside_published("weightnorm", row)}
+
+
+def beside_published(norm: str, row: Row) -> Row:
+    """Return 1 where a norm responds to a change otherwise than published, else 0; nothing where nothing is."""
+    if norm not in PUBLISHED or row["change"] not in SIX_CHANGES:
+        return {}
+    words = PUBLISHED[norm].split()
+    expected = words[SIX_CHANGES.index(row["change"])] == "yes"
+    return {"departs": int(row["holds"] != expected)}
 
 
 def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Iterator[Row]:

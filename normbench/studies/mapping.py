@@ -211,6 +211,7 @@ def fit(x: Values, y: Values) -> dict[str, float]:
 
     alpha = find_slope(float(x.std()), left_by_tanh)
     tanh = fit_with(alpha)
+    line = fit_lines(x[:, None], y[:, None])
     largest = float(np.quantile(np.abs(x), 0.99))
     return {
         "gamma": float(tanh.gamma[0]),
@@ -218,7 +219,8 @@ def fit(x: Values, y: Values) -> dict[str, float]:
         "beta": float(tanh.beta[0]),
         "reach": alpha * largest,
         "tanh_left": tanh.left,
-        "line_left": fit_lines(x[:, None], y[:, None]).left,
+        "line_left": line.left,
+        "bend": line.left - tanh.left,
     }
 
 
