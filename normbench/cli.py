@@ -27,6 +27,7 @@ from normbench.commands import (
     Commands,
     Outlet,
     Word,
+    check_words,
     flag,
     later,
     steady,
@@ -493,6 +494,55 @@ def compare(a: str, b: str, **flags: Any) -> int:
 
 for command in (study, bench, fold):
     cli.add_command(command)
+
+
+CLAIM_WORDS = click.argument(
+    "words", nargs=-1, metavar="[NAME|all]... [KEY=VALUE]...", is_eager=True, callback=check_words,
+    shell_complete=later("completion", "complete_claims"),
+)  # fmt: skip
+
+
+@cli.command()
+@CLAIM_WORDS
+@flag("dry-run", "Print what would be run, how long it takes, and what it could show.")
+@flag("minutes", "Run what fits into so many minutes, the shortest first.", type=click.FloatRange(0, min_open=True))
+@flag("at-scale", "Run with the words that claims have for a larger scale, in outputs/claims-at-scale.")
+@flag("trial", "Run with any words, on seeds from 100 on, without a verdict, in outputs/claims-trial.")
+@flag("verify", "Check what FOLDER says of claims against the runs in it.", metavar="FOLDER", type=FOLDER)
+@flag("register", "Fix claims as they stand: note date and sha256 in REGISTERED, beside their YAMLs.")
+@flag("reason", "With --register: why, in words.", default="", show_default=False)
+@flag("new", "Write the YAML of a claim NAME, to be filled in, from the sweep in a FOLDER that follows it.")
+@CONFIG_DIR
+@HELP
+@click.pass_context
+def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
+    """Test published claims about normalization again.
+
+    Without NAME it lists all claims: the verdict so far, seeds, minutes, and what is missing. With names, or all, it
+    runs what is missing of each in outputs/claims/NAME, measures the effect for each seed, and says whether the claim
+    is reproduced at this scale. The same command goes on where it was stopped. A claim is a YAML, in conf/claim or in
+    DIR/claim of --config-dir; it is registered before its runs, so that nothing that decides can be changed after them.
+
+    Words say how runs are made: device=, threads=, outputs=, quiet=, data.root=, launcher=, sweep.jobs=, sweep.stack=,
+    sweep.timeout=, sweep.retry_failed=. Others change claims, and are for --trial alone. Exit status: 0, 1 if something
+    is missing or wrong, 2 for a mistake.
+
+    \b
+    Examples:
+      normbench claims
+      normbench claims rmsnorm-parity --dry-run
+      normbench claims all --minutes 30
+      normbench claims rmsnorm-parity --trial trainer.steps=100 seed=100,101,102
+      normbench claims --verify outputs/claims
+      normbench claims --new my-claim outputs/sweep
+    """
+    from normbench.commands.claims import Request
+    from normbench.commands.claims import claims as answer
+
+    names = tuple(word for word in words if "=" not in word)
+    settings = tuple(word for word in words if "=" in word)
+    folders = tuple(context.meta.get("folders", []))
+    return answer(Request(names, settings, folders, **flags))
 
 
 @cli.command()

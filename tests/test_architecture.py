@@ -43,8 +43,8 @@ PARTS: dict[str, set[str]] = {
     "studies": {
         "analysis", "build", "config", "contract", "hosts", "norms", "probes", "record", "runs", "sweep", "training",
     },
-    "swapping": {"build", "config", "hosts", "norms"},
     "claims": {"analysis", "config", "record", "runs", "studies", "sweep"},
+    "swapping": {"build", "config", "hosts", "norms"},
     "commands": {"analysis", "build", "claims", "config", "contract", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},

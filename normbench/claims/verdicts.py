@@ -136,6 +136,19 @@ def judge(values: Mapping[int, float], kind: Kind, margin: float, *, target: flo
     )
 
 
+def power_of(kind: Kind, margin: float, sd: float, n: int, target: float = 0.0, looks: int = 1) -> float | None:
+    """Return the chance that n seeds find a true claim reproduced; None where values do not spread, or n is 1.
+
+    Args:
+        kind, margin, target, looks: of the claim, as `judge` has them.
+        sd: of the effect, from seed to seed.
+        n: the seeds of one look.
+    """
+    if kind is Kind.EXACT or not sd or n < 2:
+        return None
+    return _Rule(kind, margin, target, LEVELS[looks]).power(sd, n)
+
+
 def _judge_exact(sample: Sample, margin: float) -> Judgement:
     """Judge a claim that has no chance in it: one value beyond the margin contradicts it."""
     farthest = max(map(abs, sample.values))

@@ -155,6 +155,13 @@ def complete_names(context: Context, parameter: Parameter, current: str) -> list
     return offer(known, current)
 
 
+def complete_claims(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
+    """Complete names of claims, and settings of runs."""
+    folders = context.meta.get("folders", [])
+    names = dict.fromkeys(["all", *options("claim", *folders)], "")
+    return [*offer(names, current), *complete_settings(context, parameter, current)]
+
+
 def list_words(setting: Setting) -> list[str]:
     """Return the words that a setting allows, if any; numbers are a person's own."""
     words = [*setting.choices]

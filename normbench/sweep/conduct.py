@@ -148,11 +148,9 @@ class Sweep:
         """Return a line on how long `number` runs and `later` more will take, measured on one of them."""
         whole = describe_count(number, later)
         try:
-            if run.steps not in self.seconds:  # runs that choose take as long as those that are reported
-                self.seconds[run.steps] = time_run(run)
+            seconds = self.seconds_of(run)
         except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
             return f"the time of {whole} is not known: {run.run} fails ({explain(error)})"
-        seconds = self.seconds[run.steps]
         together = min(number, self.planner.jobs)
         total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
         each = timedelta(seconds=math.ceil(seconds))
@@ -160,6 +158,22 @@ class Sweep:
         if self.planner.stack > 1:
             line += "; as stacks of seeds they take another time, which was not measured"
         return line
+
+    def seconds_of(self, run: PlannedRun) -> float:
+        """Return about how many seconds a run takes; those that choose take as long as those that are reported."""
+        if run.steps not in self.seconds:
+            self.seconds[run.steps] = time_run(run)
+        return self.seconds[run.steps]
+
+    def estimate_seconds(self) -> float:
+        """Return about how many seconds all that is to be run takes, those that choose learning rates included."""
+        number = self.count_to_do(self.plan)
+        choosing = self.plan_choosing()
+        if choosing is not None:
+            number += self.count_to_do(choosing) + tuning.follow_up(self.plan, choosing, self.settings)
+        if not number:
+            return 0.0
+        return self.seconds_of(self.plan.runs[0]) * number / min(number, self.planner.jobs)
 
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""

@@ -1,0 +1,523 @@
+"""What a claim is: its YAML, checked key by key, and its registration, which fixes it before its runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import date
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import yaml
+
+from normbench.claims.effects import NAMES, Effect, EffectError, parse_effect
+from normbench.claims.verdicts import Kind
+from normbench.config.groups import Loader, config_directory
+from normbench.errors import UsageError
+from normbench.record.files import write_bytes
+from normbench.settings import either, key_of, nearest, show
+
+FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
+REGISTERED = "REGISTERED"
+
+# Words that a claim does not have, since the command itself gives them, and what to write instead.
+FORBIDDEN = {
+    "seed": "seeds: says how many there are",
+    "name": "the folder has the claim's name",
+    "outputs": "outputs= is a word of the command",
+    "quiet": "quiet= is a word of the command",
+    "device": "device= is a word of the command",
+    "threads": "threads= is a word of the command",
+    "sweep.report": "the report is always written",
+    "sweep.extend": "runs are added as the claim says",
+}
+
+# What is said beside a claim and decides nothing: it may be mended without a new registration.
+ASIDE = ("registered", "source", "published", "needs", "pilot", "minutes", "confounds")
+
+Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What runs with seeds of their own have shown before a claim was registered.
+
+    sd: of the effect, from seed to seed.
+    """
+
+    sd: float
+    seeds: int | None = None
+    date: str = ""
+    machine: str = ""
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class AtScale:
+    """The words with which a claim is tested at a larger scale, and what that takes."""
+
+    words: tuple[str, ...]
+    hours: float | None = None
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published sentence, and how it is tested again.
+
+    Attributes:
+        name: of its YAML.
+        path: of its YAML.
+        claim: the sentence.
+        source: where it is published.
+        published: the number that is published.
+        registered: the date of its registration, as 2026-11-28; empty before that.
+        words: of the sweep or the study that makes its runs.
+        study: the study whose rows are measured; empty for a sweep.
+        seeds: how many there are, or after how many it is looked at first, and in the end.
+        arms: the conditions on the runs, or rows, of each arm.
+        measure: the tag of a run's final value, or a column of the study's rows.
+        where: further conditions on the rows of a study.
+        effect: over the arms, for each seed.
+        kind: what the claim says of the effect.
+        margin: the smallest effect that matters.
+        target: the value that theory gives to a slope.
+        unit: of the effect.
+        runs_of: another claim, whose runs these are; empty where it has its own.
+        needs: what must be there: `hub`, `gpu`, or one of the extras or packages.
+        minutes: that its runs take on two idle cores.
+        scope: the scale at which it is tested.
+        confounds: what else may be behind the effect.
+        content: the YAML, with what it leaves out.
+        digest: sha256 of what decides about the verdict.
+        lines: of the YAML, by key.
+    """
+
+    name: str
+    path: Path
+    claim: str
+    source: str
+    published: str
+    registered: str
+    words: tuple[str, ...]
+    study: str
+    seeds: tuple[int, ...]
+    arms: Mapping[str, Conditions]
+    measure: str
+    where: Conditions
+    effect: Effect
+    kind: Kind
+    margin: float
+    target: float
+    unit: str
+    runs_of: str
+    needs: tuple[str, ...]
+    pilot: Pilot | None
+    minutes: float
+    at_scale: AtScale | None
+    scope: str
+    confounds: tuple[str, ...]
+    content: Mapping[str, Any] = field(repr=False)
+    digest: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def runs(self) -> str:
+        """Return the name of the claim whose runs are measured: its own, or another."""
+        return self.runs_of or self.name
+
+    def blame(self, key: str, why: str) -> UsageError:
+        """Return an error that names the line of a key in the claim's YAML."""
+        return UsageError(f"{self.path}, line {self.lines.get(key, 1)}: {why}")
+
+    def with_words(self, words: Sequence[str]) -> Claim:
+        """Return the claim with some words in place of its own for the same keys."""
+        given = {key_of(word) for word in words}
+        kept = [word for word in self.words if key_of(word) not in given]
+        return replace(self, words=(*kept, *words))
+
+
+# ---- reading
+
+
+KEYS = (
+    "claim", "source", "published", "registered", "words", "study", "seeds", "arms", "measure", "where", "effect",
+    "kind", "margin", "target", "unit", "runs_of", "needs", "pilot", "minutes", "at_scale", "scope", "confounds",
+)  # fmt: skip
+
+
+class Reader:
+    """Reads the YAML of one claim, and says in which line a mistake is.
+
+    Raises:
+        UsageError: it is not a YAML, or not a mapping of known keys.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[str, int] = {}
+        try:
+            text = path.read_text("utf-8")
+            root = yaml.compose(text, Loader)
+            content = yaml.load(text, Loader)
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            why = " ".join(str(error).split())
+            raise UsageError(f"{path} is not valid YAML ({why}): fix it") from error
+        if not isinstance(content, dict):
+            raise UsageError(f"{path} is not a claim: write keys and values, as normbench claims --new does")
+        for key_node, value_node in root.value:
+            self.lines[str(key_node.value)] = key_node.start_mark.line + 1
+            if isinstance(value_node, yaml.MappingNode):
+                for inner, _ in value_node.value:
+                    self.lines[f"{key_node.value}.{inner.value}"] = inner.start_mark.line + 1
+        self.content: dict[str, Any] = {str(key): value for key, value in content.items()}
+        self.refuse_others("", self.content, KEYS)
+
+    def blame(self, key: str, why: str) -> UsageError:
+        """Return an error that names the line of a key."""
+        return UsageError(f"{self.path}, line {self.lines.get(key, 1)}: {why}")
+
+    def refuse_others(self, section: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+        """Refuse keys that there are not, in the YAML or in a section of it."""
+        for key in given:
+            if key not in known:
+                path = f"{section}.{key}" if section else str(key)
+                raise self.blame(path, f"{path} is unknown: {nearest(str(key), known)}keys are {', '.join(known)}")
+
+    def get(self, key: str, types: tuple[type, ...], what: str, default: Any = ...) -> Any:
+        """Return a value; the default where it is missing or null.
+
+        Raises:
+            UsageError: it is missing and has no default, or is of another type.
+        """
+        value = self.content.get(key)
+        if value is None:
+            if default is ...:
+                raise self.blame(key, f"{key} is missing: give {what}")
+            return default
+        is_wrong_bool = isinstance(value, bool) and bool not in types
+        if not isinstance(value, types) or is_wrong_bool:
+            raise self.blame(key, f"{key}: {show(value):.80} is not {what}")
+        return value
+
+    def text(self, key: str, default: Any = ...) -> str:
+        """Return a text, without blanks at its ends."""
+        return " ".join(str(self.get(key, (str,), "a text", default)).split())
+
+    def number(self, key: str, default: Any = ...) -> float:
+        """Return a number."""
+        return float(self.get(key, (int, float), "a number", default))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts, empty where there is none."""
+        found = self.get(key, (list, str), "a list of texts", [])
+        return tuple(str(one) for one in ([found] if isinstance(found, str) else found))
+
+    def read_words(self, key: str, given: Any) -> tuple[str, ...]:
+        """Return a list of words KEY=VALUE."""
+        if not isinstance(given, list):
+            raise self.blame(key, f"{key}: {show(given):.80} is not a list of words such as [model=nano, probes=off]")
+        for word in given:
+            if not isinstance(word, str) or "=" not in word:
+                cure = "put quotes around a word with a comma, as in 'norm=rmsnorm,layernorm'"
+                raise self.blame(key, f"{key}: {show(word)} is not KEY=VALUE: {cure}")
+            if key_of(word) in FORBIDDEN:
+                raise self.blame(key, f"{key}: {word} does not belong here: {FORBIDDEN[key_of(word)]}")
+        return tuple(given)
+
+    def conditions(self, key: str, given: Any) -> Conditions:
+        """Return conditions that are written as words, `norm=rmsnorm placement=pre`, or as a mapping."""
+        if isinstance(given, str):
+            given = given.split()
+        found: dict[str, tuple[str, ...]] = {}
+        if isinstance(given, list):
+            for word in given:
+                name, equals, value = str(word).partition("=")
+                if not equals:
+                    raise self.blame(key, f"{key}: {word} is not KEY=VALUE: write words such as norm=rmsnorm")
+                found[name] = alternatives(value)
+        elif isinstance(given, dict):
+            for name, value in given.items():
+                values = value if isinstance(value, list) else [value]
+                found[str(name)] = tuple(show(one) for one in values)
+        elif given is not None:
+            raise self.blame(key, f"{key}: {show(given):.80} is not a condition: write words such as norm=rmsnorm")
+        return found
+
+    def date(self) -> str:
+        """Return the date of the registration; empty where there is none yet."""
+        given = self.get("registered", (date, str), "a date such as 2026-11-28", "")
+        text = str(given)
+        if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+            raise self.blame("registered", f"registered: {text} is not a date: write one such as 2026-11-28")
+        return text
+
+    def seeds(self) -> tuple[int, ...]:
+        """Return after how many seeds the claim is looked at."""
+        given = self.get("seeds", (int, list), "a number of seeds, or two: the first look and all", [])
+        found = tuple(given) if isinstance(given, list) else (given,)
+        are_counts = all(type(one) is int and one >= 1 for one in found)
+        if not are_counts or len(found) > 2 or list(found) != sorted(set(found)):
+            raise self.blame("seeds", f"seeds: {show(given)} is not a number, or two of which the second is larger")
+        return found
+
+    def pilot(self) -> Pilot | None:
+        """Return what a pilot has shown, if there was one."""
+        given = self.get("pilot", (dict,), "what a pilot has shown, as {sd: 0.016, seeds: 5}", None)
+        if given is None:
+            return None
+        self.refuse_others("pilot", given, [one.name for one in fields(Pilot)])
+        sd = given.get("sd")
+        if not isinstance(sd, int | float) or isinstance(sd, bool) or sd < 0:
+            raise self.blame(
+                "pilot", "pilot: sd is missing or not a number from 0: the effect's, over seeds of its own"
+            )
+        texts = {key: str(given.get(key) or "") for key in ("date", "machine", "commit")}
+        return Pilot(float(sd), given.get("seeds"), **texts)
+
+    def at_scale(self) -> AtScale | None:
+        """Return how the claim is tested at a larger scale, if it says so."""
+        given = self.get("at_scale", (dict,), "words, hours and machine", None)
+        if given is None:
+            return None
+        self.refuse_others("at_scale", given, [one.name for one in fields(AtScale)])
+        words = self.read_words("at_scale", given.get("words") or [])
+        hours = given.get("hours")
+        if not isinstance(hours, int | float | NoneType):
+            raise self.blame("at_scale", f"at_scale: hours: {show(hours)} is not a number")
+        return AtScale(words, hours, str(given.get("machine") or ""))
+
+
+def alternatives(text: str) -> tuple[str, ...]:
+    """Return the values that a text gives, with commas between them; a list in brackets is one value."""
+    return (text,) if text.startswith("[") else tuple(text.split(","))
+
+
+def read_claim(path: Path) -> Claim:
+    """Return the claim of a YAML; one with the runs of another claim has no words or seeds yet.
+
+    Raises:
+        UsageError: a mistake in it, with its line.
+    """
+    reader = Reader(path)
+    runs_of = reader.text("runs_of", "")
+    own_keys = ("words", "study")
+    if runs_of:
+        for key in own_keys:
+            if reader.content.get(key) is not None:
+                raise reader.blame(key, f"{key} is for a claim with runs of its own, and these are those of {runs_of}")
+    words: tuple[str, ...] = ()
+    if not runs_of:
+        words = reader.read_words("words", reader.get("words", (list,), "the words of a sweep or study"))
+    given_arms = reader.get("arms", (dict,), "arms such as {rms: norm=rmsnorm, ln: norm=layernorm}")
+    arms = {}
+    for name, given in given_arms.items():
+        if not str(name).isidentifier() or name in NAMES:
+            raise reader.blame(f"arms.{name}", f"arms: {name} cannot name an arm: use letters, digits and _")
+        arms[str(name)] = reader.conditions(f"arms.{name}", given)
+    kind_text = reader.text("kind")
+    if kind_text not in list(Kind):
+        raise reader.blame("kind", f"kind: {kind_text} is unknown: {nearest(kind_text, Kind)}use {either(Kind)}")
+    kind = Kind(kind_text)
+    margin = reader.number("margin")
+    if margin < 0 or (margin == 0 and kind is not Kind.EXACT):
+        raise reader.blame("margin", f"margin: {show(margin)} is not above 0, which all kinds but exact need")
+    if reader.content.get("target") is not None and kind is not Kind.SLOPE:
+        raise reader.blame("target", f"target is for kind: slope alone, and this is {kind}")
+    seeds = reader.seeds()
+    if not seeds and not runs_of:
+        raise reader.blame("seeds", "seeds is missing: give a number of seeds, or two: the first look and all")
+    claim = Claim(
+        name=path.stem,
+        path=path,
+        claim=reader.text("claim"),
+        source=reader.text("source"),
+        published=reader.text("published"),
+        registered=reader.date(),
+        words=words,
+        study=reader.text("study", ""),
+        seeds=seeds,
+        arms=arms,
+        measure=reader.text("measure"),
+        where=reader.conditions("where", reader.content.get("where")),
+        effect=read_effect(reader, list(arms)),
+        kind=kind,
+        margin=margin,
+        target=reader.number("target", 0.0),
+        unit=reader.text("unit", ""),
+        runs_of=runs_of,
+        needs=reader.texts("needs"),
+        pilot=reader.pilot(),
+        minutes=reader.number("minutes", 0.0 if runs_of else ...),
+        at_scale=reader.at_scale(),
+        scope=reader.text("scope"),
+        confounds=reader.texts("confounds"),
+        content={},
+        lines=reader.lines,
+    )
+    content = {key: as_json(getattr(claim, key)) for key in KEYS}
+    return replace(claim, content=content, digest=digest_of(content))
+
+
+def read_effect(reader: Reader, arms: Sequence[str]) -> Effect:
+    """Return the effect of a claim, which names each of its arms.
+
+    Raises:
+        UsageError: it does not, or cannot be read.
+    """
+    try:
+        effect = parse_effect(reader.text("effect"), arms)
+    except EffectError as error:
+        raise reader.blame("effect", f"effect: {error}") from error
+    for arm in arms:
+        if arm not in effect.arms:
+            raise reader.blame(f"arms.{arm}", f"arms: {arm} is not in the effect {effect.text}: use it or leave it out")
+    return effect
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of a claim as JSON has it."""
+    if isinstance(value, Effect):
+        return value.text
+    if isinstance(value, Pilot | AtScale):
+        return {one.name: as_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: as_json(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [as_json(one) for one in value]
+    return value
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the sha256 of what decides about a claim's verdict, and of its words.
+
+    What is said beside it (ASIDE) and what a larger scale takes play no part.
+    """
+    deciding = {key: value for key, value in content.items() if key not in ASIDE}
+    if content["at_scale"]:
+        deciding["at_scale"] = content["at_scale"]["words"]
+    text = json.dumps(deciding, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def claim_files(folders: Sequence[Path] = ()) -> dict[str, Path]:
+    """Return the YAML of each claim by its name: ours, and those in further folders of options."""
+    found: dict[str, Path] = {}
+    for folder in (config_directory(), *folders):
+        for path in sorted((folder / FOLDER).glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def read_claims(folders: Sequence[Path] = ()) -> dict[str, Claim]:
+    """Return all claims by name; those with the runs of another have its words, its study and, if they say none, seeds.
+
+    Raises:
+        UsageError: a mistake in a YAML, with its line.
+    """
+    claims = {name: read_claim(path) for name, path in sorted(claim_files(folders).items())}
+    return {name: share_runs(claim, claims) for name, claim in claims.items()}
+
+
+def share_runs(claim: Claim, claims: Mapping[str, Claim]) -> Claim:
+    """Return a claim with the words, study and seeds of the one whose runs it has.
+
+    Raises:
+        UsageError: there is no such claim, it has no runs of its own, or has other seeds.
+    """
+    if not claim.runs_of:
+        return claim
+    owner = claims.get(claim.runs_of)
+    if owner is None or owner.runs_of:
+        own = [name for name, one in claims.items() if not one.runs_of]
+        near = nearest(claim.runs_of, own)
+        raise claim.blame("runs_of", f"runs_of: {claim.runs_of} is no claim with runs of its own: {near}check the name")
+    if claim.seeds and claim.seeds != owner.seeds:
+        theirs = show(list(owner.seeds))
+        raise claim.blame(
+            "seeds", f"seeds: {show(list(claim.seeds))} are not those of {owner.name}, which are {theirs}"
+        )
+    shared = {"words": list(owner.words), "study": owner.study, "seeds": list(owner.seeds)}
+    content = {**claim.content, **shared}
+    digest = hashlib.sha256(f"{digest_of(content)} {owner.digest}".encode()).hexdigest()
+    return replace(claim, words=owner.words, study=owner.study, seeds=owner.seeds, content=content, digest=digest)
+
+
+# ---- registrations
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A line of REGISTERED. reason: why the claim was registered, or registered again."""
+
+    name: str
+    date: str
+    digest: str
+    reason: str
+
+
+def read_registrations(folder: Path) -> dict[str, list[Registration]]:
+    """Return the registrations that a folder of claims notes, by the claim's name, the last one last.
+
+    Raises:
+        UsageError: a line is damaged.
+    """
+    path = folder / REGISTERED
+    found: dict[str, list[Registration]] = {}
+    if not path.exists():
+        return found
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = line.split(maxsplit=3)
+        if len(parts) != 4 or not re.fullmatch(r"[0-9a-f]{64}", parts[2]):
+            raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
+        one = Registration(*parts)
+        found.setdefault(one.name, []).append(one)
+    return found
+
+
+def find_registration(claim: Claim) -> Registration | None:
+    """Return the registration of a claim as it stands now; None where it is not registered, or was changed since."""
+    noted = read_registrations(claim.path.parent).get(claim.name, [])
+    if noted and noted[-1].digest == claim.digest and noted[-1].date == claim.registered:
+        return noted[-1]
+    return None
+
+
+def why_unregistered(claim: Claim) -> str:
+    """Return why a claim cannot be judged as it stands; empty where it is registered."""
+    if find_registration(claim):
+        return ""
+    cure = f"normbench claims {claim.name} --register --reason '…' does so, and --trial runs it without a verdict"
+    noted = read_registrations(claim.path.parent).get(claim.name)
+    if noted:
+        return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
+    return f"{claim.name} is not registered: {cure}"
+
+
+def register(claim: Claim, reason: str, today: str) -> Registration:
+    """Note that a claim is fixed as it stands: in REGISTERED beside its YAML, and the date in the YAML.
+
+    Raises:
+        UsageError: it is registered as it stands, or there is no reason.
+    """
+    reason = " ".join(reason.split())
+    if not reason:
+        raise UsageError("--register needs --reason: say in words why the claim is registered, or registered again")
+    if find_registration(claim):
+        raise UsageError(f"{claim.name} is registered as it stands, on {claim.registered}: there is nothing to do")
+    new = Registration(claim.name, today, claim.digest, reason)
+    path = claim.path.parent / REGISTERED
+    before = path.read_text("utf-8") if path.exists() else ""
+    write_bytes(path, f"{before}{new.name} {new.date} {new.digest} {new.reason}\n".encode())
+    text = claim.path.read_text("utf-8")
+    changed, count = re.subn(r"^registered:[^#\n]*?(\s*#.*)?$", rf"registered: {today}\1", text, flags=re.MULTILINE)
+    if not count:
+        changed = f"{text.rstrip()}\nregistered: {today}\n"
+    write_bytes(claim.path, changed.encode())
+    return new

@@ -1,0 +1,638 @@
+"""Runs claims: makes what is missing of their runs, measures and judges them, and keeps what they have come to.
+
+The runs of a claim are those of a sweep, or of a study, in a folder with the claim's name. The same command goes on
+where it was stopped, and two of them share the runs, as sweeps do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import normbench
+from normbench.claims.checks import (
+    check_claim,
+    find_lacking,
+    is_in_blocks,
+    seed_word,
+    study_of,
+)
+from normbench.claims.claim import Claim, why_unregistered
+from normbench.claims.measuring import (
+    Measured,
+    effects_of,
+    join,
+    measure_rows,
+    measure_runs,
+    note_missing_seeds,
+    read_rows,
+    take_medians,
+)
+from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, write_result
+from normbench.claims.verdicts import Judgement, Verdict, judge
+from normbench.errors import RunFailure, UsageError
+from normbench.record.files import inside, read_json, write_json
+from normbench.record.machine import describe_machine
+from normbench.runs.contexts import explain_limits
+from normbench.settings import key_of
+from normbench.studies import conduct as studies
+from normbench.sweep.conduct import Report, Sweep, plan_sweep, report_nothing
+from normbench.sweep.folder import Entry, SweepFolder, say
+from normbench.sweep.plan import read_grid
+from normbench.sweep.words import settings_in
+
+# The folders of the three ways in which claims are run, in `outputs`.
+CLAIMS = "claims"
+TRIALS = "claims-trial"
+AT_SCALE = "claims-at-scale"
+
+NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
+OLDER = "older"  # the folder of those that were made for an earlier registration
+FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
+SUFFIXES = ("", "-lr")  # of the folders of a sweep
+
+# Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
+MACHINE = ("outputs", "quiet", "data.root", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
+DECISIVE = ("device", "threads", "sweep.stack")
+
+STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
+INTERRUPTED = 130
+
+
+def is_of_machine(word: str) -> bool:
+    """Tell whether a word says how runs are made, and not which."""
+    key = key_of(word)
+    return key in (*MACHINE, *DECISIVE) or key.partition(".")[0] == "launcher"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How claims are run.
+
+    Attributes:
+        words: of the command line.
+        trial: with any words, on seeds of their own, without a verdict.
+        at_scale: with the words that a claim has for a larger scale.
+    """
+
+    words: tuple[str, ...] = ()
+    trial: bool = False
+    at_scale: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of all claims that are run in this way."""
+        outputs = Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
+        if self.trial:
+            return outputs / TRIALS
+        return outputs / (AT_SCALE if self.at_scale else CLAIMS)
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """Return the words of the machine."""
+        return tuple(word for word in self.words if is_of_machine(word))
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Return the words that change a claim, but for those on seeds."""
+        return tuple(word for word in self.words if not is_of_machine(word) and key_of(word) != "seed")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether the person has asked for quiet."""
+        return settings_in(self.words).get("quiet") == "true"
+
+    def check(self) -> None:
+        """Refuse words that change claims, unless it is a trial.
+
+        Raises:
+            UsageError: with the word.
+        """
+        others = [word for word in self.words if not is_of_machine(word)]
+        if others and not self.trial:
+            what = f"{others[0]} would change what claims say"
+            raise UsageError(f"{what}: leave it out, or add --trial, which runs them without a verdict")
+
+    def apply(self, claim: Claim) -> Claim:
+        """Return a claim with the words that it has in this way.
+
+        Raises:
+            UsageError: it has none for a larger scale.
+        """
+        if self.at_scale:
+            if claim.at_scale is None or not claim.at_scale.words:
+                raise UsageError(f"{claim.name} says nothing of a larger scale: leave out --at-scale")
+            hours = claim.at_scale.hours
+            minutes = claim.minutes if hours is None else 60 * hours
+            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes)
+        return claim.with_words(self.changing) if self.trial else claim
+
+    def looks(self, claim: Claim) -> list[list[int]]:
+        """Return the seeds at each look at a claim; a trial has one."""
+        if not self.trial:
+            return [list(range(count)) for count in claim.seeds]
+        given = [word for word in self.words if key_of(word) == "seed"]
+        if not given:
+            first = 0 if is_in_blocks(study_of(claim)) else FIRST_TRIAL_SEED
+            return [list(range(first, first + claim.seeds[-1]))]
+        points, _ = read_grid(given)
+        found = []
+        for point in points:
+            found.append(int(settings_in(point.words)["seed"]))
+        return [sorted(set(found))]
+
+
+@dataclass
+class ClaimRun:
+    """One claim that is run.
+
+    Attributes:
+        claim: with its words in this way.
+        owner: the claim whose runs are measured: the same, or another.
+        place: the folder of claims, where that is not the one of the way.
+    """
+
+    claim: Claim
+    owner: Claim
+    way: Way
+    console: Console
+    place: Path | None = None
+
+    @classmethod
+    def of(cls, claim: Claim, claims: dict[str, Claim], way: Way, console: Console) -> ClaimRun:
+        """Return the run of a claim in a way. claims: all of them."""
+        return cls(way.apply(claim), way.apply(claims[claim.runs]), way, console)
+
+    @property
+    def root(self) -> Path:
+        """Return the folder of claims in which it lies."""
+        return self.place or self.way.folder
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its claim.json."""
+        return self.root / self.claim.name
+
+    @property
+    def runs_folder(self) -> Path:
+        """Return the folder of its runs."""
+        return self.root / self.owner.name
+
+    @property
+    def result(self) -> ClaimResult | None:
+        """Return what it has come to so far, for the claim as it is registered now."""
+        found = read_result(self.folder / CLAIM_FILE)
+        return found if found and found.digest == self.claim.digest else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether it has a verdict."""
+        return not self.way.trial and self.result is not None and self.result.status is Status.COMPLETE
+
+    def at(self, folder: Path) -> ClaimRun:
+        """Return it as it lies in another folder of claims."""
+        return replace(self, place=folder)
+
+    # ---- words
+
+    def words(self, seeds: Sequence[int]) -> list[str]:
+        """Return the words of the sweep or study that makes the runs of some seeds."""
+        found = [*self.owner.words, *self.how(), seed_word(seeds)]
+        found += [f"outputs={quote(self.way.folder)}", f"name={self.owner.name}", "sweep.extend=true"]
+        if not self.owner.study:
+            found.append("sweep.report=false")
+        return found
+
+    def how(self) -> list[str]:
+        """Return the words of the machine; those that decide which runs are made are as they were at the start.
+
+        Raises:
+            UsageError: others are given.
+        """
+        noted: dict[str, str] = {} if self.way.trial else self.read_note().get("how", {})
+        given = settings_in(self.way.machine)
+        for key, value in noted.items():
+            if key in given and given[key] != value and not (key == "device" and value in given[key]):
+                cure = f"leave {key}= out to go on, or give another outputs="
+                raise UsageError(
+                    f"the runs of {self.owner.name} were begun with {key}={value}, not {given[key]}: {cure}"
+                )
+        kept = [word for word in self.way.machine if key_of(word) != "outputs"]
+        return [*kept, *(f"{key}={value}" for key, value in noted.items() if key not in given)]
+
+    # ---- the note of the registration
+
+    def read_note(self) -> dict[str, Any]:
+        """Return what is noted in the folder of runs, empty where nothing is."""
+        return read_json(self.runs_folder / NOTE_FILE) or {}
+
+    def write_note(self, **more: Any) -> None:
+        """Note for which registration runs are made, and more."""
+        self.runs_folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "claim": self.owner.name,
+            "digest": "" if self.way.trial else self.owner.digest,
+            "registered": self.owner.registered,
+            "words": list(self.owner.words),
+            "minutes": 0.0,
+            **self.read_note(),
+            **more,
+        }
+        write_json(inside(self.runs_folder, NOTE_FILE), content)
+
+    def set_older_aside(self) -> None:
+        """Move runs and results that were made for an earlier registration into the folder of older ones.
+
+        Raises:
+            RunFailure: a process works on them.
+        """
+        if self.way.trial:
+            return
+        noted = self.read_note().get("digest")
+        if noted and noted != self.owner.digest:
+            if SweepFolder(self.runs_folder).is_worked_on():
+                what = f"a process is at work on the runs of an earlier registration of {self.owner.name}"
+                raise RunFailure(f"{what}, in {self.runs_folder}: wait for it, or stop it")
+            self.move_aside(self.runs_folder, noted)
+        own = read_result(self.folder / CLAIM_FILE)
+        if own and own.digest != self.claim.digest and self.folder != self.runs_folder:
+            self.move_aside(self.folder, own.digest)
+
+    def move_aside(self, folder: Path, digest: str) -> None:
+        """Move a folder, and that of runs which choose learning rates, to the older ones."""
+        older = self.way.folder / OLDER
+        older.mkdir(parents=True, exist_ok=True)
+        for suffix in SUFFIXES:
+            source = folder.with_name(f"{folder.name}{suffix}")
+            if source.is_dir():
+                target = older / f"{folder.name}-{digest[:8]}{suffix}"
+                os.rename(source, target)
+                say(self.console, f"{source} is of an earlier registration, and kept as {target}")
+
+    # ---- running
+
+    def check(self) -> None:
+        """Refuse what can be refused before runs are made.
+
+        Raises:
+            UsageError: with the line of the mistake.
+        """
+        looks = self.way.looks(self.claim)
+        more = [word for word in self.way.machine if key_of(word) not in ("quiet", "outputs")]
+        check_claim(self.claim, looks[-1], more)
+
+    def plan(self, seeds: Sequence[int]) -> Sweep | None:
+        """Return the sweep of some seeds; None for a study.
+
+        Raises:
+            UsageError: data are not there, or what `plan_sweep` raises.
+        """
+        if self.owner.study:
+            return None
+        planned = plan_sweep(self.words(seeds))
+        planned.check_folder()
+        planned.plan.runs[0].prepared.directory.check_creatable()
+        return planned
+
+    def run(self, report: Report) -> int:
+        """Make what is missing, measure and judge it; return the exit status.
+
+        Args:
+            report: on the runs of a sweep.
+
+        Raises:
+            UsageError, RunFailure: it cannot be run.
+            KeyboardInterrupt: it was stopped.
+        """
+        if not self.way.trial:
+            why = why_unregistered(self.claim)
+            if why:
+                raise UsageError(why)
+        lacking = find_lacking(self.claim)
+        if lacking:
+            self.keep(self.without_runs(lacking))
+            return 0
+        self.set_older_aside()
+        looks = self.way.looks(self.claim)
+        for number, seeds in enumerate(looks, 1):
+            try:
+                status, measured = self.make(seeds)
+            except UsageError as error:
+                if not self.claim.needs or self.read_note():  # runs were begun: it is not that something lacks
+                    raise
+                self.keep(self.without_runs(str(error)))
+                return 0
+            if status >= STOPPED:
+                return status
+            result = self.judge(measured, seeds, len(looks))
+            judgement = result.judgement
+            is_open = judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE
+            if result.status is not Status.COMPLETE or not is_open or number == len(looks):
+                break
+            say(self.console, f"{self.claim.name}: inconclusive after {len(seeds)} seeds, and goes on as planned")
+        if not self.owner.study and result.status in (Status.COMPLETE, Status.TRIAL):
+            report(self.runs_folder, True)
+        self.keep(result)
+        return 1 if result.status is Status.NOT_COMPLETE else 0
+
+    def make(self, seeds: Sequence[int]) -> tuple[int, Measured]:
+        """Make what is missing of some seeds; return the exit status, and what was measured."""
+        begun = time.monotonic()
+        try:
+            if not self.owner.study:
+                return self.make_sweep(seeds)
+            if is_in_blocks(study_of(self.owner)):
+                return self.make_blocks(seeds)
+            return self.make_study(seeds)
+        finally:
+            if self.runs_folder.is_dir():
+                minutes = (time.monotonic() - begun) / 60
+                self.write_note(minutes=self.read_note().get("minutes", 0.0) + minutes)
+
+    def make_sweep(self, seeds: Sequence[int]) -> tuple[int, Measured]:
+        """Make the runs of a sweep."""
+        with explain_limits(str(self.way.folder)):
+            planned = self.plan(seeds)
+            assert planned is not None
+            planner = planned.planner
+            device = planner.devices[0].partition(":")[0]
+            self.write_note(how={"device": device, "threads": str(planner.threads), "sweep.stack": str(planner.stack)})
+            status = planned.run(report_nothing)
+        if status >= STOPPED:
+            return status, Measured()
+        return status, self.measure_sweep(planned.plan_reported().runs, seeds)
+
+    def measure_sweep(self, entries: Sequence[Entry], seeds: Sequence[int], recompute: bool = False) -> Measured:
+        """Return what the runs of some seeds have measured. entries, recompute: as `measure_runs` has them."""
+        own = [entry for entry in entries if entry.seed in seeds]
+        measured = measure_runs(self.claim, self.runs_folder, own, recompute)
+        if not measured.missing:
+            note_missing_seeds(self.claim, measured, seeds)
+        return measured
+
+    def make_study(self, seeds: Sequence[int]) -> tuple[int, Measured]:
+        """Make a study and what it trains."""
+        self.write_note()
+        words = [word for word in self.words(seeds) if key_of(word) != "sweep.extend"]
+        folder = studies.conduct(self.owner.study, words)
+        if folder is None:
+            return INTERRUPTED, Measured()
+        return 0, self.measure_study(seeds)
+
+    def measure_study(self, seeds: Sequence[int]) -> Measured:
+        """Return what a study has measured of some seeds."""
+        rows = [row for row in read_rows(self.rows_file(self.runs_folder)) if int(row["seed"]) in seeds]
+        measured = measure_rows(self.claim, rows)
+        note_missing_seeds(self.claim, measured, seeds)
+        return measured
+
+    def make_blocks(self, seeds: Sequence[int]) -> tuple[int, Measured]:
+        """Make a study once in a fresh process for each seed, one after the other."""
+        self.write_note()
+        own = ("seed", "name", "outputs", "sweep.extend", "quiet")
+        words = [word for word in self.words(seeds) if key_of(word) not in own]
+        for number in seeds:
+            name = block_name(number)
+            if self.rows_file(self.runs_folder / name).exists():
+                continue
+            say(self.console, f"{self.claim.name}: process {number - seeds[0] + 1} of {len(seeds)}")
+            where = [f"outputs={quote(self.runs_folder)}", f"name={name}", "quiet=true"]
+            command = [sys.executable, "-m", "normbench", "study", self.owner.study, *words, *where]
+            status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+            if status == INTERRUPTED:
+                return INTERRUPTED, Measured()
+            if status:
+                raise RunFailure(f"study {self.owner.study} of {self.claim.name} has failed, as said above")
+        return 0, self.measure_blocks(seeds)
+
+    def measure_blocks(self, seeds: Sequence[int]) -> Measured:
+        """Return what processes have measured, each by its number in place of a seed."""
+        kind = study_of(self.owner)
+        assert kind is not None
+        parts = []
+        for number in seeds:
+            path = self.rows_file(self.runs_folder / block_name(number))
+            if path.exists():
+                measured = measure_rows(self.claim, read_rows(path))
+                parts.append(take_medians(self.claim, measured, kind.columns, number))
+        whole = join(parts)
+        note_missing_seeds(self.claim, whole, seeds)
+        return whole
+
+    def rows_file(self, root: Path) -> Path:
+        """Return the file of the rows of its study. root: the folder of the study's runs."""
+        return root / "studies" / self.owner.study / "rows.csv"
+
+    # ---- judging
+
+    def judge(self, measured: Measured, seeds: Sequence[int], looks: int) -> ClaimResult:
+        """Return what the claim has come to after some seeds. looks: how many are planned."""
+        values = effects_of(self.claim, measured, seeds)
+        result = self.without_runs("")
+        result = replace(
+            result,
+            values=values,
+            arms=measured.values_by_arm(),
+            lost={arm: number for arm, number in measured.lost.items() if number},
+            minutes=round(self.read_note().get("minutes", 0.0), 2),
+            machine=describe(measured.session),
+            date=date.today().isoformat(),
+            words=tuple(self.words(seeds)),
+            report=self.report_path(),
+        )
+        if measured.missing:
+            reason = "; ".join(measured.missing[:3])
+            if len(measured.missing) > 3:
+                reason += f"; and {len(measured.missing) - 3} more"
+            return replace(result, status=Status.NOT_COMPLETE, reason=reason)
+        if self.way.trial:
+            return replace(result, status=Status.TRIAL)
+        return replace(result, status=Status.COMPLETE, judgement=judge_values(self.claim, values, looks))
+
+    def without_runs(self, reason: str) -> ClaimResult:
+        """Return the result of the claim as it is before its runs. reason: why they cannot be made."""
+        return ClaimResult(
+            name=self.claim.name,
+            digest=self.claim.digest,
+            registered=self.claim.registered,
+            status=Status.NOT_RUN,
+            reason=reason,
+            claim={**self.claim.content, "words": list(self.claim.words)},
+        )
+
+    def report_path(self) -> str:
+        """Return the path of the report of its runs, from its own folder on."""
+        page = self.runs_folder / "report" / "report.html"
+        if self.owner.study:
+            root = self.runs_folder
+            if is_in_blocks(study_of(self.owner)):
+                root = root / block_name(0)
+            page = self.rows_file(root).with_name("report.html")
+        return os.path.relpath(page, self.folder)
+
+    def keep(self, result: ClaimResult) -> None:
+        """Write what the claim has come to."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_result(result, inside(self.folder, CLAIM_FILE))
+
+
+def judge_values(claim: Claim, values: dict[int, float], looks: int) -> Judgement:
+    """Judge the effect of a claim by its values. looks: how many are planned."""
+    return judge(values, claim.kind, claim.margin, target=claim.target, looks=looks)
+
+
+def block_name(number: int) -> str:
+    """Return the name of the folder of a process."""
+    return f"block{number}"
+
+
+def quote(path: Path) -> str:
+    """Return a path as Hydra's grammar takes it."""
+    return "'" + str(path) + "'"
+
+
+def describe(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the machine of a run's session, or this one where there is none."""
+    known = dict(session) or describe_machine()
+    packages = known.get("packages") or {}
+    found = {
+        "processor": known.get("cpu"),
+        "cores": known.get("cores"),
+        "torch": packages.get("torch"),
+        "normbench": normbench.__version__,
+        "commit": known.get("commit"),
+    }
+    if known.get("accelerator"):
+        found["gpu"] = known["accelerator"]
+    return found
+
+
+# ---- several
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Claims that fit into so many minutes.
+
+    Attributes:
+        taken: in the order in which they are run.
+        left_out: with the minutes that each needs.
+    """
+
+    taken: tuple[str, ...]
+    left_out: dict[str, float]
+
+
+def choose_within(minutes: dict[str, float], budget: float) -> Choice:
+    """Choose claims for a budget: the shortest first, by name where they take as long, none that does not fit.
+
+    Args:
+        minutes: that each takes.
+        budget: minutes for all of them.
+    """
+    taken = []
+    left_out = {}
+    left = budget
+    for name in sorted(minutes, key=lambda name: (minutes[name], name)):
+        if minutes[name] <= left:
+            taken.append(name)
+            left -= minutes[name]
+        else:
+            left_out[name] = minutes[name]
+    return Choice(tuple(taken), left_out)
+
+
+def minutes_left(runs: Sequence[ClaimRun]) -> dict[str, float]:
+    """Return the registered minutes that claims take, 0 for those with a verdict; runs that two share count once."""
+    found: dict[str, float] = {}
+    counted: set[str] = set()
+    for one in runs:
+        minutes = one.claim.minutes
+        if one.claim.runs_of and one.owner.name not in counted:
+            minutes += one.owner.minutes
+        counted.add(one.owner.name)
+        found[one.claim.name] = 0.0 if one.is_complete else minutes
+    return found
+
+
+def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell: Callable[[ClaimRun], None]) -> int:
+    """Run claims, one after the other; return the exit status.
+
+    Args:
+        report: on the runs of a sweep.
+        budget: minutes for all of them; None for any.
+        tell: says what one has come to.
+
+    Raises:
+        UsageError: the budget is too small for any of them.
+    """
+    console = runs[0].console
+    for one in runs:
+        if not one.is_complete:
+            one.check()
+    by_name = {one.claim.name: one for one in runs}
+    names = list(by_name)
+    if budget is not None:
+        minutes = minutes_left(runs)
+        choice = choose_within(minutes, budget)
+        names = list(choice.taken)
+        for name, needed in choice.left_out.items():
+            say(console, f"{name} is left out: it takes about {needed:g} minutes")
+        if not names:
+            smallest = min(minutes.values())
+            raise UsageError(
+                f"--minutes {budget:g} is too little for any claim: the shortest takes {smallest:g} minutes"
+            )
+    begun = time.monotonic()
+    worst = 0
+    for name in names:
+        one = by_name[name]
+        if one.is_complete:
+            tell(one)
+            continue
+        if budget is not None:
+            left = budget - (time.monotonic() - begun) / 60
+            needed = estimate_minutes(one)
+            if needed > left:
+                say(console, f"{name} is left out: it takes about {needed:.1f} minutes here, and {left:.1f} are left")
+                continue
+        say(console, f"{name}: {one.claim.claim}")
+        try:
+            status = one.run(report)
+        except (RunFailure, UsageError) as failure:  # of its data or its rows, say: the others are run
+            if len(names) == 1:
+                raise
+            say(console, f"{name}: {failure}")
+            status = 2 if isinstance(failure, UsageError) else 1
+        if status >= STOPPED:
+            return status
+        tell(one)
+        worst = max(worst, status)
+    return worst
+
+
+def estimate_minutes(one: ClaimRun) -> float:
+    """Return about how many minutes the runs of a claim take here, as a few of their steps tell; 0 for a study's."""
+    planned = one.plan(one.way.looks(one.claim)[-1])
+    return 0.0 if planned is None else planned.estimate_seconds() / 60
+
+
+def read_any_result(one: ClaimRun) -> ClaimResult | None:
+    """Return what a claim has come to, perhaps for an earlier registration; None where nothing is noted."""
+    return read_result(one.folder / CLAIM_FILE)
+
+
+def count_runs(one: ClaimRun) -> tuple[int, int]:
+    """Return how many runs of a claim's sweep are over, and how many are planned so far."""
+    folder = SweepFolder(one.runs_folder)
+    standings = [folder.read_standing(entry) for entry in folder.read_plans()]
+    return sum(standing.over for standing in standings), len(standings)

@@ -1,0 +1,103 @@
+"""A first YAML of a claim, from a sweep that was made: its words, arms and seeds, with the rest to fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from normbench.claims.claim import FORBIDDEN, claim_files
+from normbench.claims.effects import NAMES
+from normbench.errors import UsageError
+from normbench.record.files import inside, write_bytes
+from normbench.settings import key_of
+from normbench.sweep.folder import SweepFolder
+
+DRAFT = """\
+claim: {sentence}
+source: who published it, and where
+published: the number that was published
+registered: null            # normbench claims {name} --register --reason "…" writes the date
+words: {words}
+seeds: {seeds}                   # 0 and on; or [5, 10] with one planned look after 5
+arms:{arms}
+measure: loss/val           # the tag of a run's final value
+effect: {effect}   # for each seed, positive as published
+kind: larger                # larger, parity, at_least, exact, slope
+margin: 0.02                # the smallest effect that matters, in the unit
+unit: nats
+needs: []                   # hub, gpu, or an extra such as hf
+pilot: null                 # {{sd: 0.016, seeds: 5, date: 2026-11-28, machine: …, commit: …}}, of a --trial
+minutes: 10                 # on two idle cores
+scope: the model, its steps and data
+confounds: []
+"""
+
+
+def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()) -> Path:
+    """Write the YAML of a new claim, to be filled in; return its path.
+
+    Args:
+        name: of the claim.
+        folder: of a sweep.
+        into: the folder of options that it is for.
+        others: folders with further claims.
+
+    Raises:
+        UsageError: there is such a claim, the name is not one, or the folder holds no sweep.
+    """
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"{name} cannot name a claim: use letters, digits, - and _")
+    path = into / "claim" / f"{name}.yaml"
+    if name in claim_files(others) or path.exists():
+        raise UsageError(f"there is a claim {name} already: give another name")
+    sweep = SweepFolder(folder)
+    notes = [note for note in sweep.read_notes() if note["words"]]
+    entries = sweep.read_plans()
+    if not notes or not entries:
+        raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/sweep")
+    words = []
+    for word in notes[-1]["words"]:
+        if key_of(word) not in FORBIDDEN and key_of(word).partition(".")[0] not in ("launcher", "hydra"):
+            words.append(word)
+    seeds = {entry.seed for entry in entries}
+    arms: dict[str, Mapping[str, str]] = {}
+    for entry in entries:
+        arms.setdefault(name_arm(entry.arm, arms), entry.arm)
+    lines = []
+    for arm, settings in arms.items():
+        conditions = [f"{key}={value}" for key, value in settings.items()]
+        lines.append(f"\n  {arm}: {in_yaml(conditions)}")
+    first, *rest = arms
+    text = DRAFT.format(
+        name=name,
+        sentence="one sentence, as it was published",
+        words=in_yaml(words),
+        seeds=len(seeds),
+        arms="".join(lines),
+        effect=f"{rest[0]} - {first}" if rest else first,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(inside(into, "claim", path.name), text.encode())
+    return path
+
+
+def name_arm(settings: Mapping[str, str], taken: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a name for an arm: by the values of its settings; that of the same arm where it has one."""
+    for name, other in taken.items():
+        if dict(other) == dict(settings):
+            return name
+    words = []
+    for value in settings.values():
+        words.append("".join(letter for letter in value if letter.isalnum()))
+    name = "_".join(words) or "runs"
+    if not name.isidentifier() or name in NAMES:
+        name = f"arm_{name}"
+    return name if name not in taken else f"{name}_{len(taken)}"
+
+
+def in_yaml(value: Any) -> str:
+    """Return a list as YAML in one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()

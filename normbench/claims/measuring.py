@@ -1,0 +1,336 @@
+"""What the runs of a claim, or the rows of its study, have measured: values by arm and seed, and the effect of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from normbench.analysis.measures import (
+    STEP_TIME,
+    VALIDATION_LOSS,
+    comparable,
+    final,
+    finite_points,
+    metric_of,
+)
+from normbench.analysis.records import RecordedRun, canonical, read_run
+from normbench.claims.claim import Claim, Conditions
+from normbench.claims.effects import Descent, EffectError, Point
+from normbench.config.schema import list_unwritten
+from normbench.record.directory import RunDirectory
+from normbench.settings import either, show
+from normbench.sweep.folder import Entry
+
+ROUND = "round"  # the column of repeated measurements within a process, of which the median counts
+WILDCARD = re.compile(r"\{(\w+)\}")  # in a measure: the numbers that may stand there are a key of this name
+
+
+@dataclass
+class Measured:
+    """What was measured for a claim.
+
+    Attributes:
+        points: by seed and arm.
+        lost: how many runs of each arm diverged, and count with what a model has before training.
+        missing: what is not there, a phrase each.
+        session: of one of its runs: the machine and versions.
+    """
+
+    points: dict[int, dict[str, list[Point]]] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
+    missing: list[str] = field(default_factory=list)
+    session: Mapping[str, Any] = field(default_factory=dict)
+
+    def add(self, seed: int, arm: str, points: Iterable[Point]) -> None:
+        """Add points of an arm at a seed."""
+        self.points.setdefault(seed, {}).setdefault(arm, []).extend(points)
+
+    def values_by_arm(self) -> dict[str, dict[int, float]]:
+        """Return the measure by arm and seed, of arms that have one value at each seed."""
+        found: dict[str, dict[int, float]] = {}
+        several = set[str]()
+        for seed, arms in sorted(self.points.items()):
+            for arm, points in arms.items():
+                if len(points) == 1:
+                    found.setdefault(arm, {})[seed] = points[0].value
+                else:
+                    several.add(arm)
+        return {arm: values for arm, values in found.items() if arm not in several}
+
+
+def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[int, float]:
+    """Return the effect at each seed; a seed without a finite one is noted as missing.
+
+    Raises:
+        UsageError: what was measured does not fit the effect.
+    """
+    found: dict[int, float] = {}
+    for seed in seeds:
+        arms = measured.points.get(seed, {})
+        if any(not arms.get(arm) for arm in claim.arms):
+            continue
+        try:
+            value = claim.effect.of(arms)
+        except EffectError as error:
+            raise claim.blame("effect", f"effect: {error}") from error
+        if math.isfinite(value):
+            found[seed] = value
+        else:
+            measured.missing.append(f"the effect of seed {seed} is not a number")
+    return found
+
+
+def fits(conditions: Conditions, settings: Mapping[str, Any]) -> bool:
+    """Tell whether settings, or a row, have one of the values of each condition."""
+    for key, allowed in conditions.items():
+        if key not in settings:
+            return False
+        own = canonical(as_word(settings[key]))
+        if all(canonical(value) != own for value in allowed):
+            return False
+    return True
+
+
+def as_word(value: Any) -> str:
+    """Return a value as a word of a command line, which `canonical` reads."""
+    if value is None or isinstance(value, bool):
+        return show(value)
+    return str(value)
+
+
+# ---- runs
+
+
+def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute: bool = False) -> Measured:
+    """Return what the runs of a sweep have measured.
+
+    Args:
+        claim: whose arms they are.
+        folder: of the runs.
+        entries: those that were planned.
+        recompute: take final values from what the runs have logged, and not from their summaries.
+
+    Raises:
+        UsageError: the measure is not what these runs log, or not what a lost run can be counted with.
+    """
+    found = Measured()
+    for entry in entries:
+        directory = RunDirectory(folder / entry.run)
+        try:
+            run = read_run(directory, entry.run)
+        except (OSError, ValueError) as error:
+            why = "is not there" if not directory.path.is_dir() else f"cannot be read ({error})"
+            found.missing.append(f"{entry.run} {why}")
+            continue
+        arms = arms_of_run(claim, run, entry)
+        if not arms:
+            continue
+        if not run.ended:
+            found.missing.append(f"{entry.run} is {run.status}")
+            continue
+        found.session = found.session or run.session
+        points, is_lost = points_of_run(claim, run, entry, recompute)
+        for arm in arms:
+            found.add(entry.seed, arm, points)
+            found.lost[arm] += is_lost
+    return found
+
+
+def arms_of_run(claim: Claim, run: RecordedRun, entry: Entry) -> list[str]:
+    """Return the arms to which a run belongs."""
+    config = {**list_unwritten(run.config), **run.config, **entry.arm}
+    return [arm for arm, conditions in claim.arms.items() if fits(conditions, config)]
+
+
+def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool) -> tuple[list[Point], bool]:
+    """Return the points of a run that has ended, and whether it is lost.
+
+    Raises:
+        UsageError: the run has not logged the measure.
+    """
+    keys = dict(entry.arm)
+    descent = descent_of(run)
+    if run.status != "finished":
+        value = value_at_start(claim, run)
+        return [Point(keys, value, descent)], True
+    pattern = WILDCARD.search(claim.measure)
+    points = []
+    if pattern:
+        before, after = claim.measure[: pattern.start()], claim.measure[pattern.end() :]
+        for tag in run.curves:
+            matched = re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(after)}", tag)
+            if matched:
+                own_keys = {**keys, pattern[1]: str(int(matched[1]))}
+                points.append(Point(own_keys, final_value(run, tag, recompute), descent))
+    else:
+        points.append(Point(keys, final_value(run, claim.measure, recompute), descent))
+    if not points or not all(math.isfinite(point.value) for point in points):
+        tags = sorted(run.metrics)
+        raise claim.blame("measure", f"measure: {run.name} has no {claim.measure}: it has {either(tags)}, for example")
+    return points, False
+
+
+def final_value(run: RecordedRun, tag: str, recompute: bool) -> float:
+    """Return the final value of a run in the unit of reports; NaN where it has none."""
+    if tag == STEP_TIME:
+        return run.step_ms
+    metric = metric_of(tag)
+    logged = finite_points(run.curves.get(tag)).values
+    if recompute and len(logged):
+        return metric.of(float(logged[-1]))
+    return final(run, metric)
+
+
+def value_at_start(claim: Claim, run: RecordedRun) -> float:
+    """Return what a run that diverged counts with: the loss or the score of a model before training.
+
+    Raises:
+        UsageError: the measure is of another kind.
+    """
+    kind = claim.measure.partition("/")[0]
+    if kind in ("loss", "best"):
+        return math.log(int(run.session["task"]["num_classes"]))
+    if kind == "accuracy":
+        constant = run.constant.get(claim.measure) or 1 / int(run.session["task"]["num_classes"])
+        return 100 * constant
+    if kind == "bleu":
+        return 0.0
+    why = f"{run.name} diverged, and there is no {claim.measure} that it could count with"
+    raise claim.blame("measure", f"measure: {why}: choose words with which all runs last, or measure a loss")
+
+
+def descent_of(run: RecordedRun) -> Descent:
+    """Return how the validation loss of a run fell, as far as evaluations can be compared."""
+    curve = finite_points(comparable(run, VALIDATION_LOSS))
+    return Descent(curve.steps.tolist(), curve.values.tolist(), run.steps)
+
+
+# ---- studies
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a study's rows.csv."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def measure_rows(claim: Claim, rows: Sequence[Mapping[str, str]]) -> Measured:
+    """Return what a study has measured, from its rows.
+
+    Raises:
+        UsageError: a column is missing, an arm has no row, or a value is not a number.
+    """
+    check_columns(claim, rows)
+    found = Measured()
+    for arm, conditions in claim.arms.items():
+        chosen = []
+        for row in rows:
+            if row[claim.measure] and fits(conditions, row) and fits(claim.where, row):
+                chosen.append(row)
+        if not chosen:
+            raise claim.blame(
+                f"arms.{arm}", f"arms: {arm} fits no row of study {claim.study}: {offered(claim, arm, rows)}"
+            )
+        for row in chosen:
+            found.add(int(row["seed"]), arm, [point_of_row(claim, row)])
+    return found
+
+
+def check_columns(claim: Claim, rows: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a measure or a condition on a column that a study does not have.
+
+    Raises:
+        UsageError: with the columns that there are.
+    """
+    known = list(rows[0]) if rows else []
+    asked = [("measure", claim.measure)]
+    asked += [("where", key) for key in claim.where]
+    for arm, conditions in claim.arms.items():
+        asked += [(f"arms.{arm}", key) for key in conditions]
+    for key, column in asked:
+        if column not in known:
+            raise claim.blame(key, f"{key}: study {claim.study} has no column {column}: it has {', '.join(known)}")
+
+
+def offered(claim: Claim, arm: str, rows: Sequence[Mapping[str, str]]) -> str:
+    """Say which values the columns have on which an arm has conditions."""
+    told = []
+    for key in {**claim.arms[arm], **claim.where}:
+        values = sorted({row[key] for row in rows} - {""})
+        told.append(f"{key} is {either(values[:8])}")
+    return "; ".join(told)
+
+
+def point_of_row(claim: Claim, row: Mapping[str, str]) -> Point:
+    """Return a row as a point, whose keys are its other columns.
+
+    Raises:
+        UsageError: the measure of the row is not a number.
+    """
+    try:
+        value = float(row[claim.measure])
+    except ValueError:
+        what = f"column {claim.measure} of study {claim.study} has {row[claim.measure]:.40}, which is not a number"
+        raise claim.blame("measure", f"measure: {what}") from None
+    keys = {key: each for key, each in row.items() if key not in (claim.measure, "seed")}
+    return Point(keys, value)
+
+
+def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str], number: int) -> Measured:
+    """Return what one process has measured of each arm, as one value: the median over rounds.
+
+    Args:
+        claim: whose arms they are.
+        block: all rounds of the process.
+        measured_columns: columns that hold what was measured, and tell no rows apart.
+        number: of the process, which takes the place of a seed.
+
+    Raises:
+        UsageError: rows of an arm differ in more than the round.
+    """
+    aside = {*measured_columns, ROUND, "seed"}
+    found = Measured(missing=list(block.missing), session=block.session)
+    by_arm: dict[str, list[Point]] = defaultdict(list)
+    for arms in block.points.values():
+        for arm, points in arms.items():
+            by_arm[arm] += points
+    for arm, points in by_arm.items():
+        first = points[0]
+        differing = set[str]()
+        for point in points:
+            differing |= {key for key, value in point.keys.items() if first.keys.get(key) != value}
+        if differing - aside:
+            keys = " and ".join(sorted(differing - aside))
+            raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
+        kept = {key: value for key, value in first.keys.items() if key not in aside}
+        found.add(number, arm, [Point(kept, median(point.value for point in points))])
+    return found
+
+
+def join(parts: Sequence[Measured]) -> Measured:
+    """Return what was measured in several processes as one."""
+    whole = Measured()
+    for part in parts:
+        for seed, arms in part.points.items():
+            for arm, points in arms.items():
+                whole.add(seed, arm, points)
+        whole.lost.update(part.lost)
+        whole.missing += part.missing
+        whole.session = whole.session or part.session
+    return whole
+
+
+def note_missing_seeds(claim: Claim, measured: Measured, seeds: Sequence[int]) -> None:
+    """Note which arms have no value at a seed, where nothing else says so."""
+    for arm in claim.arms:
+        lacking = [seed for seed in seeds if not measured.points.get(seed, {}).get(arm)]
+        if lacking:
+            numbers = ", ".join(map(str, lacking))
+            measured.missing.append(f"arm {arm} has no value at seed {numbers}")

@@ -1,0 +1,339 @@
+"""`normbench claims`: the table of claims, and what is printed of those that are run, verified or registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normbench.errors import UsageError
+from normbench.settings import nearest
+
+if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
+    from normbench.claims.claim import Claim
+    from normbench.claims.conduct import ClaimRun
+    from normbench.claims.results import ClaimResult
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks of claims.
+
+    Attributes:
+        names: of claims, `all`, or the folder for a draft.
+        words: KEY=VALUE.
+        folders: with further options.
+    """
+
+    names: tuple[str, ...]
+    words: tuple[str, ...]
+    folders: tuple[Path, ...]
+    minutes: float | None = None
+    dry_run: bool = False
+    trial: bool = False
+    at_scale: bool = False
+    new: bool = False
+    register: bool = False
+    reason: str = ""
+    verify: Path | None = None
+
+
+def claims(request: Request) -> int:
+    """Do what a command line asks of claims; return the exit status.
+
+    Raises:
+        UsageError: any mistake of the user's.
+        RunFailure: the machine has ended it.
+    """
+    check_flags(request)
+    if request.new:
+        return draft(request)
+    from normbench.claims.claim import read_claims
+    from normbench.claims.conduct import ClaimRun, Way
+
+    known = read_claims(request.folders)
+    way = Way(request.words, request.trial, request.at_scale)
+    way.check()
+    names = chosen_names(request, list(known))
+    if request.register:
+        return register([known[name] for name in names], request.reason)
+    listed = names or list(known)
+    if request.at_scale and (not names or ALL in request.names):
+        listed = [name for name in listed if known[name].at_scale]
+    console = Console(quiet=way.is_quiet)
+    runs = [ClaimRun.of(known[name], known, way, console) for name in listed]
+    if request.verify:
+        return show_findings(request.verify, runs, are_chosen=bool(names))
+    if request.dry_run:
+        return show_plans(runs, request.minutes)
+    if not names and request.minutes is None:
+        show_table(runs)
+        return 0
+    return run(runs, request.minutes)
+
+
+def check_flags(request: Request) -> None:
+    """Refuse flags that do not go together.
+
+    Raises:
+        UsageError: with what to leave out.
+    """
+    asked = [name for name in ("new", "register", "verify", "dry_run") if getattr(request, name)]
+    if len(asked) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in asked[:2])
+        raise UsageError(f"{first} and {second} are two things to do: give one of them")
+    if request.trial and request.at_scale:
+        raise UsageError("--trial and --at-scale do not go together: a trial takes the words of the line")
+    if request.reason and not request.register:
+        raise UsageError("--reason is for --register: add it, or leave --reason out")
+
+
+def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
+    """Return the names of the claims that are asked for, in the order of their files where all are.
+
+    Raises:
+        UsageError: there is no such claim.
+    """
+    if ALL in request.names:
+        return list(known)
+    for name in request.names:
+        if name not in known:
+            raise UsageError(f"{name} is not a claim: {nearest(name, known)}normbench claims lists them all")
+    return list(dict.fromkeys(request.names))
+
+
+# ---- the list
+
+
+def show_table(runs: Sequence[ClaimRun]) -> None:
+    """Print all claims: what each says, its verdict so far, its seeds and minutes, and what is missing."""
+    table = Table("claim", "it says", "verdict", "seeds", "minutes", "missing", box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[3:5]:
+        column.justify = "right"
+    for one in runs:
+        seeds = "+".join(map(str, one.claim.seeds))
+        minutes = f"{one.claim.minutes:g}"
+        table.add_row(
+            Text(one.claim.name, no_wrap=True),
+            Text(one.claim.claim),
+            verdict_of(one),
+            seeds,
+            minutes,
+            Text(what_is_missing(one)),
+        )
+    console = Console()
+    if not runs:
+        console.print("there are no claims: --config-dir DIR looks for DIR/claim/NAME.yaml, and --new writes one")
+        return
+    console.print(table)
+    complete = sum(one.is_complete for one in runs)
+    say(
+        f"{complete} of {len(runs)} have a verdict, in {runs[0].way.folder}; normbench claims NAME runs what is missing"
+    )
+
+
+def verdict_of(one: ClaimRun) -> Text:
+    """Return the verdict of a claim; one from an earlier registration is struck out."""
+    from normbench.claims.conduct import read_any_result
+
+    result = read_any_result(one)
+    if result is None or result.judgement is None:
+        return Text("")
+    is_current = result.digest == one.claim.digest
+    return Text(str(result.judgement.verdict), style="" if is_current else "strike")
+
+
+def what_is_missing(one: ClaimRun) -> str:
+    """Say why a claim has no verdict for its registration; empty where it has one."""
+    from normbench.claims.claim import why_unregistered
+    from normbench.claims.conduct import count_runs, read_any_result
+
+    result = read_any_result(one)
+    if result is not None and result.digest != one.claim.digest:
+        return f"its verdict is by the registration of {result.registered}: run it again"
+    if one.is_complete:
+        return ""
+    if why_unregistered(one.claim):
+        return "registration"
+    if result is not None:
+        return f"{result.status}: {result.reason}"
+    done, planned = count_runs(one)
+    if planned and done == planned:
+        return "not measured"
+    if planned:
+        return f"{planned - done} of {planned} runs"
+    return f"not run, needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"
+
+
+# ---- running
+
+
+def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
+    """Run claims and say what each has come to; return the exit status."""
+    from normbench.claims.conduct import INTERRUPTED, run_all
+    from normbench.commands.report import report_of_sweep
+
+    try:
+        status = run_all(runs, report_of_sweep, minutes, show_result)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if status >= INTERRUPTED:
+        say("stopped; the same command goes on")
+    return status
+
+
+def show_result(one: ClaimRun) -> None:
+    """Print what a claim has come to."""
+    from normbench.claims.conduct import read_any_result
+
+    result = read_any_result(one)
+    if result is None:
+        return
+    if one.way.is_quiet:
+        print(one.folder)
+        return
+    say(f"{one.claim.name}: {describe_result(one.claim, result)}")
+
+
+def describe_result(claim: Claim, result: ClaimResult) -> str:
+    """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
+    from statistics import fmean, stdev
+
+    values = list(result.values.values())
+    if result.judgement is None:
+        said = f"{result.status}"
+        if result.reason:
+            said += f" ({result.reason})"
+        if values:
+            spread = f", standard deviation {stdev(values):.3g}" if len(values) > 1 else ""
+            unit = f" {claim.unit}" if claim.unit else ""
+            said += f"; {claim.effect.text} = {fmean(values):.4g}{unit}, {len(values)} seeds{spread}"
+        return said
+    judgement = result.judgement
+    said = f"{judgement.verdict}; {claim.effect.text} = {judgement.mean:.4g}"
+    if judgement.interval is not None:
+        said += f" ({judgement.interval.lower:.4g} to {judgement.interval.upper:.4g})"
+    unit = f" {claim.unit}" if claim.unit else ""
+    said += f"{unit}, {judgement.n} seeds, margin {claim.margin:g}"
+    lost = sum(result.lost.values())
+    if lost:
+        said += f", {lost} runs lost"
+    if judgement.note:
+        said += f"; {judgement.note}"
+    return f"{said}; at this scale: {claim.scope}"
+
+
+def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
+    """Print what would be run, how long it takes and what it could show; return the exit status."""
+    from normbench.claims.conduct import choose_within, minutes_left
+    from normbench.claims.verdicts import power_of
+
+    needed = minutes_left(runs)
+    if minutes is not None:
+        choice = choose_within(needed, minutes)
+        runs = [one for one in runs if one.claim.name in choice.taken]
+        for name, own in choice.left_out.items():
+            say(f"{name} is left out: it takes about {own:g} minutes")
+    for one in runs:
+        one.check()
+    for one in runs:
+        claim = one.claim
+        counts = " and then ".join(map(str, claim.seeds))
+        say(f"{claim.name}: {claim.claim}")
+        rule = f"{claim.kind}, margin {claim.margin:g} {claim.unit}"
+        say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
+        say(f"  registered: {claim.minutes:g} minutes; left: {needed[claim.name]:g}")
+        if claim.pilot:
+            power = power_of(claim.kind, claim.margin, claim.pilot.sd, claim.seeds[-1], claim.target, len(claim.seeds))
+            told = "none, values that do not spread" if power is None else f"{power:.2f}"
+            say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
+        else:
+            say("  power at the margin: not known without a pilot, which --trial makes")
+        planned = None if one.is_complete else one.plan(one.way.looks(claim)[-1])
+        if planned is not None:
+            planned.show()
+    say(f"in all about {sum(needed[one.claim.name] for one in runs):g} minutes on two idle cores")
+    return 0
+
+
+# ---- registering, verifying, drafting
+
+
+def register(chosen: Sequence[Claim], reason: str) -> int:
+    """Register claims as they stand; return the exit status.
+
+    Raises:
+        UsageError: no claim is named, there is no reason, or one is registered as it stands.
+    """
+    from normbench.claims.claim import register as note
+
+    if not chosen:
+        raise UsageError("--register needs the names of claims: give some, or all")
+    for claim in chosen:
+        new = note(claim, reason, date.today().isoformat())
+        say(f"{claim.name} is registered, {new.date}, {new.digest[:12]}…: {new.reason}")
+    return 0
+
+
+def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> int:
+    """Print what verification has found of each claim; return 1 where something is wrong.
+
+    Args:
+        folder: of the claims, or of a single one.
+        runs: the claims.
+        are_chosen: whether the person has named them; of all others those with a result are verified.
+
+    Raises:
+        UsageError: the folder holds no claim that was run.
+    """
+    from normbench.claims.results import CLAIM_FILE, read_result
+    from normbench.claims.verify import verify
+
+    if (folder / CLAIM_FILE).exists():
+        single = read_result(folder / CLAIM_FILE)
+        if not are_chosen and single is not None:
+            runs = [one for one in runs if one.claim.name == single.name]
+        folder = folder.parent
+    there = [one.at(folder) for one in runs]
+    if not are_chosen:
+        there = [one for one in there if (one.folder / CLAIM_FILE).exists()]
+    if not there:
+        raise UsageError(f"{folder} holds no claim that was run: give outputs/claims, or the folder of one")
+    found = verify(there)
+    for finding in found:
+        if finding.wrong:
+            say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")
+        else:
+            say(f"{finding.name}: verified, {finding.verdict}")
+    return 1 if any(finding.wrong for finding in found) else 0
+
+
+def draft(request: Request) -> int:
+    """Write the YAML of a new claim, to be filled in; return the exit status.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    from normbench.claims.drafts import write_draft
+
+    if len(request.names) != 2:
+        raise UsageError("--new needs a name and the folder of a sweep: normbench claims --new my-claim outputs/sweep")
+    name, folder = request.names
+    into = request.folders[0] if request.folders else Path()
+    path = write_draft(name, Path(folder).expanduser(), into, request.folders)
+    say(f"fill in {path}, then try it: normbench claims --config-dir {into} {name} --trial")
+    return 0
+
+
+def say(line: str) -> None:
+    """Print a line as it is."""
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)

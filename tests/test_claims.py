@@ -1,0 +1,304 @@
+"""Claims: effects and YAMLs as they are read, and small claims that are run, stopped, verified and registered again."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from killing import Server, Trap
+from scipy import stats
+
+from normbench.claims.checks import check_claim
+from normbench.claims.claim import Claim, read_claims, why_unregistered
+from normbench.claims.conduct import choose_within
+from normbench.claims.effects import Descent, EffectError, Point, parse_effect
+from normbench.claims.measuring import measure_rows
+from normbench.claims.results import read_result
+from normbench.cli import main
+from normbench.errors import UsageError
+
+pytest_plugins = ["run_fixtures"]
+
+WORDS = [
+    "model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs",
+    "data.batch_size=4", "data.eval_batch_size=8", "trainer.eval_batches=2", "trainer.steps=3", "trainer.log_every=1",
+    "probes=off", "norm=rmsnorm,layernorm",
+]  # fmt: skip
+MACHINE = ["device=cpu", "threads=1", "launcher=local"]
+
+TINY: dict[str, Any] = {
+    "claim": "RMSNorm is as good as LayerNorm",
+    "source": "Zhang & Sennrich 2019",
+    "published": "BLEU within 0.6",
+    "registered": None,
+    "words": WORDS,
+    "seeds": 2,
+    "arms": {"rms": "norm=rmsnorm", "ln": "norm=layernorm"},
+    "measure": "loss/val",
+    "effect": "ln - rms",
+    "kind": "parity",
+    "margin": 1000,
+    "unit": "nats",
+    "minutes": 1,
+    "scope": "nothing",
+}
+
+
+def write_claim(folder: Path, name: str = "tiny", **changes: Any) -> Path:
+    """Write the YAML of a claim, which is JSON: a key a line; what is changed to ... is left out."""
+    path = folder / "conf" / "claim" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {key: value for key, value in (TINY | changes).items() if value is not ...}
+    path.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in content.items()) + "\n")
+    return path
+
+
+def read_one(folder: Path, name: str = "tiny") -> Claim:
+    return read_claims([folder / "conf"])[name]
+
+
+def complaint(folder: Path, **changes: Any) -> str:
+    """What is said of a claim with changes before it is run."""
+    write_claim(folder, **changes)
+    with pytest.raises(UsageError) as caught:
+        check_claim(read_one(folder), [0, 1])
+    return str(caught.value)
+
+
+# ---- effects
+
+
+def one(value: float, **keys: str) -> list[Point]:
+    return [Point(keys, value)]
+
+
+def test_effects_compute_what_their_expressions_say() -> None:
+    points = {"a": one(3.0), "b": one(2.0), "c": one(0.5)}
+    expected = {
+        "a - b": 1.0,
+        "-(a + b) * 2 / c": -20.0,
+        "log(a / b)": math.log(1.5),
+        "log2(a) - abs(b - a)": math.log2(3) - 1,
+        "min(a, b) + max(b, c)": 4.0,
+        "mean(a, b, c)": 5.5 / 3,
+        "kendall(a, b, c)": stats.kendalltau([0, 1, 2], [3.0, 2.0, 0.5]).statistic,
+        "kendall(c, b, b, a)": stats.kendalltau([0, 1, 2, 3], [0.5, 2.0, 2.0, 3.0]).statistic,
+    }
+    for text, value in expected.items():
+        assert parse_effect(text, ["a", "b", "c"]).of(points) == pytest.approx(value, rel=1e-15)
+    assert math.isnan(parse_effect("log(b - a)", ["a", "b"]).of(points))
+
+
+def test_slopes_and_means_go_over_the_keys_that_arms_leave_open() -> None:
+    sizes = [2, 8, 32]
+    values = {"bn": [0.4, 0.1, 0.3], "gn": [0.2, 0.25, 0.15]}
+    points = {}
+    for arm, own in values.items():
+        points[arm] = [Point({"data.batch_size": str(size)}, value) for size, value in zip(sizes, own, strict=True)]
+    difference = np.subtract(values["bn"], values["gn"])
+    by_octave = stats.linregress(np.log2(sizes), difference).slope
+    assert parse_effect("slope(bn - gn, log2(data.batch_size))", ["bn", "gn"]).of(points) == pytest.approx(by_octave)
+    by_size = stats.linregress(sizes, difference).slope
+    assert parse_effect("slope(bn - gn, data.batch_size)", ["bn", "gn"]).of(points) == pytest.approx(by_size)
+    assert parse_effect("mean(abs(bn - gn), data.batch_size)", ["bn", "gn"]).of(points) == pytest.approx(0.5 / 3)
+    assert parse_effect("mean(bn) - mean(gn)", ["bn", "gn"]).of(points) == pytest.approx(difference.mean())
+    with pytest.raises(EffectError, match=r"bn has 3 values .* data\.batch_size"):
+        parse_effect("bn - gn", ["bn", "gn"]).of(points)
+    with pytest.raises(EffectError, match=r"model\.depth does not vary"):
+        parse_effect("slope(bn - gn, model.depth)", ["bn", "gn"]).of(points)
+    points["gn"].pop()
+    with pytest.raises(EffectError, match=r"not all arms have a value at data\.batch_size=32"):
+        parse_effect("slope(bn - gn, data.batch_size)", ["bn", "gn"]).of(points)
+
+
+def test_steps_are_those_to_the_last_loss_of_another_arm() -> None:
+    slow = Descent([10, 20, 30], [3.0, 2.5, 2.0], 30)
+    fast = Descent([10, 20, 30], [2.4, 2.0, 1.5], 30)
+    points = {"slow": [Point({}, 2.0, slow)], "fast": [Point({}, 1.5, fast)]}
+    assert parse_effect("steps(fast, slow)", ["slow", "fast"]).of(points) == 20
+    assert parse_effect("log2(steps(slow, slow) / steps(slow, fast))", ["slow", "fast"]).of(points) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a - c", "c is not an arm"),
+        ("exp(a) - b", "exp is not a function"),
+        ("a ** 2 - b", "a ** 2 is not allowed"),
+        ("a -", "is not an expression"),
+        ("slope(a - b)", r"slope\(\) has 1 arguments"),
+        ("__import__('os').system('x')", "is not allowed"),
+        ("1 - 2", "names no arm"),
+        ("mean(a - b)", "a - b is not an arm"),
+    ],
+)
+def test_an_effect_that_cannot_be_read_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(EffectError, match=said.replace("*", r"\*").replace("\\\\", "\\")):
+        parse_effect(text, ["a", "b"])
+
+
+# ---- YAMLs
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "said"),
+    [
+        ({"sizes": 3}, 15, "sizes is unknown"),
+        ({"kind": "bigger"}, 10, "kind: bigger is unknown"),
+        ({"margin": 0}, 11, "margin: 0 is not above 0"),
+        ({"seeds": [5, 3]}, 6, "seeds: [5,3]"),
+        ({"effect": "ln - dyt"}, 9, "dyt is not an arm"),
+        ({"effect": "ln"}, 7, "rms is not in the effect"),
+        ({"words": [*WORDS, "seed=0,1"]}, 5, "seed=0,1 does not belong here"),
+        ({"words": [*WORDS, "layernorm"]}, 5, "layernorm is not KEY=VALUE"),
+        ({"words": [*WORDS, "model.deptth=2"]}, 5, "model.deptth is unknown"),
+        ({"arms": {"rms": "norm=rmsnorm", "ln": "norm=dyt"}}, 7, "ln fits none of the runs"),
+        ({"words": [*WORDS, "placement=pre,post"]}, 9, "which differ in placement"),
+        ({"words": [*WORDS, "sweep.exclude='norm=rmsnorm,seed=1'"]}, 7, "rms lacks seed 1"),
+        ({"study": "fold"}, 15, "study=fold is unknown"),
+        ({"study": "invariance", "measure": "loss"}, 8, "study invariance has no column loss"),
+        ({"target": 0.5}, 15, "target is for kind: slope"),
+        ({"scope": ...}, 1, "scope is missing"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_is_said_with_file_and_line(tmp_path: Path, changes: dict[str, Any], line: int, said: str) -> None:
+    message = complaint(tmp_path, **changes)
+    assert message.startswith(f"{tmp_path / 'conf' / 'claim' / 'tiny.yaml'}, line {line}: ")
+    assert said in message
+
+
+def test_arms_may_name_what_is_fixed_and_what_is_default(tmp_path: Path) -> None:
+    arms = {"rms": "norm=rmsnorm trainer.steps=3", "ln": ["norm=layernorm", "placement=pre"]}
+    write_claim(tmp_path, arms=arms, words=[*WORDS, "placement=pre"])
+    check_claim(read_one(tmp_path), [0, 1])
+
+
+def test_rows_of_a_study_are_chosen_by_columns(tmp_path: Path) -> None:
+    write_claim(tmp_path, study="depth", measure="loss", where={"of": "folded"}, arms={"rms": "norm=rmsnorm layer=2,3"},
+                effect="mean(rms)")  # fmt: skip
+    claim = read_one(tmp_path)
+    rows = []
+    for layer in range(4):
+        for of in ("folded", "rounded"):
+            rows.append({"norm": "rmsnorm", "seed": "0", "layer": f"{layer}.0", "of": of, "loss": f"{layer}"})
+    points = measure_rows(claim, rows).points[0]
+    assert claim.effect.of(points) == 2.5
+    with pytest.raises(UsageError, match=r"line 16: where: study depth has no column of"):
+        measure_rows(claim, [{key: value for key, value in row.items() if key != "of"} for row in rows])
+
+
+def test_the_shortest_claims_that_fit_are_taken() -> None:
+    minutes = {"long": 20.0, "b": 5.0, "a": 5.0, "short": 1.0, "done": 0.0}
+    choice = choose_within(minutes, 11.5)
+    assert choice.taken == ("done", "short", "a", "b")
+    assert choice.left_out == {"long": 20.0}
+
+
+# ---- claims that are run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run `normbench claims` in an empty folder, without the reports on runs, which have tests of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("normbench.commands.report.report_of_sweep", lambda folder, quiet: None)
+    return lambda *words: main(["claims", "--config-dir", "conf", *words])
+
+
+def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
+    tmp_path: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_claim(tmp_path)
+    shared = {"words": ..., "seeds": ..., "minutes": ..., "kind": "larger", "effect": "log(rms / ln)"}
+    write_claim(tmp_path, "other", **shared, runs_of="tiny")
+    assert run("tiny", *MACHINE) == 2
+    assert "tiny is not registered" in capsys.readouterr().err
+    assert run("tiny", "trainer.steps=4") == 2
+    assert "add --trial" in capsys.readouterr().err
+    assert run("all", "--register", "--reason", "a first one") == 0
+    assert run("all", "--minutes", "0.5", *MACHINE) == 2
+    assert "the shortest takes 1 minutes" in capsys.readouterr().err
+
+    assert run("all", *MACHINE) == 0
+    claims = tmp_path / "outputs" / "claims"
+    tiny, other = (read_result(claims / name / "claim.json") for name in ("tiny", "other"))
+    assert tiny is not None and tiny.judgement is not None and tiny.judgement.verdict == "parity"
+    assert other is not None and other.judgement is not None
+    for seed, difference in tiny.values.items():
+        losses = {arm: tiny.arms[arm][seed] for arm in ("ln", "rms")}
+        assert difference == losses["ln"] - losses["rms"] != 0
+        assert other.values[seed] == pytest.approx(math.log(losses["rms"] / losses["ln"]), rel=1e-12)
+    summaries = [json.loads(path.read_text()) for path in claims.glob("tiny/*/summary.json")]
+    assert len(summaries) == 4
+    assert {one["metrics"]["loss/val"] for one in summaries} == {
+        value for arm in tiny.arms.values() for value in arm.values()
+    }
+    assert not (claims / "other" / ".sweep").exists()
+
+    capsys.readouterr()
+    assert run("--verify", "outputs/claims") == 0
+    assert "tiny: verified, parity" in capsys.readouterr().out
+    shutil.copytree(claims, tmp_path / "tampered")
+    metrics = next((tmp_path / "tampered" / "tiny").glob("rmsnorm-*-s1-*/metrics.jsonl"))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[-1]["loss/val"] = 1.0
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("tiny", "--verify", "tampered") == 1
+    assert "metrics.jsonl of rmsnorm-pre" in capsys.readouterr().out
+
+    assert run("--new", "mine", "outputs/claims/tiny") == 0
+    draft = read_claims([tmp_path / "conf"])["mine"]
+    assert draft.seeds == (2,)
+    assert draft.arms == {"rmsnorm": {"norm": ("rmsnorm",)}, "layernorm": {"norm": ("layernorm",)}}
+    check_claim(draft, [0, 1])
+    (tmp_path / "conf" / "claim" / "mine.yaml").unlink()
+
+    write_claim(tmp_path, margin=500, registered=read_one(tmp_path).registered)
+    assert why_unregistered(read_one(tmp_path))
+    assert run("tiny", *MACHINE) == 2
+    assert "tiny is not as it was registered" in capsys.readouterr().err
+    assert run("tiny", "--register", "--reason", "a smaller margin") == 0
+    assert run("--verify", "outputs/claims") == 1
+    assert run() == 0
+    assert "by the registration of" in " ".join(capsys.readouterr().out.split())
+    assert run("tiny", *MACHINE) == 0
+    assert len(list((claims / "older").glob("tiny-*/claim.json"))) == 1
+    assert run("tiny", "--verify", "outputs/claims") == 0
+
+
+def test_a_trial_has_seeds_of_its_own_and_no_verdict(tmp_path: Path, run: Callable[..., int]) -> None:
+    write_claim(tmp_path)
+    assert run("tiny", "--trial", "trainer.steps=2", "seed=100,105", *MACHINE) == 0
+    result = read_result(tmp_path / "outputs" / "claims-trial" / "tiny" / "claim.json")
+    assert result is not None
+    assert (result.status, result.judgement, list(result.values)) == ("trial", None, [100, 105])
+    assert not (tmp_path / "outputs" / "claims").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_claim_goes_on_to_the_same_numbers(tmp_path: Path, server: Server) -> None:
+    for name in ("whole", "killed"):
+        write_claim(tmp_path / name)
+        command = ["claims", "--config-dir", "conf", "tiny"]
+        register = server.start([*command, "--register", "--reason", "a test"], tmp_path / name)
+        assert register.wait() == 0, register.output
+        trap = Trap("checkpoint", nth=2) if name == "killed" else None
+        first = server.start([*command, *MACHINE], tmp_path / name, trap)
+        assert (first.wait() == 0) == (name == "whole"), first.output
+    assert not (tmp_path / "killed" / "outputs" / "claims" / "tiny" / "claim.json").exists()
+    again = server.start(["claims", "--config-dir", "conf", "tiny", *MACHINE], tmp_path / "killed")
+    assert again.wait() == 0, again.output
+    results = []
+    for name in ("whole", "killed"):
+        result = read_result(tmp_path / name / "outputs" / "claims" / "tiny" / "claim.json")
+        assert result is not None
+        results.append((result.values, result.arms, result.judgement))
+    assert results[0] == results[1]
