@@ -41,6 +41,7 @@ from normbench.studies.findings import (
     label_of,
 )
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
+from normbench.studies.saving import save
 from normbench.studies.writing import tell_value, write
 from normbench.sweep.conduct import plan_sweep
 
@@ -136,6 +137,24 @@ def test_a_study_leaves_rows_figures_findings_and_a_page(here: Path) -> None:
     assert "Nobody 2000" in page
     assert len(re.findall(r'<svg [^>]*class="nb-figure"', page)) == 1
     assert len(list(folder.glob("arms/*/events.out.*"))) == 2
+
+
+@pytest.mark.usefixtures("pages_alone")
+def test_the_norms_that_a_given_model_has_by_itself_are_the_baseline(here: Path) -> None:
+    rows = [
+        {"norm": norm, "seed": seed, "layer": 0, "rms": 1.0 + seed + shift, "weight": 1.0}
+        for norm, shift in (("layernorm", 1.0), ("own", 0.0), ("dyt", 3.0))
+        for seed in (0, 1, 2)
+    ]
+    save(Stream(), "stream", pd.DataFrame(rows), here, "normbench study stream")
+    answer = json.loads((here / "answer.json").read_text())
+    assert answer["baseline"] == {"norm": "own"}
+    differences = {one["settings"]["norm"]: one["difference"] for one in answer["measured"]}
+    assert differences.pop("own") is None
+    assert {norm: one["mean"] for norm, one in differences.items()} == {"layernorm": 1.0, "dyt": 3.0}
+    alone = Stream()
+    alone.choose_baseline(pd.DataFrame(rows[3:6]))
+    assert alone.baseline == {"norm": "layernorm"}
 
 
 @pytest.mark.usefixtures("pages_alone")

@@ -25,7 +25,8 @@ from normbench.types import Model, Task
 pytest_plugins = ["trained_runs"]
 
 FREE = {"tied": False}
-BY_BATCHES = ["batchnorm", "batchrenorm", "ghostbatchnorm"]  # of which nothing is left
+BY_BATCHES = ["batchnorm", "batchrenorm", "ghostbatchnorm"]
+LINEAR = [*BY_BATCHES, "scale"]  # of which nothing is left
 AFFINE = [*BY_BATCHES, "dyt", "groupnorm", "layernorm", "prmsnorm", "rmsnorm",
           "derf", "dyisru", "scalenorm", "crmsnorm", "bhyt", "evonorm_s0", "scale"]  # fmt: skip
 
@@ -61,7 +62,7 @@ def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placem
         _, found, count = folded(task, norm=norm, placement=placement, **FREE, **more)
         assert len(found.done) == count and not found.refused
         kinds = {type(module) for name, module in found.model.named_modules() if name.endswith((".in", "final_norm"))}
-        assert {issubclass(kind, nn.Identity) for kind in kinds} == {norm in BY_BATCHES}
+        assert {issubclass(kind, nn.Identity) for kind in kinds} == {norm in LINEAR}
         if norm == "layernorm":
             assert kinds == {RMSNorm}
 

@@ -229,7 +229,7 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
         NotFoldable: they cannot be moved.
     """
     node = graph.node_of[norm]
-    before = graph.layer_before(node) if parts.is_whole else None
+    before = graph.layer_before(node) if has_running_statistics(norm) else None
     if before is not None:
         move_into_layer_before(norm, before)
         return f"all of it into {graph.paths[before]}"
@@ -259,7 +259,11 @@ def move_into_layer_before(norm: Any, layer: Any) -> None:
 
 
 def move_into_layer_after(parts: NormParts, layer: Any) -> None:
-    """Move scale γ and shift β into a layer that reads them: b' = b + W·β, and W' = W·diag(γ)."""
+    """Move scale γ and shift β into a layer that reads them: b' = b + W·β, and W' = W·diag(γ).
+
+    Where the mean μ is subtracted as well, and nothing else is done, W'x − W'μ is (W' − w)x, w the mean of W' over
+    the features that it reads.
+    """
     channels = len(parts.scale)
     if parts.shift.any():
         by_channel = layer.weight.flatten(1).unflatten(1, (channels, -1)).sum(2)  # over a kernel's pixels
@@ -269,6 +273,8 @@ def move_into_layer_after(parts: NormParts, layer: Any) -> None:
         layer.bias = nn.Parameter(bias)
     kernel = [1] * (layer.weight.ndim - 2)
     layer.weight.mul_(parts.scale.view(-1, *kernel))
+    if parts.centers:
+        layer.weight.sub_(layer.weight.mean(1, keepdim=True))
 
 
 def remove_mean(norm: nn.Module, graph: ModelGraph) -> None:
@@ -298,12 +304,14 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
 class NormParts:
     """A norm in two: one without γ and β, whose output is then scaled and shifted, channel by channel.
 
-    Where running statistics are a part of scale and shift, nothing is left of the norm: `bare` is an identity.
+    Where that one does nothing, as running statistics are a part of scale and shift, or subtracts the mean alone
+    (`centers`), nothing is left of the norm: `bare` is an identity.
     """
 
     bare: nn.Module
     scale: Tensor
     shift: Tensor
+    centers: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -322,8 +330,7 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
     zeros = x.new_zeros(x.shape[norm.channel_dim])
     scale = zeros + (1 if weight is None else weight)
     shift = zeros + (0 if bias is None else bias)
-    running_mean = getattr(norm, "running_mean", None)
-    if getattr(running_mean, "ndim", 0) == 1:  # statistics for each position do not fold
+    if has_running_statistics(norm):
         bare = accept_mask(nn.Identity())
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
         shift = shift - scale * norm.running_mean
@@ -336,7 +343,22 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
     rebuilt = bare(x).movedim(norm.channel_dim, -1) * scale + shift
     if not torch.allclose(whole, rebuilt):
         raise NotFoldable("its weight and bias are not a scale and a shift of each channel")
+    mean = x.mean(norm.channel_dim, keepdim=True)
+    if is_linear_as(bare, x, x):
+        return NormParts(accept_mask(nn.Identity()), scale, shift)
+    if is_linear_as(bare, x, x - mean):
+        return NormParts(accept_mask(nn.Identity()), scale, shift, centers=True)
     return NormParts(bare, scale, shift)
+
+
+def has_running_statistics(norm: Any) -> bool:
+    """Tell whether a norm has running statistics of each channel; statistics for each position do not fold."""
+    return getattr(getattr(norm, "running_mean", None), "ndim", 0) == 1
+
+
+def is_linear_as(norm: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Tell whether a norm makes y of x, and 3y of 3x."""
+    return torch.allclose(norm(x), y) and torch.allclose(norm(3 * x), 3 * y)
 
 
 def as_rms(norm: Any, x: Tensor, axis: Any) -> nn.Module | None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from normbench import build
+from normbench.analysis.baselines import OF_HOST
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.tables import Table
 from normbench.config import compose
@@ -155,7 +156,8 @@ class Study(ABC):
         words: of the grid, as `normbench sweep` takes them; a person's own replace them, key by key.
         columns: of measured numbers and coordinates: words, unit, scale.
         captions: title and words of figures.
-        baseline: the arm that others are compared with.
+        baseline: the arm that others are compared with; of a model of another library it is norm=own, where an arm has
+            that.
         miniature: words with which the tests make it in a second.
     """
 
@@ -165,7 +167,7 @@ class Study(ABC):
     words: ClassVar[Sequence[str]]
     columns: ClassVar[dict[str, Column]]
     captions: ClassVar[Mapping[str, Mapping[str, Any]]]
-    baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
+    baseline: Mapping[str, Any] = {"norm": "layernorm"}
     miniature: ClassVar[Sequence[str]] = (
         "model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.batch_size=4",
         "data.eval_batch_size=8", "trainer.steps=4", "norm=layernorm,rmsnorm",
@@ -213,6 +215,15 @@ class Study(ABC):
                 yield subject, row
 
     # ---- what was found; rows: the settings of the arm, the seed, and what `measure` yields
+
+    def choose_baseline(self, rows: pd.DataFrame) -> None:
+        """Compare with the norms that a model of another library has by itself, where some arms have them and some not.
+
+        Reports do so too.
+        """
+        norms = {*rows["norm"]}
+        if OF_HOST["norm"] in norms and len(norms) > 1:
+            self.baseline = OF_HOST
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""

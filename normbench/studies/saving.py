@@ -47,6 +47,7 @@ def save(
         gpus: names of those on which it was measured.
     """
     write_bytes(folder / "rows.csv", to_csv(rows))
+    study.choose_baseline(rows)
     with use_our_style():
         figures = ask(study, "figures", rows, Figure)
     findings = ask(study, "tables", rows, Table, Findings)
