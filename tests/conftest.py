@@ -62,8 +62,12 @@ def one_thread() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return three workers more than there are cores: many tests wait for processes that they have started."""
-    return len(os.sched_getaffinity(0)) + 3
+    """Return some workers more than there are cores: tests wait for processes that they have started, slow ones often.
+
+    Each worker takes five seconds of a core before its first test.
+    """
+    few_wait = config.getoption("markexpr") == "not slow"
+    return len(os.sched_getaffinity(0)) + (1 if few_wait else 3)
 
 
 @pytest.hookimpl(wrapper=True)

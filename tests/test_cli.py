@@ -290,6 +290,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(lines: dict[str, int], he
     assert done.stdout.endswith("plain,norm.affine=false \n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "limit", "variables"),
     [

@@ -149,6 +149,7 @@ REPLIES = {
 }
 
 
+@pytest.mark.slow
 def test_bash() -> None:
     """Words are cut at `=` and `:`, and only what stands behind the cut is replaced."""
     shell = ["bash", "--norc", "-c", BASH, "-", *REPLIES]

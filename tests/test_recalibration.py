@@ -20,6 +20,7 @@ from normbench.training.evaluation import evaluate
 from normbench.training.recalibration import average, recalibrate
 
 
+@pytest.mark.slow
 def test_training_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plain = train(tmp_path, "norm.recalibrate=0", "name=r0")

@@ -59,6 +59,7 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_in_itself_and_its_links_lead_somewhere(written: Path) -> None:
     tags = Page(written).tags
     assert not [tag for tag, _ in tags if tag in ("iframe", "object", "embed")]

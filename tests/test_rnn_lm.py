@@ -180,6 +180,7 @@ def test_whoever_looks_at_norms_sees_each_called(cell: str) -> None:
     assert {*calls} == {*norms} and calls.count(f"block01.cell.{'state' if cell == 'lstm' else 'state_gates'}") == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_vmap_and_the_compiler_take_the_loop(cell: str) -> None:
     short = replace(TEXT, context=3)

@@ -222,6 +222,7 @@ def test_a_gain_at_its_default_changes_no_run() -> None:
     assert prepare(read([*words, "norm@qk.gain0=1.2"])).directory.path != paths[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pages_alone")
 def test_a_gain_is_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -297,6 +298,7 @@ def test_a_class_of_somebody_else_needs_trust_at_a_place_too() -> None:
 # ---- runs
 
 
+@pytest.mark.slow
 def test_a_run_is_named_by_its_rules_and_goes_on_with_them(tmp_path: Path) -> None:
     rules = ["norm@qk=rmsnorm", "placement@first1=post"]
     run = train(tmp_path, *TINY, "trainer.steps=4", *rules)

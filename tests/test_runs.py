@@ -75,6 +75,7 @@ def test_probes_change_no_bit_of_a_run(tmp_path: Path) -> None:
     assert {"act", "grad", "norm"} <= probed and "act" not in silent
 
 
+@pytest.mark.slow
 def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every norm and placement sees the same batches in the same order."""
     from normbench.data.text import Text

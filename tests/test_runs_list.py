@@ -91,6 +91,7 @@ def test_a_folder_without_runs_is_refused(outputs: Path, capsys: pytest.CaptureF
     assert "outputs holds no runs: train something first" in refused(["runs"], capsys)
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_listed_within_a_second(outputs: Path) -> None:
     """Without the second that torch takes."""
     run = make_run(outputs / "train", name="r")

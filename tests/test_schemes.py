@@ -566,6 +566,7 @@ def test_a_run_is_listed_with_its_scheme_and_its_rules(tmp_path: Path) -> None:
     assert not [name for name in listed if name.startswith("at.")]
 
 
+@pytest.mark.slow
 def test_the_schemes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert documented("scheme") == [*options("scheme")]
     assert main(["schemes", "--markdown"]) == 0

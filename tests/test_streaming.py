@@ -126,6 +126,7 @@ def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.
         assert len(rows) <= 55 + most
 
 
+@pytest.mark.slow
 def test_few_rows_of_a_row_group_are_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large it is: here 100 times the same row, which the file itself has once."""
     stream = pages(write_pages(tmp_path, ["x" * 2**20] * 100, files=1, group=100)).stream

@@ -224,6 +224,7 @@ def test_an_input_beyond_the_cache_is_measured_on_a_gpu_or_where_it_is_wanted(mo
         Bench(beyond=True).check(subject("norm=layernorm"))
 
 
+@pytest.mark.slow
 def test_inputs_beyond_the_cache_say_so_in_their_table(made: pd.DataFrame) -> None:
     assert set(made.loc[made["rows"] == 64, "caches"]) == {64 * 32 * 4 / 2**20}
     rows = made.assign(caches=2.0)

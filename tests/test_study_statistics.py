@@ -85,6 +85,7 @@ def test_examples_are_judged_in_pieces_no_smaller_than_asked(size: int, expected
     assert all(piece.mask is None for piece in in_pieces([random_batch(IMAGES, 4)], 2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pages_alone")
 def test_the_study_of_a_run(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -154,6 +154,7 @@ def test_some_norms_alone_are_swapped(gpt2: Path, swap: Swap) -> None:
     assert losses_in(told)["exact"] == losses_in(told)["as they are"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_are_swapped_and_read_again(name: str, tmp_path: Path, swap: Swap) -> None:
     import timm
