@@ -10,7 +10,7 @@ from studied import measured, subject, subjects, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from normbench.studies.block_invariance import Call, blocks_frame, exponent_of, measure_block, tell_blocks
+from normbench.studies.block_invariance import Call, blocks_frame, bound_of, exponent_of, measure_block, tell_blocks
 from normbench.studies.invariance import (
     CHANGES,
     SIX_CHANGES,
@@ -106,7 +106,7 @@ def test_a_change_is_told_from_none_by_hand() -> None:
     """norm(Wx) = Wx, of two samples with one feature."""
     w, x = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
     found = pd.DataFrame(
-        measure_responses(lambda w, x: x @ w.T, w, x, torch.tensor([0.5]).double(), torch.zeros(2, 1).double())
+        measure_responses(lambda w, x: x @ w.T, w, x, torch.tensor([0.5]).double(), torch.zeros(2, 1).double(), 1e-8)
     )
     output = found[found["of"] == "output"].set_index("change")
     assert output["deviation"].round(9).to_dict() == {
@@ -182,7 +182,7 @@ def test_what_a_block_makes_of_its_stream_by_hand(
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    first, second, *scaled = measure_block(Block(module, 0, "", {}, {}, -1), Call(x, {}))
+    first, second, *scaled = measure_block(Block(module, 0, "", {}, {}, -1), Call(x, (), {}), bound_of(x.dtype))
     assert (first["makes"], second["makes"]) == (multiplied, shifted)
     assert first["exponent"] == pytest.approx(exponent, abs=1e-12)
     own = next(row for row in scaled if row["stream_scale"] == 1)

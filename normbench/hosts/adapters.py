@@ -63,6 +63,12 @@ class Adapter:
                 return torch.finfo(torch.float32).eps if value is None else float(value)
         return self.usual_eps
 
+    def write_eps(self, norm: nn.Module, eps: float) -> None:
+        """Give a norm another ε, where it has an attribute with it."""
+        name = next((name for name in self.eps if hasattr(norm, name)), None)
+        if name is not None:
+            setattr(norm, name, eps)
+
     def read_gain(self, norm: nn.Module) -> Tensor | None:
         """Return γ, of shape (features,); None where it has none."""
         gain = self.read(norm, self.gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.rules import RULES, group_of, rule_sections
+from normbench.hosts import Adapter
+from normbench.hosts.exact import first_tensor
 from normbench.settings import Tree
 from normbench.studies.findings import arms_of, is_arm, keys_of, label_of
 from normbench.studies.frame import Row, Subject
@@ -26,7 +28,6 @@ SCALES = np.logspace(-2, 2, 9).tolist()
 REMOVES, ADDS_THE_SAME, PASSES_ON = "removes it", "adds the same to it", "passes it on"
 CHANGES_WHAT_IT_ADDS = "changes what it adds"  # where none of them holds
 RELATIONS = (REMOVES, ADDS_THE_SAME, PASSES_ON)
-BOUND = torch.finfo(torch.float64).eps ** 0.5
 
 
 def multiply(x: Tensor) -> Tensor:
@@ -43,9 +44,10 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {"stream × c": multiply, "stre
 
 
 class Call(NamedTuple):
-    """With what a block is called: the stream, and the rest by keyword."""
+    """With what a block is called: the stream, and the rest by position and by keyword."""
 
     x: Tensor
+    more: Sequence[Any]
     context: Mapping[str, Any]
 
 
@@ -74,6 +76,9 @@ def measure_blocks(subject: Subject) -> Iterator[Row]:
     model.double()
     for norm in norms.values():
         norm.train()  # running statistics are those of no batch yet
+        if model.hosted:  # whose norms have an ε that is not in the configuration
+            Adapter(-1).write_eps(norm, 0.0)
+    bound = bound_of(torch.float32 if model.hosted else torch.float64)
     blocks = model.anatomy().blocks
     shown = {"first": blocks[0], "last": blocks[-1]}
     seen: dict[str, Call] = {}
@@ -87,14 +92,14 @@ def measure_blocks(subject: Subject) -> Iterator[Row]:
         for handle in handles:
             handle.remove()
         for name, block in shown.items():
-            for row in measure_block(block, seen[name]):
+            for row in measure_block(block, seen[name], bound):
                 yield {"block": name, **row}
 
 
 def keep(seen: dict[str, Call], name: str, module: nn.Module, inputs: tuple[Tensor, ...], context: Any) -> None:
     """Keep with what a block is called."""
-    (x,) = inputs
-    seen[name] = Call(x, dict(context))
+    x, *more = inputs
+    seen[name] = Call(x, more, dict(context))
 
 
 def as_double(x: Tensor) -> Tensor:
@@ -102,13 +107,23 @@ def as_double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def measure_block(block: Block, call: Call) -> Iterator[Row]:
-    """Yield how far a block is from each relation, for each change, and the root mean square that it gives by scale."""
+def bound_of(dtype: torch.dtype) -> float:
+    """Return the relative deviation below which two results in a precision are the same.
+
+    Norms of other libraries may compute in float32 whatever they are given.
+    """
+    return float(torch.finfo(dtype).eps ** 0.5)
+
+
+def measure_block(block: Block, call: Call, bound: float) -> Iterator[Row]:
+    """Yield how far a block is from each relation, for each change, and the root mean square that it gives by scale.
+
+    A relation holds where the relative deviation is below the bound.
+    """
     x = call.x
 
     def through(stream: Tensor) -> Tensor:
-        y: Tensor = block.module(stream, **call.context)
-        return y
+        return first_tensor(block.module(stream, *call.more, **call.context))
 
     before = through(x)
     exponent = exponent_of(rms(through(x / 2)), rms(through(2 * x)))
@@ -118,7 +133,7 @@ def measure_block(block: Block, call: Call) -> Iterator[Row]:
         off = {REMOVES: distance(after, before), PASSES_ON: distance(after, apply(before))}
         if after.shape == x.shape:
             off[ADDS_THE_SAME] = distance(after - changed, before - x)
-        found = [relation for relation in RELATIONS if off.get(relation, 1.0) < BOUND]
+        found = [relation for relation in RELATIONS if off.get(relation, 1.0) < bound]
         row: Row = {
             "stream_change": change,
             "makes": found[0] if found else CHANGES_WHAT_IT_ADDS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from normbench.analysis.wording import count
 from normbench.build import facts_of, lay_out, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.errors import UsageError
-from normbench.studies.block_invariance import blocks_frame, measure_blocks, tell_blocks
+from normbench.hosts import Adapter
+from normbench.hosts.adapters import read_adapter
+from normbench.studies.block_invariance import blocks_frame, bound_of, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, keys_of
 from normbench.studies.frame import Row, Study, Subject
@@ -72,11 +75,12 @@ MOMENTS_NOTE = (
 class Invariance(Study):
     """Measure what six changes of weights or data do to norm(Wx), before γ and β, and to the weights' gradient.
 
-    An invariance holds where the relative deviation is below the square root of the precision's machine epsilon. Data
-    are random, or what enters the first and the last norm of a model at initialisation; a sample is one of the batch,
-    with all its positions. eps is 0; what the norm's own eps does, a sweep of the input's scale shows. Where scaling W
-    changes nothing, larger weights have smaller gradients: d/d(cW) = 1/c · d/dW. WeightNorm, which normalizes weights,
-    is measured where the norm itself does nothing.
+    An invariance holds where the relative deviation is below the square root of the precision's machine epsilon, of
+    float32 for norms in models of other libraries, which may compute in it whatever they are given. Data are random, or
+    what enters the first and the last norm of a model at initialisation; a sample is one of the batch, with all its
+    positions. eps is 0; what the norm's own eps does, a sweep of the input's scale shows. Where scaling W changes
+    nothing, larger weights have smaller gradients: d/d(cW) = 1/c · d/dW. WeightNorm, which normalizes weights, is
+    measured where the norm itself does nothing.
 
     Then whole blocks, the first and the last at initialisation: the stream that enters is multiplied by c, or c is
     added to each feature. A block may remove that, add to it what it added before, or pass it on. So rules and schemes,
@@ -95,10 +99,10 @@ class Invariance(Study):
             for dtype in (torch.float32, torch.float64):
                 place = {"input": name, "precision": str(dtype).removeprefix("torch.")}
                 drawn = [tensor.to(subject.device, dtype) for tensor in (given.data, w, c, target)]
-                for row in measure_changes(subject, given.channel_dim, *drawn):
+                for row in measure_changes(subject, given, *drawn):
                     yield {**place, **row}
             data = given.data.to(subject.device, torch.float64)
-            for row in measure_eps(subject, given.channel_dim, data, w.to(data)):
+            for row in measure_eps(subject, given, data, w.to(data)):
                 yield {"input": name, **row}
         yield from measure_blocks(subject)
 
@@ -173,10 +177,15 @@ class Invariance(Study):
 
 
 class NormInput(NamedTuple):
-    """What enters a norm, features last, and the norm's own axis of features."""
+    """What enters a norm, features last, and the norm's own axis of features.
+
+    Attributes:
+        norm: the norm, if it stands in a model of another library: its settings are that library's.
+    """
 
     data: Inputs
     channel_dim: int
+    norm: nn.Module | None = None
 
 
 def inputs_of(subject: Subject) -> dict[str, NormInput]:
@@ -191,7 +200,8 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
     seen = dict[str, NormInput]()
 
     def see(site: str, norm: Any, given: tuple[Tensor, ...]) -> None:
-        seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim)
+        standing = bare_of_host(norm, given[0]) if model.hosted else None
+        seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim, standing)
 
     sections = lay_out(subject.tree, subject.task).norm_sections
     of_rules = [site.name for site, section in sections.items() if section != "norm"]
@@ -206,7 +216,21 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
         model.train()(*batch.arguments)
         first = next(iter(seen.values()))
         random = torch.randn(first.data.shape)
-    return {RANDOM: NormInput(random, first.channel_dim), **seen}
+    return {RANDOM: first._replace(data=random), **seen}
+
+
+def bare_of_host(norm: nn.Module, x: Tensor) -> nn.Module:
+    """Return a copy of a norm in a model of another library, with γ = 1 and β = 0, without its activation."""
+    bare = copy.deepcopy(norm)
+    bare._forward_pre_hooks.clear()
+    adapter = read_adapter(bare, 1, x)
+    for name, start in ((adapter.gain, 1 - adapter.offset), (adapter.shift, 0.0)):
+        tensor = getattr(bare, name, None)
+        if isinstance(tensor, Tensor):
+            tensor.detach().fill_(start)
+    if adapter.acts:
+        bare.drop = bare.act = nn.Identity()
+    return bare.train()
 
 
 # ---- layers: a linear one, and what normalizes its output or its weights
@@ -217,12 +241,18 @@ def without_eps(subject: Subject) -> dict[str, float]:
     return {"eps": 0.0} if "eps" in subject.tree["norm"] else {}
 
 
-def with_norm(subject: Subject, x: Inputs, channel_dim: int, settings: dict[str, float]) -> Layer:
-    """Return norm(Wx) with the norm in training, under other settings, and with γ at 1 where it starts elsewhere."""
-    if "gain0" in subject.tree["norm"]:
-        settings = {**settings, "gain0": 1.0}
-    factory = NormPart(subject.tree).factory(**settings)
-    norm: nn.Module = factory(x.shape[-1], channel_dim=channel_dim)
+def with_norm(subject: Subject, given: NormInput, x: Inputs, *, eps: bool) -> Layer:
+    """Return norm(Wx) with the norm in training, and with γ at 1 where it starts elsewhere. eps: leave it that."""
+    channel_dim = given.channel_dim
+    if given.norm is None:
+        settings = {} if eps else without_eps(subject)
+        if "gain0" in subject.tree["norm"]:
+            settings["gain0"] = 1.0
+        norm: nn.Module = NormPart(subject.tree).factory(**settings)(x.shape[-1], channel_dim=channel_dim)
+    else:
+        norm = copy.deepcopy(given.norm)
+        if not eps:
+            Adapter(channel_dim).write_eps(norm, 0.0)
     norm.to(x).requires_grad_(False)
     return lambda w, x: norm((x @ w.T).movedim(-1, channel_dim)).movedim(channel_dim, -1)
 
@@ -237,17 +267,18 @@ def weight_normed(w: Tensor) -> Layer:
 
 
 def measure_changes(
-    subject: Subject, channel_dim: int, x: Inputs, w: Tensor, c: Tensor, target: Inputs
+    subject: Subject, given: NormInput, x: Inputs, w: Tensor, c: Tensor, target: Inputs
 ) -> Iterator[Row]:
     """Yield what each change does with the norm, and where that does nothing with WeightNorm."""
     w = w / len(w) ** 0.5
-    layer = with_norm(subject, x, channel_dim, without_eps(subject))
+    bound = bound_of(x.dtype if given.norm is None else torch.float32)
+    layer = with_norm(subject, given, x, eps=False)
     norm = str(subject.settings["norm"])
-    for row in measure_responses(layer, w, x, c, target):
+    for row in measure_responses(layer, w, x, c, target, bound):
         yield {**row, "over": facts_of(subject.tree, "norm").statistics_over, **beside_published(norm, row)}
     does_nothing = torch.equal(layer(w, x), x @ w.T)
     if does_nothing:
-        for row in measure_responses(weight_normed(w), w, x, c, target):
+        for row in measure_responses(weight_normed(w), w, x, c, target, bound):
             yield {**row, "norm": "weightnorm", "over": "a weight vector", **beside_published("weightnorm", row)}
 
 
@@ -260,21 +291,24 @@ def beside_published(norm: str, row: Row) -> Row:
     return {"departs": int(row["holds"] != expected)}
 
 
-def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Iterator[Row]:
+def measure_eps(subject: Subject, given: NormInput, x: Inputs, w: Tensor) -> Iterator[Row]:
     """Yield how far the norm's own eps moves its output, by the scale of the input."""
-    settings = without_eps(subject)
-    if not settings:
+    if given.norm is None:
+        has_eps = bool(without_eps(subject))
+    else:
+        has_eps = bool(Adapter(given.channel_dim).read_eps(given.norm))
+    if not has_eps:
         return
     w = w / len(w) ** 0.5
-    own = with_norm(subject, x, channel_dim, {})
-    exact = with_norm(subject, x, channel_dim, settings)
+    own = with_norm(subject, given, x, eps=True)
+    exact = with_norm(subject, given, x, eps=False)
     rms = (x @ w.T).square().mean().sqrt()
     x = x / rms
     for scale in np.logspace(-4, 4, 17).tolist():
         yield {"scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
 
 
-def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs) -> Iterator[Row]:
+def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs, bound: float) -> Iterator[Row]:
     """Yield what each change does to the output, and to the gradient of a loss by the weights before the change.
 
     Where a change leaves the output y as it is, whatever the weights, it leaves that gradient too. The loss is the sum
@@ -286,9 +320,9 @@ def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inp
         x: the data before the change.
         c: the vector that a change adds.
         target: random numbers, one for each output.
+        bound: the relative deviation below which something stays as it is.
     """
     w = w.detach().requires_grad_()
-    bound = torch.finfo(x.dtype).eps ** 0.5
     before = dict[str, Tensor]()
     for change, apply in CHANGES.items():
         new_x, new_w = apply(x, w, c)
