@@ -213,6 +213,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return lambda *words: main(["claims", "--config-dir", "conf", *words])
 
 
+@pytest.mark.slow
 def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     tmp_path: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,7 +253,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     lines[-1]["loss/val"] = 1.0
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run("tiny", "--verify", "tampered") == 1
-    assert "metrics.jsonl of rmsnorm-pre" in capsys.readouterr().out
+    assert "cannot be read (metrics.jsonl changed after the run had ended)" in capsys.readouterr().out
 
     assert run("--new", "mine", "outputs/claims/tiny") == 0
     draft = read_claims([tmp_path / "conf"])["mine"]
@@ -261,7 +262,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     check_claim(draft, [0, 1])
     (tmp_path / "conf" / "claim" / "mine.yaml").unlink()
 
-    write_claim(tmp_path, margin=500, registered=read_one(tmp_path).registered)
+    write_claim(tmp_path, margin=500, seeds=1, registered=read_one(tmp_path).registered)
     assert why_unregistered(read_one(tmp_path))
     assert run("tiny", *MACHINE) == 2
     assert "tiny is not as it was registered" in capsys.readouterr().err
@@ -274,12 +275,13 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("tiny", "--verify", "outputs/claims") == 0
 
 
+@pytest.mark.slow
 def test_a_trial_has_seeds_of_its_own_and_no_verdict(tmp_path: Path, run: Callable[..., int]) -> None:
     write_claim(tmp_path)
-    assert run("tiny", "--trial", "trainer.steps=2", "seed=100,105", *MACHINE) == 0
+    assert run("tiny", "--trial", "trainer.steps=2", "seed=105", *MACHINE) == 0
     result = read_result(tmp_path / "outputs" / "claims-trial" / "tiny" / "claim.json")
     assert result is not None
-    assert (result.status, result.judgement, list(result.values)) == ("trial", None, [100, 105])
+    assert (result.status, result.judgement, list(result.values)) == ("trial", None, [105])
     assert not (tmp_path / "outputs" / "claims").exists()
 
 

@@ -7,7 +7,7 @@ from support import WHOLE
 
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import claim_files, read_claims, why_unregistered
-from normbench.claims.conduct import Way
+from normbench.claims.standing import Way
 
 NAMES = list(claim_files())
 

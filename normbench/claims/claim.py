@@ -37,7 +37,7 @@ FORBIDDEN = {
 }
 
 # What is said beside a claim and decides nothing: it may be mended without a new registration.
-ASIDE = ("registered", "source", "published", "needs", "pilot", "minutes", "confounds")
+ASIDE = ("registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds")
 
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
 
@@ -75,6 +75,7 @@ class Claim:
         claim: the sentence.
         source: where it is published.
         published: the number that is published.
+        published_effect: the same as an effect, where the same is measured; None where it is not.
         registered: the date of its registration, as 2026-11-28; empty before that.
         words: of the sweep or the study that makes its runs.
         study: the study whose rows are measured; empty for a sweep.
@@ -102,6 +103,7 @@ class Claim:
     claim: str
     source: str
     published: str
+    published_effect: float | None
     registered: str
     words: tuple[str, ...]
     study: str
@@ -145,8 +147,9 @@ class Claim:
 
 
 KEYS = (
-    "claim", "source", "published", "registered", "words", "study", "seeds", "arms", "measure", "where", "effect",
-    "kind", "margin", "target", "unit", "runs_of", "needs", "pilot", "minutes", "at_scale", "scope", "confounds",
+    "claim", "source", "published", "published_effect", "registered", "words", "study", "seeds", "arms", "measure",
+    "where", "effect", "kind", "margin", "target", "unit", "runs_of", "needs", "pilot", "minutes", "at_scale",
+    "scope", "confounds",
 )  # fmt: skip
 
 
@@ -337,6 +340,7 @@ def read_claim(path: Path) -> Claim:
         claim=reader.text("claim"),
         source=reader.text("source"),
         published=reader.text("published"),
+        published_effect=reader.get("published_effect", (int, float), "a number in the unit of the effect", None),
         registered=reader.date(),
         words=words,
         study=reader.text("study", ""),

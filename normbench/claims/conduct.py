@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ from normbench.claims.measuring import (
     take_medians,
 )
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, write_result
+from normbench.claims.standing import NOTE_FILE, ClaimStanding
 from normbench.claims.verdicts import Judgement, Verdict, judge
 from normbench.errors import RunFailure, UsageError
-from normbench.record.files import inside, read_json, write_json
+from normbench.record.files import inside, write_json
 from normbench.record.machine import describe_machine
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
@@ -50,157 +51,35 @@ from normbench.sweep.folder import Entry, SweepFolder, say
 from normbench.sweep.plan import read_grid
 from normbench.sweep.words import settings_in
 
-# The folders of the three ways in which claims are run, in `outputs`.
-CLAIMS = "claims"
-TRIALS = "claims-trial"
-AT_SCALE = "claims-at-scale"
-
-NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
-OLDER = "older"  # the folder of those that were made for an earlier registration
+OLDER = "older"  # the folder of what was made for earlier registrations
 FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 SUFFIXES = ("", "-lr")  # of the folders of a sweep
-
-# Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
-MACHINE = ("outputs", "quiet", "data.root", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
-DECISIVE = ("device", "threads", "sweep.stack")
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
 INTERRUPTED = 130
 
 
-def is_of_machine(word: str) -> bool:
-    """Tell whether a word says how runs are made, and not which."""
-    key = key_of(word)
-    return key in (*MACHINE, *DECISIVE) or key.partition(".")[0] == "launcher"
+@dataclass
+class ClaimRun(ClaimStanding):
+    """One claim that is run. console: where it is shown."""
 
-
-@dataclass(frozen=True)
-class Way:
-    """How claims are run.
-
-    Attributes:
-        words: of the command line.
-        trial: with any words, on seeds of their own, without a verdict.
-        at_scale: with the words that a claim has for a larger scale.
-    """
-
-    words: tuple[str, ...] = ()
-    trial: bool = False
-    at_scale: bool = False
+    console: Console = field(default_factory=Console)
 
     @property
-    def folder(self) -> Path:
-        """Return the folder of all claims that are run in this way."""
-        outputs = Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
-        if self.trial:
-            return outputs / TRIALS
-        return outputs / (AT_SCALE if self.at_scale else CLAIMS)
-
-    @property
-    def machine(self) -> tuple[str, ...]:
-        """Return the words of the machine."""
-        return tuple(word for word in self.words if is_of_machine(word))
-
-    @property
-    def changing(self) -> tuple[str, ...]:
-        """Return the words that change a claim, but for those on seeds."""
-        return tuple(word for word in self.words if not is_of_machine(word) and key_of(word) != "seed")
-
-    @property
-    def is_quiet(self) -> bool:
-        """Tell whether the person has asked for quiet."""
-        return settings_in(self.words).get("quiet") == "true"
-
-    def check(self) -> None:
-        """Refuse words that change claims, unless it is a trial.
-
-        Raises:
-            UsageError: with the word.
-        """
-        others = [word for word in self.words if not is_of_machine(word)]
-        if others and not self.trial:
-            what = f"{others[0]} would change what claims say"
-            raise UsageError(f"{what}: leave it out, or add --trial, which runs them without a verdict")
-
-    def apply(self, claim: Claim) -> Claim:
-        """Return a claim with the words that it has in this way.
-
-        Raises:
-            UsageError: it has none for a larger scale.
-        """
-        if self.at_scale:
-            if claim.at_scale is None or not claim.at_scale.words:
-                raise UsageError(f"{claim.name} says nothing of a larger scale: leave out --at-scale")
-            hours = claim.at_scale.hours
-            minutes = claim.minutes if hours is None else 60 * hours
-            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes)
-        return claim.with_words(self.changing) if self.trial else claim
-
-    def looks(self, claim: Claim) -> list[list[int]]:
-        """Return the seeds at each look at a claim; a trial has one."""
-        if not self.trial:
+    def looks(self) -> list[list[int]]:
+        """Return the seeds at each look at the claim; a trial has one."""
+        claim = self.claim
+        if not self.way.trial:
             return [list(range(count)) for count in claim.seeds]
-        given = [word for word in self.words if key_of(word) == "seed"]
+        given = [word for word in self.way.words if key_of(word) == "seed"]
         if not given:
             first = 0 if is_in_blocks(study_of(claim)) else FIRST_TRIAL_SEED
             return [list(range(first, first + claim.seeds[-1]))]
         points, _ = read_grid(given)
-        found = []
+        found = set[int]()
         for point in points:
-            found.append(int(settings_in(point.words)["seed"]))
-        return [sorted(set(found))]
-
-
-@dataclass
-class ClaimRun:
-    """One claim that is run.
-
-    Attributes:
-        claim: with its words in this way.
-        owner: the claim whose runs are measured: the same, or another.
-        place: the folder of claims, where that is not the one of the way.
-    """
-
-    claim: Claim
-    owner: Claim
-    way: Way
-    console: Console
-    place: Path | None = None
-
-    @classmethod
-    def of(cls, claim: Claim, claims: dict[str, Claim], way: Way, console: Console) -> ClaimRun:
-        """Return the run of a claim in a way. claims: all of them."""
-        return cls(way.apply(claim), way.apply(claims[claim.runs]), way, console)
-
-    @property
-    def root(self) -> Path:
-        """Return the folder of claims in which it lies."""
-        return self.place or self.way.folder
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of its claim.json."""
-        return self.root / self.claim.name
-
-    @property
-    def runs_folder(self) -> Path:
-        """Return the folder of its runs."""
-        return self.root / self.owner.name
-
-    @property
-    def result(self) -> ClaimResult | None:
-        """Return what it has come to so far, for the claim as it is registered now."""
-        found = read_result(self.folder / CLAIM_FILE)
-        return found if found and found.digest == self.claim.digest else None
-
-    @property
-    def is_complete(self) -> bool:
-        """Tell whether it has a verdict."""
-        return not self.way.trial and self.result is not None and self.result.status is Status.COMPLETE
-
-    def at(self, folder: Path) -> ClaimRun:
-        """Return it as it lies in another folder of claims."""
-        return replace(self, place=folder)
+            found.add(int(settings_in(point.words)["seed"]))
+        return [sorted(found)]
 
     # ---- words
 
@@ -230,10 +109,6 @@ class ClaimRun:
         return [*kept, *(f"{key}={value}" for key, value in noted.items() if key not in given)]
 
     # ---- the note of the registration
-
-    def read_note(self) -> dict[str, Any]:
-        """Return what is noted in the folder of runs, empty where nothing is."""
-        return read_json(self.runs_folder / NOTE_FILE) or {}
 
     def write_note(self, **more: Any) -> None:
         """Note for which registration runs are made, and more."""
@@ -286,7 +161,7 @@ class ClaimRun:
         Raises:
             UsageError: with the line of the mistake.
         """
-        looks = self.way.looks(self.claim)
+        looks = self.looks
         more = [word for word in self.way.machine if key_of(word) not in ("quiet", "outputs")]
         check_claim(self.claim, looks[-1], more)
 
@@ -322,7 +197,7 @@ class ClaimRun:
             self.keep(self.without_runs(lacking))
             return 0
         self.set_older_aside()
-        looks = self.way.looks(self.claim)
+        looks = self.looks
         for number, seeds in enumerate(looks, 1):
             try:
                 status, measured = self.make(seeds)
@@ -622,17 +497,5 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
 
 def estimate_minutes(one: ClaimRun) -> float:
     """Return about how many minutes the runs of a claim take here, as a few of their steps tell; 0 for a study's."""
-    planned = one.plan(one.way.looks(one.claim)[-1])
+    planned = one.plan(one.looks[-1])
     return 0.0 if planned is None else planned.estimate_seconds() / 60
-
-
-def read_any_result(one: ClaimRun) -> ClaimResult | None:
-    """Return what a claim has come to, perhaps for an earlier registration; None where nothing is noted."""
-    return read_result(one.folder / CLAIM_FILE)
-
-
-def count_runs(one: ClaimRun) -> tuple[int, int]:
-    """Return how many runs of a claim's sweep are over, and how many are planned so far."""
-    folder = SweepFolder(one.runs_folder)
-    standings = [folder.read_standing(entry) for entry in folder.read_plans()]
-    return sum(standing.over for standing in standings), len(standings)

@@ -19,6 +19,7 @@ DRAFT = """\
 claim: {sentence}
 source: who published it, and where
 published: the number that was published
+published_effect: null      # the same in the unit of the effect, where the same is measured
 registered: null            # normbench claims {name} --register --reason "…" writes the date
 words: {words}
 seeds: {seeds}                   # 0 and on; or [5, 10] with one planned look after 5

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import stats
 
 # Values by coordinate: the values of the keys over which a slope or a mean goes; one number is a constant.
 Coordinate = tuple[str, ...]
@@ -317,6 +316,8 @@ def kendall(*values: float) -> float:
     """Return Kendall's τ_b between the order in which values are given, the smallest first, and the values."""
     if len(set(values)) < 2:
         return 0.0
+    from scipy import stats  # takes a second, and few claims are about ranks
+
     return float(stats.kendalltau(range(len(values)), values).statistic)
 
 

@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from normbench.analysis.records import read_run
 from normbench.claims.checks import is_in_blocks, plan_points, seed_word, study_of
 from normbench.claims.claim import Claim, why_unregistered
-from normbench.claims.conduct import NOTE_FILE, ClaimRun, block_name, judge_values
-from normbench.claims.measuring import Measured, effects_of
+from normbench.claims.conduct import ClaimRun, block_name, judge_values
+from normbench.claims.measuring import Measured, effects_of, fits
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
+from normbench.claims.standing import NOTE_FILE
 from normbench.claims.verdicts import Verdict
+from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json
 from normbench.sweep.folder import Entry, SweepFolder
 
+LENGTH = "trainer.epochs"  # of which a run keeps the steps alone
 CLOSE = 1e-9  # of values that were written and read again
 
 
@@ -76,8 +80,8 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
     if len(seeds) not in claim.seeds or seeds != list(range(len(seeds))):
         wrong.append(f"its seeds are {', '.join(map(str, seeds))}, and not the first {claim.seeds[-1]}")
         return wrong
-    measured, altered = measure_again(one, seeds)
-    wrong += altered
+    measured, not_ours = measure_again(one, seeds)
+    wrong += not_ours
     wrong += measured.missing
     values = effects_of(claim, measured, seeds)
     wrong += compare_values(result.values, values)
@@ -92,13 +96,16 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
 
 
 def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[str]]:
-    """Return what the runs of a claim have measured, from what they have logged, and what was altered since."""
+    """Return what the runs of a claim have measured, from what they have logged, and which are not the claim's.
+
+    A run that was changed after it had ended is among what is missing.
+    """
     kind = study_of(one.owner)
     if kind is None:
         entries = SweepFolder(one.runs_folder).read_plans()
-        altered = find_altered(one.runs_folder, entries)
-        altered += find_unplanned(one.owner, entries, seeds)
-        return one.measure_sweep(entries, seeds, recompute=True), altered
+        wrong = find_mislabelled(one.runs_folder, entries)
+        wrong += find_unplanned(one.owner, entries, seeds)
+        return one.measure_sweep(entries, seeds, recompute=True), wrong
     if is_in_blocks(kind):
         missing = []
         for number in seeds:
@@ -108,16 +115,18 @@ def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[s
     return one.measure_study(seeds), []
 
 
-def find_altered(folder: Path, entries: Sequence[Entry]) -> list[str]:
-    """Return which runs were changed after they had ended."""
+def find_mislabelled(folder: Path, entries: Sequence[Entry]) -> list[str]:
+    """Return which runs have another seed, or other settings, than those for which they were planned."""
     found = []
     for entry in entries:
-        run = RunDirectory(folder / entry.run)
-        if run.read_result() is None:
+        try:
+            run = read_run(RunDirectory(folder / entry.run), entry.run)
+        except (ValueError, OSError):  # which is said where it is measured
             continue
-        files = run.find_altered()
-        if files:
-            found.append(f"{' and '.join(files)} of {entry.run} changed after the run had ended")
+        config = {**list_unwritten(run.config), **run.config}
+        planned = {key: (value,) for key, value in entry.arm.items() if key != LENGTH}
+        if run.seed != entry.seed or not fits(planned, config):
+            found.append(f"{entry.run} is not the run of {describe_arm(arm_of(entry.arm))} with seed {entry.seed}")
     return found
 
 

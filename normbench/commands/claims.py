@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the word
     from normbench.claims.claim import Claim
     from normbench.claims.conduct import ClaimRun
     from normbench.claims.results import ClaimResult
+    from normbench.claims.standing import ClaimStanding
 
 ALL = "all"
 
@@ -58,7 +59,7 @@ def claims(request: Request) -> int:
     if request.new:
         return draft(request)
     from normbench.claims.claim import read_claims
-    from normbench.claims.conduct import ClaimRun, Way
+    from normbench.claims.standing import ClaimStanding, Way
 
     known = read_claims(request.folders)
     way = Way(request.words, request.trial, request.at_scale)
@@ -69,15 +70,18 @@ def claims(request: Request) -> int:
     listed = names or list(known)
     if request.at_scale and (not names or ALL in request.names):
         listed = [name for name in listed if known[name].at_scale]
-    console = Console(quiet=way.is_quiet)
-    runs = [ClaimRun.of(known[name], known, way, console) for name in listed]
+    if not names and not (request.verify or request.dry_run or request.minutes):
+        show_table([ClaimStanding.of(known[name], known, way) for name in listed])
+        return 0
+    from normbench.claims.conduct import ClaimRun  # imports torch
+
+    runs = [ClaimRun.of(known[name], known, way) for name in listed]
     if request.verify:
         return show_findings(request.verify, runs, are_chosen=bool(names))
     if request.dry_run:
         return show_plans(runs, request.minutes)
-    if not names and request.minutes is None:
-        show_table(runs)
-        return 0
+    for one in runs:
+        one.console.quiet = way.is_quiet
     return run(runs, request.minutes)
 
 
@@ -114,13 +118,13 @@ def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
 # ---- the list
 
 
-def show_table(runs: Sequence[ClaimRun]) -> None:
+def show_table(claims: Sequence[ClaimStanding]) -> None:
     """Print all claims: what each says, its verdict so far, its seeds and minutes, and what is missing."""
     table = Table("claim", "it says", "verdict", "seeds", "minutes", "missing", box=SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[3:5]:
         column.justify = "right"
-    for one in runs:
-        seeds = "+".join(map(str, one.claim.seeds))
+    for one in claims:
+        seeds = " or ".join(map(str, one.claim.seeds))
         minutes = f"{one.claim.minutes:g}"
         table.add_row(
             Text(one.claim.name, no_wrap=True),
@@ -131,33 +135,29 @@ def show_table(runs: Sequence[ClaimRun]) -> None:
             Text(what_is_missing(one)),
         )
     console = Console()
-    if not runs:
+    if not claims:
         console.print("there are no claims: --config-dir DIR looks for DIR/claim/NAME.yaml, and --new writes one")
         return
     console.print(table)
-    complete = sum(one.is_complete for one in runs)
-    say(
-        f"{complete} of {len(runs)} have a verdict, in {runs[0].way.folder}; normbench claims NAME runs what is missing"
-    )
+    complete = sum(one.is_complete for one in claims)
+    folder = claims[0].way.folder
+    say(f"{complete} of {len(claims)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
 
 
-def verdict_of(one: ClaimRun) -> Text:
+def verdict_of(one: ClaimStanding) -> Text:
     """Return the verdict of a claim; one from an earlier registration is struck out."""
-    from normbench.claims.conduct import read_any_result
-
-    result = read_any_result(one)
+    result = one.read_any_result()
     if result is None or result.judgement is None:
         return Text("")
     is_current = result.digest == one.claim.digest
     return Text(str(result.judgement.verdict), style="" if is_current else "strike")
 
 
-def what_is_missing(one: ClaimRun) -> str:
+def what_is_missing(one: ClaimStanding) -> str:
     """Say why a claim has no verdict for its registration; empty where it has one."""
     from normbench.claims.claim import why_unregistered
-    from normbench.claims.conduct import count_runs, read_any_result
 
-    result = read_any_result(one)
+    result = one.read_any_result()
     if result is not None and result.digest != one.claim.digest:
         return f"its verdict is by the registration of {result.registered}: run it again"
     if one.is_complete:
@@ -166,7 +166,7 @@ def what_is_missing(one: ClaimRun) -> str:
         return "registration"
     if result is not None:
         return f"{result.status}: {result.reason}"
-    done, planned = count_runs(one)
+    done, planned = one.count_runs()
     if planned and done == planned:
         return "not measured"
     if planned:
@@ -191,11 +191,9 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     return status
 
 
-def show_result(one: ClaimRun) -> None:
+def show_result(one: ClaimStanding) -> None:
     """Print what a claim has come to."""
-    from normbench.claims.conduct import read_any_result
-
-    result = read_any_result(one)
+    result = one.read_any_result()
     if result is None:
         return
     if one.way.is_quiet:
@@ -258,7 +256,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
         else:
             say("  power at the margin: not known without a pilot, which --trial makes")
-        planned = None if one.is_complete else one.plan(one.way.looks(claim)[-1])
+        planned = None if one.is_complete else one.plan(one.looks[-1])
         if planned is not None:
             planned.show()
     say(f"in all about {sum(needed[one.claim.name] for one in runs):g} minutes on two idle cores")
@@ -272,13 +270,15 @@ def register(chosen: Sequence[Claim], reason: str) -> int:
     """Register claims as they stand; return the exit status.
 
     Raises:
-        UsageError: no claim is named, there is no reason, or one is registered as it stands.
+        UsageError: no claim is named, there is no reason, or all are registered as they stand.
     """
     from normbench.claims.claim import register as note
+    from normbench.claims.claim import why_unregistered
 
     if not chosen:
         raise UsageError("--register needs the names of claims: give some, or all")
-    for claim in chosen:
+    changed = [claim for claim in chosen if why_unregistered(claim)]
+    for claim in changed or chosen:  # the first of those that stand says so
         new = note(claim, reason, date.today().isoformat())
         say(f"{claim.name} is registered, {new.date}, {new.digest[:12]}…: {new.reason}")
     return 0

@@ -1,0 +1,162 @@
+"""How claims stand: the ways in which they are run, their folders, and what they have come to so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from normbench.claims.claim import Claim
+from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
+from normbench.errors import UsageError
+from normbench.record.files import read_json
+from normbench.settings import key_of
+from normbench.sweep.folder import SweepFolder
+from normbench.sweep.words import settings_in
+
+# The folders of the three ways in which claims are run, in `outputs`.
+CLAIMS = "claims"
+TRIALS = "claims-trial"
+AT_SCALE = "claims-at-scale"
+
+NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
+
+# Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
+MACHINE = ("outputs", "quiet", "data.root", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
+DECISIVE = ("device", "threads", "sweep.stack")
+
+
+def is_of_machine(word: str) -> bool:
+    """Tell whether a word says how runs are made, and not which."""
+    key = key_of(word)
+    return key in (*MACHINE, *DECISIVE) or key.partition(".")[0] == "launcher"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How claims are run.
+
+    Attributes:
+        words: of the command line.
+        trial: with any words, on seeds of their own, without a verdict.
+        at_scale: with the words that a claim has for a larger scale.
+    """
+
+    words: tuple[str, ...] = ()
+    trial: bool = False
+    at_scale: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of all claims that are run in this way."""
+        outputs = Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
+        if self.trial:
+            return outputs / TRIALS
+        return outputs / (AT_SCALE if self.at_scale else CLAIMS)
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """Return the words of the machine."""
+        return tuple(word for word in self.words if is_of_machine(word))
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Return the words that change a claim, but for those on seeds."""
+        return tuple(word for word in self.words if not is_of_machine(word) and key_of(word) != "seed")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether the person has asked for quiet."""
+        return settings_in(self.words).get("quiet") == "true"
+
+    def check(self) -> None:
+        """Refuse words that change claims, unless it is a trial.
+
+        Raises:
+            UsageError: with the word.
+        """
+        others = [word for word in self.words if not is_of_machine(word)]
+        if others and not self.trial:
+            what = f"{others[0]} would change what claims say"
+            raise UsageError(f"{what}: leave it out, or add --trial, which runs them without a verdict")
+
+    def apply(self, claim: Claim) -> Claim:
+        """Return a claim with the words that it has in this way.
+
+        Raises:
+            UsageError: it has none for a larger scale.
+        """
+        if self.at_scale:
+            if claim.at_scale is None or not claim.at_scale.words:
+                raise UsageError(f"{claim.name} says nothing of a larger scale: leave out --at-scale")
+            hours = claim.at_scale.hours
+            minutes = claim.minutes if hours is None else 60 * hours
+            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes)
+        return claim.with_words(self.changing) if self.trial else claim
+
+
+@dataclass
+class ClaimStanding:
+    """One claim, and how it stands.
+
+    Attributes:
+        claim: with its words in this way.
+        owner: the claim whose runs are measured: the same, or another.
+        place: the folder of claims, where that is not the one of the way.
+    """
+
+    claim: Claim
+    owner: Claim
+    way: Way
+    place: Path | None = None
+
+    @classmethod
+    def of(cls, claim: Claim, claims: Mapping[str, Claim], way: Way) -> Self:
+        """Return a claim as it is run in a way. claims: all of them."""
+        return cls(way.apply(claim), way.apply(claims[claim.runs]), way)
+
+    def at(self, folder: Path) -> Self:
+        """Return it as it lies in another folder of claims."""
+        return replace(self, place=folder)
+
+    @property
+    def root(self) -> Path:
+        """Return the folder of claims in which it lies."""
+        return self.place or self.way.folder
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its claim.json."""
+        return self.root / self.claim.name
+
+    @property
+    def runs_folder(self) -> Path:
+        """Return the folder of its runs."""
+        return self.root / self.owner.name
+
+    def read_note(self) -> dict[str, Any]:
+        """Return what is noted in the folder of runs, empty where nothing is."""
+        return read_json(self.runs_folder / NOTE_FILE) or {}
+
+    def read_any_result(self) -> ClaimResult | None:
+        """Return what it has come to, perhaps for an earlier registration; None where nothing is noted."""
+        return read_result(self.folder / CLAIM_FILE)
+
+    @property
+    def result(self) -> ClaimResult | None:
+        """Return what it has come to so far, for the claim as it is registered now."""
+        found = self.read_any_result()
+        return found if found and found.digest == self.claim.digest else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether it has a verdict."""
+        result = self.result
+        return not self.way.trial and result is not None and result.status is Status.COMPLETE
+
+    def count_runs(self) -> tuple[int, int]:
+        """Return how many runs of its sweep are over, and how many are planned so far."""
+        folder = SweepFolder(self.runs_folder)
+        standings = [folder.read_standing(entry) for entry in folder.read_plans()]
+        return sum(standing.over for standing in standings), len(standings)
