@@ -14,14 +14,16 @@ import pytest
 from killing import Server, Trap
 from scipy import stats
 
+from normbench.analysis.records import Curve, RecordedRun
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import Claim, read_claims, why_unregistered
 from normbench.claims.conduct import choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
-from normbench.claims.measuring import measure_rows
+from normbench.claims.measuring import measure_rows, points_of_run
 from normbench.claims.results import read_result
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.sweep.folder import Entry
 
 pytest_plugins = ["run_fixtures"]
 
@@ -192,6 +194,36 @@ def test_rows_of_a_study_are_chosen_by_columns(tmp_path: Path) -> None:
     assert claim.effect.of(points) == 2.5
     with pytest.raises(UsageError, match=r"line 16: where: study depth has no column of"):
         measure_rows(claim, [{key: value for key, value in row.items() if key != "of"} for row in rows])
+
+
+def recorded(status: str, **curves: list[float]) -> RecordedRun:
+    """A run of which no file is there."""
+    logged = {tag: Curve(np.arange(1, len(values) + 1), np.array(values)) for tag, values in curves.items()}
+    session = {"task": {"num_classes": 65}, "data": {"constant": {"accuracy/val": 0.25}}}
+    summary = {"metrics": {tag: values[-1] for tag, values in curves.items()}}
+    return RecordedRun("run", Path("run"), status, 3, 3, "", 0, {}, summary, [session], logged, False)
+
+
+def test_a_lost_run_counts_as_a_model_before_training(tmp_path: Path) -> None:
+    entry = Entry("run", {"norm": "rmsnorm"}, 0, 3, [])
+    for measure, value in {"loss/val": math.log(65), "accuracy/val": 25.0, "bleu/val": 0.0}.items():
+        write_claim(tmp_path, measure=measure)
+        points, is_lost = points_of_run(read_one(tmp_path), recorded("diverged", **{measure: [9.0]}), entry, False)
+        assert is_lost
+        assert [point.value for point in points] == [pytest.approx(value)]
+    write_claim(tmp_path, measure="rate/largest")
+    with pytest.raises(UsageError, match="line 8: measure: run diverged"):
+        points_of_run(read_one(tmp_path), recorded("diverged"), entry, False)
+
+
+def test_a_measure_of_each_block_has_the_block_for_a_key(tmp_path: Path) -> None:
+    write_claim(tmp_path, measure="act/stream{block}/rms", effect="slope(log(rms / ln), block)")
+    claim = read_one(tmp_path)
+    check_claim(claim, [0, 1])
+    rms = recorded("finished", **{"act/stream00/rms": [5.0, 1.0], "act/stream01/rms": [2.0], "loss/val": [1.0]})
+    points, _ = points_of_run(claim, rms, Entry("run", {"norm": "rmsnorm"}, 0, 3, []), False)
+    ln = [Point({"block": "0"}, 1.0), Point({"block": "1"}, 4.0)]
+    assert claim.effect.of({"rms": points, "ln": ln}) == pytest.approx(math.log(0.5))
 
 
 def test_the_shortest_claims_that_fit_are_taken() -> None:

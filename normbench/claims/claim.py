@@ -448,7 +448,10 @@ def share_runs(claim: Claim, claims: Mapping[str, Claim]) -> Claim:
     shared = {"words": list(owner.words), "study": owner.study, "seeds": list(owner.seeds)}
     content = {**claim.content, **shared}
     digest = hashlib.sha256(f"{digest_of(content)} {owner.digest}".encode()).hexdigest()
-    return replace(claim, words=owner.words, study=owner.study, seeds=owner.seeds, content=content, digest=digest)
+    needs = tuple(dict.fromkeys([*owner.needs, *claim.needs]))
+    return replace(
+        claim, words=owner.words, study=owner.study, seeds=owner.seeds, needs=needs, content=content, digest=digest
+    )
 
 
 # ---- registrations

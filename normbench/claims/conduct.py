@@ -241,7 +241,7 @@ class ClaimRun(ClaimStanding):
             planner = planned.planner
             device = planner.devices[0].partition(":")[0]
             self.write_note(how={"device": device, "threads": str(planner.threads), "sweep.stack": str(planner.stack)})
-            status = planned.run(report_nothing)
+            status = planned.run(report_nothing, is_part=True)
         if status >= STOPPED:
             return status, Measured()
         return status, self.measure_sweep(planned.plan_reported().runs, seeds)

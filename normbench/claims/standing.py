@@ -23,7 +23,7 @@ AT_SCALE = "claims-at-scale"
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
 
 # Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
-MACHINE = ("outputs", "quiet", "data.root", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
+MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
 DECISIVE = ("device", "threads", "sweep.stack")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -62,7 +63,7 @@ def claims(request: Request) -> int:
     from normbench.claims.standing import ClaimStanding, Way
 
     known = read_claims(request.folders)
-    way = Way(request.words, request.trial, request.at_scale)
+    way = Way(use_data_root(request.words), request.trial, request.at_scale)
     way.check()
     names = chosen_names(request, list(known))
     if request.register:
@@ -99,6 +100,21 @@ def check_flags(request: Request) -> None:
         raise UsageError("--trial and --at-scale do not go together: a trial takes the words of the line")
     if request.reason and not request.register:
         raise UsageError("--reason is for --register: add it, or leave --reason out")
+
+
+def use_data_root(words: Sequence[str]) -> tuple[str, ...]:
+    """Let all data of the hub be looked for where data.root= says, if a word does; return the other words.
+
+    As a word of a run it would be refused by claims whose data are not of the hub.
+    """
+    kept = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "data.root":
+            os.environ["NORMBENCH_DATA"] = os.path.expanduser(value.strip("'\""))
+        else:
+            kept.append(word)
+    return tuple(kept)
 
 
 def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
@@ -179,14 +195,14 @@ def what_is_missing(one: ClaimStanding) -> str:
 
 def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Run claims and say what each has come to; return the exit status."""
-    from normbench.claims.conduct import INTERRUPTED, run_all
+    from normbench.claims.conduct import INTERRUPTED, STOPPED, run_all
     from normbench.commands.report import report_of_sweep
 
     try:
         status = run_all(runs, report_of_sweep, minutes, show_result)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    if status >= INTERRUPTED:
+    if status >= STOPPED:
         say("stopped; the same command goes on")
     return status
 

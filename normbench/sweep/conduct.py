@@ -26,7 +26,17 @@ from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
 from normbench.settings import key_of
 from normbench.sweep import tuning
-from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
+from normbench.sweep.folder import (
+    LOOK_SECONDS,
+    Standing,
+    SweepFolder,
+    View,
+    say,
+    say_done,
+    show_arms,
+    show_failures,
+    summarize,
+)
 from normbench.sweep.plan import (
     SWEEP_NAME,
     PlannedRun,
@@ -199,18 +209,27 @@ class Sweep:
 
     # ---- the runs
 
-    def run(self, report: Report) -> int:
-        """Make the runs and report on them; return the exit status."""
+    def run(self, report: Report, is_part: bool = False) -> int:
+        """Make the runs and report on them; return the exit status.
+
+        Args:
+            report: on the runs.
+            is_part: whether they are for something that goes on with them itself, and says what is next.
+        """
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
             with self.folder.announce_work():
                 standings = self.make_runs()
         except Stopped as stop:
-            say(Console(), f"stopped by {stop}; to go on, each run from its checkpoint: {self.command}")
+            if not is_part:
+                say(Console(), f"stopped by {stop}; to go on, each run from its checkpoint: {self.command}")
             return 128 + signal.Signals[str(stop)]
-        say_done(self.console, self.folder, standings, self.command)
-        if self.console.quiet:
+        if is_part:
+            say(self.console, f"{summarize(standings)} in {self.plan.folder}")
+        else:
+            say_done(self.console, self.folder, standings, self.command)
+        if self.console.quiet and not is_part:
             print(self.plan.folder)
         if self.settings.report and any(one.state != "failed" for one in standings):
             report(self.plan.folder, self.console.quiet)
