@@ -1,0 +1,343 @@
+"""The page on all claims, claims.html, and the same as JSON, CSV and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from normbench.analysis.figures.figure import Figure, is_wide
+from normbench.analysis.latex import table_for
+from normbench.analysis.pages import page_of
+from normbench.analysis.safe import to_csv
+from normbench.analysis.shown import ShownFigure
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import NONE, count, tex, with_unit
+from normbench.claims.entries import (
+    Entry,
+    list_notes,
+    read_entries,
+    settling_command,
+    tell_p,
+    write_corrected,
+    write_corrected_p,
+    write_effect,
+    write_interval,
+    write_machine,
+    write_minutes,
+    write_power,
+    write_question,
+    write_settling,
+    write_suite,
+)
+from normbench.claims.figures import draw_forest, draw_seeds
+from normbench.claims.verdicts import Kind, Suite
+from normbench.record.files import write_bytes, write_json
+
+PAGE = "claims.html"
+FIGURES = "figures"
+TITLE = "Published claims, tested again"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim in the table of verdicts, in words.
+
+    mark: the class of its verdict in the page. older: verdicts of earlier registrations, which are struck.
+    """
+
+    name: str
+    claim: str
+    verdict: str
+    mark: str
+    effect: str
+    interval: str
+    corrected: str
+    corrected_p: str
+    seeds: str
+    remarks: str
+    older: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A claim with all that is to be said of it. facts, details: term and words, in order."""
+
+    name: str
+    claim: str
+    verdict: str
+    mark: str
+    question: str
+    facts: Mapping[str, str]
+    details: Mapping[str, str]
+    notes: Sequence[str]
+    confounds: Sequence[str]
+    older: Sequence[str]
+    figure: ShownFigure | None
+    report: str
+    command: str
+    settling: str
+    settling_command: str
+    at_scale: str
+    at_scale_command: str
+
+
+def write_page(
+    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], title: str = TITLE
+) -> list[Path]:
+    """Write claims.html, claims.json, claims.csv, claims.tex and the figures into the folder of the claims' results.
+
+    Args:
+        folder: with NAME/claim.json.
+        claims: key and value of the YAML of each registered claim, by name.
+        digests: sha256 of each as it is registered.
+        title: of the page.
+
+    Returns:
+        the files that a person opens.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries, suite = read_entries(folder, claims, digests)
+    drawings = draw_forest(entries)
+    (folder / FIGURES).mkdir(exist_ok=True)
+    for figure in drawings:
+        for name, content in figure.files().items():
+            write_bytes(folder / FIGURES / name, content)
+    sections = [describe(entry, draw_seeds(entry)) for entry in entries]
+    page = page_of(
+        "claims.html",
+        title,
+        suite=write_suite(entries, suite),
+        rows=[row_of(entry) for entry in entries],
+        sections=sections,
+        figures=[show_figure(figure) for figure in drawings],
+        registered=len(entries),
+    )
+    contents = {
+        PAGE: page.encode(),
+        "claims.csv": to_csv(values_of(entries), lineterminator="\n"),
+        "claims.tex": write_latex(entries, suite).encode(),
+    }
+    for name, content in contents.items():
+        write_bytes(folder / name, content)
+    write_json(folder / "claims.json", as_json(entries, suite))
+    return [folder / name for name in (PAGE, "claims.json", "claims.csv", "claims.tex")]
+
+
+def show_figure(figure: Figure) -> ShownFigure:
+    """Return a figure as the page shows it."""
+    return ShownFigure(figure.name, figure.title, figure.caption, figure.svg, FIGURES, is_wide(figure), figure.group)
+
+
+# ---- for the page
+
+
+def mark_of(standing: str) -> str:
+    """Return the class that a verdict has in the page."""
+    return standing.replace(" ", "-")
+
+
+def at_this_scale(entry: Entry) -> str:
+    """Write what a claim has come to, and of a verdict, that it holds at this scale."""
+    return f"{entry.standing} at this scale" if entry.judgement else entry.standing
+
+
+def list_older(entry: Entry) -> list[str]:
+    """Write the verdicts of earlier registrations."""
+    told = []
+    for result in entry.older:
+        assert result.judgement is not None
+        kind = Kind(result.claim["kind"])
+        size = write_effect(result.judgement, kind, str(result.claim.get("unit") or ""))
+        told.append(f"{result.judgement.verdict}, {size} (registered {result.registered})")
+    return told
+
+
+def row_of(entry: Entry) -> Row:
+    """Return a claim's row in the table of verdicts."""
+    judgement = entry.judgement
+    remarks = []
+    if judgement and judgement.is_underpowered:
+        remarks.append(f"power {write_power(judgement)}")
+    if entry.lost:
+        remarks.append(count(entry.lost, "lost run"))
+    if entry.reason:
+        remarks.append(entry.reason)
+    return Row(
+        name=entry.name,
+        claim=str(entry.claim["claim"]),
+        verdict=entry.standing,
+        mark=mark_of(entry.standing),
+        effect=write_effect(judgement, entry.kind, entry.unit) if judgement else "",
+        interval=write_interval(judgement, entry.kind) if judgement else "",
+        corrected=write_corrected(entry) if judgement else "",
+        corrected_p=write_corrected_p(entry),
+        seeds=str(judgement.n) if judgement else "",
+        remarks="; ".join(remarks),
+        older=list_older(entry),
+    )
+
+
+def describe(entry: Entry, figure: Figure | None) -> Section:
+    """Return all that the page says of a claim."""
+    result = entry.result
+    at_scale = entry.claim.get("at_scale") or {}
+    link = f"{entry.name}/{result.report}" if result and result.report else ""
+    return Section(
+        name=entry.name,
+        claim=str(entry.claim["claim"]),
+        verdict=at_this_scale(entry),
+        mark=mark_of(entry.standing),
+        question=write_question(entry.claim),
+        facts=list_facts(entry),
+        details=list_details(entry),
+        notes=list_notes(entry),
+        confounds=[str(one) for one in entry.claim.get("confounds") or ()],
+        older=list_older(entry),
+        figure=show_figure(figure) if figure else None,
+        report=link,
+        command=f"normbench claims {entry.name}",
+        settling=write_settling(entry),
+        settling_command=settling_command(entry),
+        at_scale=tell_at_scale(at_scale),
+        at_scale_command=f"normbench claims {entry.name} --at-scale" if at_scale.get("words") else "",
+    )
+
+
+def tell_at_scale(at_scale: Mapping[str, Any]) -> str:
+    """Write what it takes to test a claim at the scale that it was made for."""
+    parts = []
+    if at_scale.get("hours") is not None:
+        parts.append(f"about {write_minutes(60 * float(at_scale['hours']))}")
+    if at_scale.get("machine"):
+        parts.append(f"on {at_scale['machine']}")
+    return " ".join(parts)
+
+
+def list_facts(entry: Entry) -> dict[str, str]:
+    """Return what a reader wants to know of a claim first: terms and words."""
+    claim, result, judgement = entry.claim, entry.result, entry.judgement
+    facts = {"Published": f"{claim['published']} ({claim['source']})", "At this scale": str(claim["scope"])}
+    if entry.reason:
+        facts["No verdict"] = entry.reason
+    if judgement:
+        interval = write_interval(judgement, entry.kind)
+        size = write_effect(judgement, entry.kind, entry.unit)
+        seeds = count(judgement.n, "seed")
+        facts["Effect"] = f"{size} ({seeds})" if interval == NONE else f"{size} ({interval}; {seeds})"
+        after = [write_corrected(entry), write_corrected_p(entry)]
+        facts["After Holm's correction"] = ", ".join(filter(None, after))
+    elif result and result.values:
+        mean = sum(result.values.values()) / len(result.values)
+        size = with_unit(f"{mean:+.3g}".replace("-", "−"), entry.unit)
+        facts["Mean effect"] = f"{size} ({count(len(result.values), 'seed')})"
+    return facts
+
+
+def list_details(entry: Entry) -> dict[str, str]:
+    """Return what else is known of a claim: terms and words."""
+    result, judgement = entry.result, entry.judgement
+    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(f"{entry.margin:g}", entry.unit)}
+    if judgement:
+        facts["p by itself"] = tell_p(entry)
+        facts["Power"] = write_power(judgement)
+    if result and result.date:
+        facts["Ran"] = f"{result.date}, {write_machine(result)}"
+    if result and result.minutes:
+        facts["Took"] = write_minutes(result.minutes)
+    return {term: words for term, words in facts.items() if words != NONE}
+
+
+# ---- as data, and for LaTeX
+
+
+def values_of(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return a row for each claim, in numbers where there are any."""
+    rows = []
+    for entry in entries:
+        judgement, result = entry.judgement, entry.result
+        row: dict[str, Any] = {
+            "claim": entry.name,
+            "sentence": entry.claim["claim"],
+            "source": entry.claim["source"],
+            "published": entry.claim["published"],
+            "scope": entry.claim["scope"],
+            "kind": str(entry.kind),
+            "margin": entry.margin,
+            "unit": entry.unit,
+            "verdict": entry.standing,
+            "verdict_after_holm": None,
+            "reason": entry.reason,
+        }
+        if judgement:
+            interval = judgement.interval or (None, None)
+            inner = judgement.inner or (None, None)
+            row |= {
+                "verdict_after_holm": str(entry.corrected.verdict),
+                "effect": judgement.mean,
+                "low": interval[0],
+                "high": interval[1],
+                "inner_low": inner[0],
+                "inner_high": inner[1],
+                "seeds": judgement.n,
+                "sd": judgement.sd,
+                "p": judgement.p,
+                "p_after_holm": entry.corrected.p,
+                "power": judgement.power,
+                "seeds_to_settle": judgement.seeds_to_settle,
+            }
+        if result:
+            row |= {"lost_runs": entry.lost, "minutes": result.minutes, "date": result.date}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def as_json(entries: Sequence[Entry], suite: Suite) -> dict[str, Any]:
+    """Return all that the page shows, as values."""
+    found = {}
+    for entry in entries:
+        found[entry.name] = {
+            "standing": entry.standing,
+            "reason": entry.reason,
+            "claim": dict(entry.claim),
+            "corrected": asdict(entry.corrected),
+            "result": None if entry.result is None else asdict(entry.result),
+            "older": [asdict(result) for result in entry.older],
+        }
+    return {
+        "registered": len(entries),
+        "judged": suite.judged,
+        "by_chance": suite.by_chance,
+        "sentences": write_suite(entries, suite),
+        "claims": found,
+    }
+
+
+def verdict_table(entries: Sequence[Entry]) -> Table:
+    """Return the table of verdicts as words, for LaTeX."""
+    rows = []
+    for entry in entries:
+        judgement = entry.judgement
+        row = {
+            "claim": str(entry.claim["claim"]),
+            "at this scale": entry.standing,
+            "effect": write_effect(judgement, entry.kind, entry.unit) if judgement else NONE,
+            "interval": write_interval(judgement, entry.kind) if judgement else NONE,
+            "seeds": str(judgement.n) if judgement else NONE,
+            "after Holm": ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
+        }
+        rows.append(row)
+    return Table("claims", TITLE, pd.DataFrame(rows), heads=2)
+
+
+def write_latex(entries: Sequence[Entry], suite: Suite) -> str:
+    """Write the sentences about all claims, and the table of verdicts, which needs booktabs."""
+    sentences = tex(" ".join(write_suite(entries, suite)))
+    table = table_for(verdict_table(entries)) if entries else ""
+    return f"% Made by normbench claims; it needs \\usepackage{{booktabs}}.\n{sentences}\n\n{table}"

@@ -1,0 +1,170 @@
+"""The page on claims: what counts, what is struck, and the same numbers in all of its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from browsing import browser as browser  # a fixture
+from browsing import needs_browser
+from conftest import draw_for_pages_alone
+from made_claims import SHAPE, claims_and_digests, complete, content, write_all
+from scipy import stats
+from test_report_browser import SIZES, ask, opened
+
+from normbench.analysis.statistics import holm
+from normbench.claims.entries import (
+    Entry,
+    read_entries,
+    settling_command,
+    write_effect,
+    write_interval,
+    write_minutes,
+    write_settling,
+    write_suite,
+)
+from normbench.claims.figures import draw_forest
+from normbench.claims.page import write_page
+from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The page of all claims, with its files."""
+    folder = tmp_path_factory.mktemp("claims")
+    write_all(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_for_pages_alone(patch)
+        written = write_page(folder, *claims_and_digests())
+    assert [path.name for path in written] == ["claims.html", "claims.json", "claims.csv", "claims.tex"]
+    yield folder
+
+
+def section(page: str, name: str) -> str:
+    """What the page says of a claim."""
+    found = re.search(rf'<article id="claim--{name}".*?</article>', page, re.DOTALL)
+    assert found, name
+    return found[0]
+
+
+def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> None:
+    entries, suite = read_entries(folder, *claims_and_digests())
+    by_name = {entry.name: entry for entry in entries}
+    standings = {name: entry.standing for name, entry in by_name.items()}
+    assert standings == {
+        "larger": "reproduced", "smaller": "not reproduced", "worse": "contradicted", "same": "parity",
+        "open": "inconclusive", "harmless": "reproduced", "slope": "reproduced", "exact": "reproduced",
+        "later": "not run", "data": "not run", "tried": "trial", "moved": "not run",
+    }  # fmt: skip
+    assert [result.digest[0] for result in by_name["moved"].older] == ["b"]
+    assert len(by_name["same"].older) == 1 and not by_name["larger"].older
+    assert by_name["larger"].lost == 2 and "wikitext2" in by_name["data"].reason
+    # Twelve are registered, so that Holm's correction is over twelve, of which four are not judged and one is exact.
+    larger = by_name["larger"].judgement
+    assert larger is not None and larger.p == pytest.approx(stats.ttest_1samp(0.03 + 0.01 * SHAPE, 0).pvalue)
+    p_values = [entry.judgement.p if entry.judgement else 1.0 for entry in entries]
+    assert len(p_values) == 12 and p_values.count(0.0) == 1
+    assert [entry.corrected.p for entry in entries] == pytest.approx(holm(p_values))
+    assert suite.judged == 8 and suite.by_chance == pytest.approx(0.35)
+
+
+def test_the_page_says_what_there_is(folder: Path) -> None:
+    page = (folder / "claims.html").read_text()
+    for name, standing in (("larger", "reproduced"), ("smaller", "not reproduced"), ("worse", "contradicted")):
+        assert f"{standing} at this scale" in section(page, name)
+    assert "Larger &lt;b&gt;&amp;&lt;/b&gt; better" in page and "<b>&" not in page
+    assert "<s>" in section(page, "same") and "<s>" in section(page, "moved") and "<s>" not in section(page, "open")
+    assert 'href="larger/report/report.html"' in section(page, "larger") and "two 2" in section(page, "larger")
+    assert "normbench claims open --trial" in section(page, "open")
+    assert "normbench claims larger --at-scale" in section(page, "larger") and "2.5 days" not in page
+    assert "at this scale" not in section(page, "tried").partition("</p>")[0]
+    assert page.count('class="nb-figure"') == 2 + 8 + 1  # the forest plot, eight claims with verdicts, the trial
+    # Files that the page names are there.
+    for link in re.findall(r'href="([^"#:,]+)"', page):
+        assert (folder / link).exists() or link.endswith("report/report.html"), link
+
+
+def test_all_files_say_the_same(folder: Path) -> None:
+    entries, _ = read_entries(folder, *claims_and_digests())
+    values = json.loads((folder / "claims.json").read_text())
+    table = pd.read_csv(folder / "claims.csv", index_col="claim")
+    latex = (folder / "claims.tex").read_text()
+    assert [*values["claims"]] == [*table.index] == [entry.name for entry in entries]
+    assert values["registered"] == 12 and values["judged"] == 8
+    for entry in entries:
+        row, value = table.loc[entry.name], values["claims"][entry.name]
+        assert row["verdict"] == value["standing"] == entry.standing
+        if entry.judgement is not None:
+            assert row["effect"] == pytest.approx(entry.judgement.mean)
+            assert value["result"]["judgement"]["mean"] == pytest.approx(entry.judgement.mean)
+            assert row["p_after_holm"] == pytest.approx(value["corrected"]["p"])
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") > 0
+    assert "Larger $<$b$>$\\&" in latex and "contradicted" in latex
+
+
+def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
+    entries, _ = read_entries(folder, *claims_and_digests())
+    figures = draw_forest(entries)
+    data = pd.concat([figure.data for figure in figures]).set_index("claim")
+    drawn = ["harmless", "larger", "open", "same", "slope", "smaller", "worse"]
+    assert sorted(data.index) == drawn  # no exact one
+    half = stats.t.isf(0.025, 9) * 0.01 * SHAPE.std(ddof=1) / 10**0.5
+    larger = data.loc["larger", ["effect", "low", "high", "published"]].tolist()
+    assert larger == pytest.approx([1.5, (0.03 - half) / 0.02, (0.03 + half) / 0.02, 2.5])
+    assert data.loc["slope", "effect"] == pytest.approx(0.3)  # from the value of theory on
+    assert data.loc["same", "low"] > data.loc["same", "outer_low"]  # 90 % decides, 95 % is drawn thin
+    one = next(entry for entry in entries if entry.name == "larger")
+    many = [replace(one, name=f"claim{place}") for place in range(30)]
+    assert [len(figure.data) for figure in draw_forest(many)] == [10, 10, 10] and draw_forest([]) == []
+
+
+def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> None:
+    claim = content("Perhaps", Kind.PARITY, 0.01)
+    result = complete("perhaps", claim, 0.006)
+    entry = Entry("perhaps", claim, result, (), Corrected(1.0, 1.0, Verdict.INCONCLUSIVE))
+    judgement = result.judgement
+    assert judgement is not None and judgement.seeds_to_settle is not None
+    seeds = judgement.seeds_to_settle
+    assert write_effect(judgement, entry.kind, "nats") == "+0.0060 nats"
+    assert write_interval(judgement, entry.kind).startswith("90 %: +0.000")
+    assert write_interval(judgement, Kind.LARGER).startswith("95 %: −0.00")
+    assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
+    assert settling_command(entry).endswith(f"'seed=range(100,{100 + seeds})'")
+    assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
+    settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
+    assert settling_command(settled) == write_settling(settled) == ""
+    two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Kind.LARGER, 0.02, looks=2)
+    assert write_interval(two_looks, Kind.LARGER).startswith("97.06 %: ")
+    # Nothing is run yet.
+    entries, suite = read_entries(tmp_path, *claims_and_digests())
+    assert {entry.standing for entry in entries} == {"not run"} and len(write_suite(entries, suite)) == 1
+    written = write_page(tmp_path, {}, {})
+    assert (
+        "None of 0 registered claims" in written[0].read_text() and json.loads(written[1].read_text())["claims"] == {}
+    )
+
+
+@pytest.mark.slow
+class TestInBrowser:
+    pytestmark = needs_browser
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("size", ["desk", "phone"])
+    def test_the_page_is_whole_at_each_width(self, browser: Any, folder: Path, size: str, scheme: str) -> None:
+        opened(browser, folder / "claims.html", size, features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert browser.get_log("browser") == []
+        assert ask(browser, "document.documentElement.scrollWidth") <= SIZES[size][0]
+        assert ask(browser, "outside()") == []
+        assert ask(browser, "contrast()") >= 4.5  # AA
+        table = "document.querySelector('.verdicts')"
+        assert ask(browser, f"{table}.scrollWidth <= {table}.parentElement.clientWidth")  # it is read without scrolling
+
+    def test_it_prints(self, browser: Any, folder: Path) -> None:
+        opened(browser, folder / "claims.html", "paper", media="print")
+        assert ask(browser, "cut()") == 0
