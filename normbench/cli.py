@@ -508,6 +508,7 @@ CLAIM_WORDS = click.argument(
 @flag("minutes", "Run what fits into so many minutes, the shortest first.", type=click.FloatRange(0, min_open=True))
 @flag("at-scale", "Run with the words that claims have for a larger scale, in outputs/claims-at-scale.")
 @flag("trial", "Run with any words, on seeds from 100 on, without a verdict, in outputs/claims-trial.")
+@flag("report", "Write the page on all claims, claims.html, and run nothing.")
 @flag("verify", "Check what FOLDER says of claims against the runs in it.", metavar="FOLDER", type=FOLDER)
 @flag("register", "Fix claims as they stand: note date and sha256 in REGISTERED, beside their YAMLs.")
 @flag("reason", "With --register: why, in words.", default="", show_default=False)
@@ -520,7 +521,8 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
 
     Without NAME it lists all claims: the verdict so far, seeds, minutes, and what is missing. With names, or all, it
     runs what is missing of each in outputs/claims/NAME, measures the effect for each seed, and says whether the claim
-    is reproduced at this scale. The same command goes on where it was stopped. A claim is a YAML, in conf/claim or in
+    is reproduced at this scale. outputs/claims/claims.html has all of them, with figures; claims.json, claims.csv and
+    claims.tex say the same. The same command goes on where it was stopped. A claim is a YAML, in conf/claim or in
     DIR/claim of --config-dir; it is registered before its runs, so that nothing that decides can be changed after them.
 
     Words say how runs are made: device=, threads=, outputs=, quiet=, data.root=, launcher=, sweep.jobs=, sweep.stack=,
@@ -533,6 +535,7 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
       normbench claims rmsnorm-parity --dry-run
       normbench claims all --minutes 30
       normbench claims rmsnorm-parity --trial trainer.steps=100 seed=100,101,102
+      normbench claims --report
       normbench claims --verify outputs/claims
       normbench claims --new my-claim outputs/sweep
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draw_for_pages_alone
 from killing import Server, Trap
 from scipy import stats
 
@@ -242,6 +243,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr("normbench.commands.report.report_of_sweep", lambda folder, quiet: None)
+    draw_for_pages_alone(monkeypatch)
     return lambda *words: main(["claims", "--config-dir", "conf", *words])
 
 
@@ -275,6 +277,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
         value for arm in tiny.arms.values() for value in arm.values()
     }
     assert not (claims / "other" / ".sweep").exists()
+    assert "parity at this scale" in (claims / "claims.html").read_text()
 
     capsys.readouterr()
     assert run("--verify", "outputs/claims") == 0
@@ -302,6 +305,9 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("--verify", "outputs/claims") == 1
     assert run() == 0
     assert "by the registration of" in " ".join(capsys.readouterr().out.split())
+    assert run("--report") == 0
+    assert capsys.readouterr().out.endswith("outputs/claims/claims.html\n")
+    assert "<s>parity" in (claims / "claims.html").read_text()
     assert run("tiny", *MACHINE) == 0
     assert len(list((claims / "older").glob("tiny-*/claim.json"))) == 1
     assert run("tiny", "--verify", "outputs/claims") == 0
@@ -315,6 +321,7 @@ def test_a_trial_has_seeds_of_its_own_and_no_verdict(tmp_path: Path, run: Callab
     assert result is not None
     assert (result.status, result.judgement, list(result.values)) == ("trial", None, [105])
     assert not (tmp_path / "outputs" / "claims").exists()
+    assert "trial" in (tmp_path / "outputs" / "claims-trial" / "claims.html").read_text()
 
 
 @pytest.mark.slow

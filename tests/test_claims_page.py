@@ -23,6 +23,7 @@ from normbench.claims.entries import (
     Entry,
     read_entries,
     settling_command,
+    write_bound,
     write_effect,
     write_interval,
     write_minutes,
@@ -137,6 +138,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
     assert settling_command(entry).endswith(f"'seed=range(100,{100 + seeds})'")
     assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
+    assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
     settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
     assert settling_command(settled) == write_settling(settled) == ""
     two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Kind.LARGER, 0.02, looks=2)
@@ -145,9 +147,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     entries, suite = read_entries(tmp_path, *claims_and_digests())
     assert {entry.standing for entry in entries} == {"not run"} and len(write_suite(entries, suite)) == 1
     written = write_page(tmp_path, {}, {})
-    assert (
-        "None of 0 registered claims" in written[0].read_text() and json.loads(written[1].read_text())["claims"] == {}
-    )
+    assert "No claim is registered" in written[0].read_text() and json.loads(written[1].read_text())["claims"] == {}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from normbench.analysis.wording import (
     count,
     equals,
     fixed,
-    in_words,
     p_value,
     precision,
     significant,
@@ -141,8 +141,8 @@ def read_entries(
 def write_question(claim: Mapping[str, Any]) -> str:
     """Write what a claim asks of its effect, by what rule."""
     unit = str(claim.get("unit") or "")
-    margin = with_unit(in_words(claim["margin"]), unit)
-    measured = f"the effect, {claim['effect']} in {claim['measure']} by seed"
+    margin = with_unit(write_bound(claim["margin"]), unit)
+    measured = f"the effect by seed, {claim['effect']} in {claim['measure']}"
     kind = Kind(claim["kind"])
     if kind is Kind.LARGER:
         return f"Is {measured}, above 0, and may it be {margin} or more?"
@@ -152,8 +152,14 @@ def write_question(claim: Mapping[str, Any]) -> str:
         return f"Is {measured}, above −{margin}?"
     if kind is Kind.EXACT:
         return f"Is {measured}, never farther from 0 than {margin}?"
-    target = with_unit(in_words(claim.get("target") or 0), unit).replace("-", "−")
+    target = with_unit(write_bound(claim.get("target") or 0), unit)
     return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
+
+
+def write_bound(value: float) -> str:
+    """Write a bound of an effect: 0.03, 1e-9, −0.5."""
+    written = re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
+    return written.replace("-", "−", 1) if value < 0 else written
 
 
 def deciding_interval(judgement: Judgement, kind: Kind) -> Interval | None:
@@ -227,7 +233,8 @@ def write_minutes(minutes: float) -> str:
         return f"{60 * minutes:.0f} seconds"
     if minutes < 120:
         return f"{minutes:.0f} minutes"
-    return f"{minutes / 60:.3g} hours"
+    hours = minutes / 60
+    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
 
 
 def settling_command(entry: Entry) -> str:
@@ -255,6 +262,8 @@ def write_machine(result: ClaimResult) -> str:
 
 def write_suite(entries: Sequence[Entry], suite: Suite) -> list[str]:
     """Write the sentences about all claims together."""
+    if not entries:
+        return ["No claim is registered yet."]
     registered = count(len(entries), "registered claim")
     if not suite.judged:
         return [f"None of {registered} has a verdict yet."]

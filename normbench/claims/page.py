@@ -22,6 +22,7 @@ from normbench.claims.entries import (
     read_entries,
     settling_command,
     tell_p,
+    write_bound,
     write_corrected,
     write_corrected_p,
     write_effect,
@@ -243,7 +244,7 @@ def list_facts(entry: Entry) -> dict[str, str]:
 def list_details(entry: Entry) -> dict[str, str]:
     """Return what else is known of a claim: terms and words."""
     result, judgement = entry.result, entry.judgement
-    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(f"{entry.margin:g}", entry.unit)}
+    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(write_bound(entry.margin), entry.unit)}
     if judgement:
         facts["p by itself"] = tell_p(entry)
         facts["Power"] = write_power(judgement)

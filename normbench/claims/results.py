@@ -117,7 +117,7 @@ def read_result(path: Path) -> ClaimResult | None:
     if content is None or content["status"] not in list(Status):
         return None
     judgement = content["judgement"]
-    if judgement is not None and judgement["verdict"] not in list(Verdict):
+    if judgement is not None and not _is_judgement(judgement):
         return None
     values = _by_seed(content["values"])
     arms = {arm: _by_seed(measured) for arm, measured in content["arms"].items()}
@@ -139,6 +139,12 @@ def _by_seed(measured: Mapping[str, float]) -> dict[int, float] | None:
     if not all(seed.isdecimal() for seed in measured):
         return None
     return {int(seed): float(value) for seed, value in measured.items()}
+
+
+def _is_judgement(content: Mapping[str, Any]) -> bool:
+    """Tell whether a judgement in JSON has a verdict that there is, and intervals with two ends."""
+    are_intervals = all(content[key] is None or len(content[key]) == 2 for key in ("interval", "inner"))
+    return are_intervals and content["verdict"] in list(Verdict)
 
 
 def _read_judgement(content: Mapping[str, Any]) -> Judgement:

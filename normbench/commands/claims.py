@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the word
     from normbench.claims.claim import Claim
     from normbench.claims.conduct import ClaimRun
     from normbench.claims.results import ClaimResult
-    from normbench.claims.standing import ClaimStanding
+    from normbench.claims.standing import ClaimStanding, Way
 
 ALL = "all"
 
@@ -43,6 +43,7 @@ class Request:
     dry_run: bool = False
     trial: bool = False
     at_scale: bool = False
+    report: bool = False
     new: bool = False
     register: bool = False
     reason: str = ""
@@ -68,6 +69,9 @@ def claims(request: Request) -> int:
     names = chosen_names(request, list(known))
     if request.register:
         return register([known[name] for name in names], request.reason)
+    if request.report:
+        print(write_page(known, way))
+        return 0
     listed = names or list(known)
     if request.at_scale and (not names or ALL in request.names):
         listed = [name for name in listed if known[name].at_scale]
@@ -83,7 +87,11 @@ def claims(request: Request) -> int:
         return show_plans(runs, request.minutes)
     for one in runs:
         one.console.quiet = way.is_quiet
-    return run(runs, request.minutes)
+    status = run(runs, request.minutes)
+    page = write_page(known, way)
+    if not way.is_quiet:
+        say(f"all claims side by side: {page}")
+    return status
 
 
 def check_flags(request: Request) -> None:
@@ -92,7 +100,7 @@ def check_flags(request: Request) -> None:
     Raises:
         UsageError: with what to leave out.
     """
-    asked = [name for name in ("new", "register", "verify", "dry_run") if getattr(request, name)]
+    asked = [name for name in ("new", "register", "verify", "dry_run", "report") if getattr(request, name)]
     if len(asked) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in asked[:2])
         raise UsageError(f"{first} and {second} are two things to do: give one of them")
@@ -205,6 +213,28 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     if status >= STOPPED:
         say("stopped; the same command goes on")
     return status
+
+
+def write_page(known: Mapping[str, Claim], way: Way) -> Path:
+    """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
+    from normbench.claims.claim import find_registration
+    from normbench.claims.page import write_page as write
+    from normbench.claims.results import CLAIM_FILE
+
+    shown = {}
+    for name, claim in known.items():
+        was_tried = way.trial and (way.folder / name / CLAIM_FILE).exists()
+        is_registered = not way.trial and find_registration(claim) is not None
+        is_shown = was_tried or is_registered
+        content = dict(claim.content)
+        if way.at_scale:
+            is_shown = is_shown and claim.at_scale is not None
+            content["scope"] = " ".join(claim.at_scale.words) if claim.at_scale else ""
+        if is_shown:
+            shown[name] = content
+    digests = {name: known[name].digest for name in shown}
+    page, *_ = write(way.folder, shown, digests)
+    return page
 
 
 def show_result(one: ClaimStanding) -> None:

@@ -1,0 +1,220 @@
+"""The documents on claims: made from what is published of them, and never typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from normbench.analysis.figures.figure import Figure
+from normbench.analysis.wording import NONE, cell, count
+from normbench.claims.claim import find_registration, read_claims
+from normbench.claims.entries import (
+    Entry,
+    list_notes,
+    read_entries,
+    write_bound,
+    write_corrected,
+    write_corrected_p,
+    write_effect,
+    write_interval,
+    write_machine,
+    write_minutes,
+    write_power,
+    write_settling,
+    write_suite,
+)
+from normbench.claims.figures import draw_forest
+from normbench.claims.results import Status, read_results, write_result
+from normbench.claims.standing import is_of_machine
+from normbench.claims.verdicts import Suite, Verdict
+from normbench.record.files import write_bytes
+
+PUBLISHED = "docs/claims"
+PAGE = "docs/claims.md"
+README = "README.md"
+TEMPLATE = "claims.md.jinja"
+
+# The rows of the README's table, in its order: the claims that people ask about most.
+MOST_WANTED = (
+    "rmsnorm-parity",
+    "rmsnorm-faster",
+    "dyt-parity-lm",
+    "derf-best",
+    "warmup",
+    "peri-better",
+    "lns-better",
+    "bn-small-batch",
+    "bn-not-ics",
+    "ngpt-faster",
+)
+
+# The part of the README that is made: from this heading to the line that begins like the second.
+HEADING = "## What it has measured\n"
+AFTER = "`./scripts/benchmark` measures"
+
+
+def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    """Return key and value of the YAML of each registered claim of ours, and its digest, by name."""
+    claims, digests = {}, {}
+    for name, claim in read_claims().items():
+        if find_registration(claim) is not None:
+            claims[name] = claim.content
+            digests[name] = claim.digest
+    return claims, digests
+
+
+def publish(folder: Path, root: Path) -> list[str]:
+    """Copy the results of registered claims to docs/claims, without words of the machine; return their names."""
+    _, digests = registered_claims()
+    published = []
+    for name, result in read_results(folder).items():
+        if digests.get(name) != result.digest or result.status is Status.TRIAL:
+            continue
+        words = tuple(word for word in result.words if not is_of_machine(word))
+        (root / PUBLISHED).mkdir(exist_ok=True)
+        write_result(replace(result, words=words, report=""), root / PUBLISHED / f"{name}.json")
+        published.append(name)
+    return published
+
+
+def write_documents(root: Path) -> list[Path]:
+    """Write the page on claims, its figures and the README's table; return the files that were written."""
+    claims, digests = registered_claims()
+    entries, suite = read_entries(root / PUBLISHED, claims, digests)
+    figures = draw_forest(entries)
+    written = []
+    for figure in figures:
+        path = root / PUBLISHED / f"{figure.name}.svg"
+        write_bytes(path, figure.svg.encode())
+        written.append(path)
+    page = root / PAGE
+    write_bytes(page, make_page(entries, suite, figures).encode())
+    written.append(page)
+    readme = root / README
+    text = readme.read_text("utf-8")
+    changed = with_results(text, entries, suite)
+    if changed != text:
+        write_bytes(readme, changed.encode())
+        written.append(readme)
+    return written
+
+
+def make_page(entries: Sequence[Entry], suite: Suite, figures: Sequence[Figure]) -> str:
+    """Return docs/claims.md."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    judged = [entry for entry in entries if entry.judgement is not None]
+    others = [entry for entry in entries if entry.judgement is None]
+    template = environment.get_template(TEMPLATE)
+    return template.render(
+        sentences=write_suite(entries, suite),
+        verdicts=verdict_rows(judged),
+        figures=figures,
+        inconclusive=inconclusive_rows(judged),
+        notes=noted_rows(judged),
+        others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
+        machines=machines_of(judged),
+    )
+
+
+def verdict_rows(judged: Sequence[Entry]) -> list[str]:
+    """Return the rows of the table of verdicts."""
+    rows = []
+    for entry in judged:
+        said = (
+            f"{cell(entry.claim['claim'])}, `{entry.name}`",
+            f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})",
+            f"**{entry.standing}**",
+            tell_effect(entry),
+            ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
+            cell(entry.claim["scope"]),
+        )
+        rows.append(f"| {' | '.join(said)} |")
+    return rows
+
+
+def tell_effect(entry: Entry) -> str:
+    """Write the effect of a claim with its interval and seeds."""
+    judgement = entry.judgement
+    assert judgement is not None
+    interval = write_interval(judgement, entry.kind)
+    seeds = count(judgement.n, "seed")
+    told = seeds if interval == NONE else f"{interval}; {seeds}"
+    return f"{write_effect(judgement, entry.kind, entry.unit)} ({told})"
+
+
+def inconclusive_rows(judged: Sequence[Entry]) -> list[str]:
+    """Return the rows of the table of claims that the seeds do not settle."""
+    rows = []
+    for entry in judged:
+        judgement = entry.judgement
+        if judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE:
+            said = (
+                f"`{entry.name}`",
+                tell_effect(entry),
+                write_bound(entry.margin),
+                write_power(judgement),
+                write_settling(entry),
+            )
+            rows.append(f"| {' | '.join(said)} |")
+    return rows
+
+
+def noted_rows(judged: Sequence[Entry]) -> list[str]:
+    """Return a line for each claim of which a reader must know more than the verdict."""
+    rows = []
+    for entry in judged:
+        notes = list_notes(entry)
+        if notes:
+            rows.append(f"- `{entry.name}`: {' '.join(notes)}")
+    return rows
+
+
+def machines_of(judged: Sequence[Entry]) -> list[str]:
+    """Return the machines and versions of the runs, each once, with how long they took there."""
+    minutes = dict[str, float]()
+    for entry in judged:
+        result = entry.result
+        if result is not None:
+            everywhere = {key: value for key, value in result.machine.items() if key != "commit"}
+            machine = write_machine(replace(result, machine=everywhere))
+            minutes[machine] = minutes.get(machine, 0.0) + (result.minutes or 0.0)
+    return [f"{machine}: {write_minutes(took)}" for machine, took in minutes.items()]
+
+
+def with_results(readme: str, entries: Sequence[Entry], suite: Suite) -> str:
+    """Return the README with the table of results; as it is where no claim of the table has a verdict."""
+    by_name = {entry.name: entry for entry in entries}
+    chosen = [by_name[name] for name in MOST_WANTED if name in by_name and by_name[name].judgement is not None]
+    if not chosen:
+        return readme
+    rows = []
+    for entry in chosen:
+        published = f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})"
+        rows.append(f"| {cell(entry.claim['claim'])} | {published} | **{entry.standing}** | {tell_effect(entry)} |")
+    lines = [
+        HEADING,
+        "`normbench claims` tests published claims about normalization again. Each was registered before its runs,",
+        "with its effect, the smallest size that matters and its seeds. [All claims](docs/claims.md), what they rest",
+        "on, how verdicts come about, how to test one of your own; [other results](docs/results.md).",
+        "",
+        "| claim | published | at this scale | effect, positive as published |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        " ".join(write_suite(entries, suite)),
+        "",
+        "",
+    ]
+    start = readme.index(HEADING)
+    end = readme.index(AFTER)
+    return readme[:start] + "\n".join(lines) + readme[end:]
