@@ -89,6 +89,9 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests in an order that keeps all cores busy; those on the public data sets need the folder of NORMBENCH_DATA."""
+    for item in items:
+        if forks_runs(item):
+            item.add_marker(pytest.mark.slow)
     items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if "NORMBENCH_DATA" not in os.environ:
         skip = pytest.mark.skip(reason="NORMBENCH_DATA names no folder with the public data sets")
@@ -97,13 +100,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+def forks_runs(item: pytest.Item) -> bool:
+    """Tell whether a test forks runs from a server, which takes a core for five seconds to start."""
+    return "server" in getattr(item, "fixturenames", ())
+
+
+FORKING = 2  # workers, of several, that begin with tests that fork runs: each of them starts a server
+
+
 def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Slow tests first in each worker's share of the list, file by file, so that none is left for the end."""
     slow = [item for item in items if item.get_closest_marker("slow")]
     fast = (item for item in items if not item.get_closest_marker("slow"))
+    forking, others = list[list[pytest.Item]](), list[list[pytest.Item]]()
+    for _, group in groupby(slow, lambda item: item.path):
+        tests = list(group)
+        (forking if any(map(forks_runs, tests)) else others).append(tests)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for number, (_, group) in enumerate(groupby(slow, lambda item: item.path)):
-        shares[number % workers] += group
+    few = FORKING if workers > FORKING else 0
+    for number, tests in enumerate(forking):
+        shares[number % (few or workers)] += tests
+    for number, tests in enumerate(others):
+        shares[few + number % (workers - few)] += tests
     size = len(items) // workers + 1
     return [item for share in shares for item in (*share, *islice(fast, max(0, size - len(share))))]
 
