@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from scipy import stats
 from normbench.analysis.records import Curve, RecordedRun
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import Claim, read_claims, why_unregistered
-from normbench.claims.conduct import choose_within
+from normbench.claims.conduct import Cost, choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
 from normbench.claims.measuring import measure_rows, points_of_run
 from normbench.claims.results import read_result
@@ -228,10 +229,16 @@ def test_a_measure_of_each_block_has_the_block_for_a_key(tmp_path: Path) -> None
 
 
 def test_the_shortest_claims_that_fit_are_taken() -> None:
-    minutes = {"long": 20.0, "b": 5.0, "a": 5.0, "short": 1.0, "done": 0.0}
-    choice = choose_within(minutes, 11.5)
-    assert choice.taken == ("done", "short", "a", "b")
+    costs = {}
+    for name, minutes in {"long": 20.0, "b": 5.0, "a": 5.0, "short": 1.0, "done": 0.0}.items():
+        costs[name] = Cost(name, minutes)
+    choice = choose_within(costs, 11.5)
+    assert list(choice.taken) == ["done", "short", "a", "b"]
     assert choice.left_out == {"long": 20.0}
+    costs |= {"of_a": Cost("a", 5.0), "of_long": Cost("long", 20.0, 0.5)}
+    assert choose_within(costs, 11.5).taken == {"done": 0, "short": 1, "a": 5, "of_a": 0, "b": 5}
+    assert choose_within(costs, 32).taken["of_long"] == 0.5
+    assert choose_within(costs, 0.5).left_out["of_long"] == 20.5
 
 
 # ---- claims that are run
@@ -254,15 +261,16 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     write_claim(tmp_path)
     shared = {"words": ..., "seeds": ..., "minutes": ..., "kind": "larger", "effect": "log(rms / ln)"}
     write_claim(tmp_path, "other", **shared, runs_of="tiny")
+    both = ["tiny", "other"]
     assert run("tiny", *MACHINE) == 2
     assert "tiny is not registered" in capsys.readouterr().err
     assert run("tiny", "trainer.steps=4") == 2
     assert "add --trial" in capsys.readouterr().err
-    assert run("all", "--register", "--reason", "a first one") == 0
-    assert run("all", "--minutes", "0.5", *MACHINE) == 2
+    assert run(*both, "--register", "--reason", "a first one") == 0
+    assert run(*both, "--minutes", "0.5", *MACHINE) == 2
     assert "the shortest takes 1 minutes" in capsys.readouterr().err
 
-    assert run("all", *MACHINE) == 0
+    assert run(*both, *MACHINE) == 0
     claims = tmp_path / "outputs" / "claims"
     tiny, other = (read_result(claims / name / "claim.json") for name in ("tiny", "other"))
     assert tiny is not None and tiny.judgement is not None and tiny.judgement.verdict == "parity"
@@ -325,21 +333,23 @@ def test_a_trial_has_seeds_of_its_own_and_no_verdict(tmp_path: Path, run: Callab
 
 
 @pytest.mark.slow
-def test_a_killed_claim_goes_on_to_the_same_numbers(tmp_path: Path, server: Server) -> None:
-    for name in ("whole", "killed"):
-        write_claim(tmp_path / name)
-        command = ["claims", "--config-dir", "conf", "tiny"]
-        register = server.start([*command, "--register", "--reason", "a test"], tmp_path / name)
-        assert register.wait() == 0, register.output
-        trap = Trap("checkpoint", nth=2) if name == "killed" else None
-        first = server.start([*command, *MACHINE], tmp_path / name, trap)
-        assert (first.wait() == 0) == (name == "whole"), first.output
-    assert not (tmp_path / "killed" / "outputs" / "claims" / "tiny" / "claim.json").exists()
-    again = server.start(["claims", "--config-dir", "conf", "tiny", *MACHINE], tmp_path / "killed")
-    assert again.wait() == 0, again.output
+def test_a_killed_claim_goes_on_to_the_same_numbers(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
+) -> None:
     results = []
     for name in ("whole", "killed"):
-        result = read_result(tmp_path / name / "outputs" / "claims" / "tiny" / "claim.json")
-        assert result is not None
-        results.append((result.values, result.arms, result.judgement))
-    assert results[0] == results[1]
+        write_claim(tmp_path / name, seeds=1)
+        monkeypatch.chdir(tmp_path / name)
+        assert run("tiny", "--register", "--reason", "a test") == 0
+        result_file = tmp_path / name / "outputs" / "claims" / "tiny" / "claim.json"
+        if name == "killed":
+            command = ["claims", "--config-dir", "conf", "tiny", *MACHINE]
+            child = server.start(command, tmp_path / name, Trap("checkpoint", nth=2))
+            assert child.wait() == -signal.SIGKILL, child.output
+            assert list(result_file.parent.glob("*/status.json"))
+            assert not result_file.exists()
+        assert run("tiny", *MACHINE) == 0
+        results.append(read_result(result_file))
+    whole, killed = results
+    assert whole is not None and killed is not None
+    assert (killed.values, killed.arms, killed.judgement) == (whole.values, whole.arms, whole.judgement)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -57,6 +58,10 @@ SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
 INTERRUPTED = 130
+
+
+class CannotBegin(UsageError):
+    """The runs of a claim cannot be begun: data are not there, or something in its words does not hold here."""
 
 
 @dataclass
@@ -169,11 +174,15 @@ class ClaimRun(ClaimStanding):
         """Return the sweep of some seeds; None for a study.
 
         Raises:
-            UsageError: data are not there, or what `plan_sweep` raises.
+            CannotBegin: data are not there, say.
+            UsageError: the folder has other runs, or cannot be written.
         """
         if self.owner.study:
             return None
-        planned = plan_sweep(self.words(seeds))
+        try:
+            planned = plan_sweep(self.words(seeds))
+        except UsageError as error:
+            raise CannotBegin(str(error)) from error
         planned.check_folder()
         planned.plan.runs[0].prepared.directory.check_creatable()
         return planned
@@ -201,8 +210,8 @@ class ClaimRun(ClaimStanding):
         for number, seeds in enumerate(looks, 1):
             try:
                 status, measured = self.make(seeds)
-            except UsageError as error:
-                if not self.claim.needs or self.read_note():  # runs were begun: it is not that something lacks
+            except CannotBegin as error:
+                if not self.claim.needs:
                     raise
                 self.keep(self.without_runs(str(error)))
                 return 0
@@ -214,7 +223,8 @@ class ClaimRun(ClaimStanding):
             if result.status is not Status.COMPLETE or not is_open or number == len(looks):
                 break
             say(self.console, f"{self.claim.name}: inconclusive after {len(seeds)} seeds, and goes on as planned")
-        if not self.owner.study and result.status in (Status.COMPLETE, Status.TRIAL):
+        is_over = result.status in (Status.COMPLETE, Status.TRIAL)
+        if is_over and not self.owner.study and not (self.claim.runs_of and self.report_page.exists()):
             report(self.runs_folder, True)
         self.keep(result)
         return 1 if result.status is Status.NOT_COMPLETE else 0
@@ -237,7 +247,7 @@ class ClaimRun(ClaimStanding):
         """Make the runs of a sweep."""
         with explain_limits(str(self.way.folder)):
             planned = self.plan(seeds)
-            assert planned is not None
+            assert planned is not None  # it has no study
             planner = planned.planner
             device = planner.devices[0].partition(":")[0]
             self.write_note(how={"device": device, "threads": str(planner.threads), "sweep.stack": str(planner.stack)})
@@ -258,7 +268,10 @@ class ClaimRun(ClaimStanding):
         """Make a study and what it trains."""
         self.write_note()
         words = [word for word in self.words(seeds) if key_of(word) != "sweep.extend"]
-        folder = studies.conduct(self.owner.study, words)
+        try:
+            folder = studies.conduct(self.owner.study, words)
+        except UsageError as error:
+            raise CannotBegin(str(error)) from error
         if folder is None:
             return INTERRUPTED, Measured()
         return 0, self.measure_study(seeds)
@@ -322,7 +335,7 @@ class ClaimRun(ClaimStanding):
             machine=describe(measured.session),
             date=date.today().isoformat(),
             words=tuple(self.words(seeds)),
-            report=self.report_path(),
+            report=os.path.relpath(self.report_page, self.folder),
         )
         if measured.missing:
             reason = "; ".join(measured.missing[:3])
@@ -344,15 +357,15 @@ class ClaimRun(ClaimStanding):
             claim={**self.claim.content, "words": list(self.claim.words)},
         )
 
-    def report_path(self) -> str:
-        """Return the path of the report of its runs, from its own folder on."""
-        page = self.runs_folder / "report" / "report.html"
-        if self.owner.study:
-            root = self.runs_folder
-            if is_in_blocks(study_of(self.owner)):
-                root = root / block_name(0)
-            page = self.rows_file(root).with_name("report.html")
-        return os.path.relpath(page, self.folder)
+    @property
+    def report_page(self) -> Path:
+        """Return the page on its runs; on the first process, where there are several."""
+        if not self.owner.study:
+            return self.runs_folder / "report" / "report.html"
+        root = self.runs_folder
+        if is_in_blocks(study_of(self.owner)):
+            root = root / block_name(0)
+        return self.rows_file(root).with_name("report.html")
 
     def keep(self, result: ClaimResult) -> None:
         """Write what the claim has come to."""
@@ -395,47 +408,60 @@ def describe(session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a claim takes. runs: their name, which claims share. runs_minutes: these take. own_minutes: besides."""
+
+    runs: str
+    runs_minutes: float
+    own_minutes: float = 0.0
+
+
+@dataclass(frozen=True)
 class Choice:
     """Claims that fit into so many minutes.
 
     Attributes:
-        taken: in the order in which they are run.
-        left_out: with the minutes that each needs.
+        taken: with the minutes that each takes, in the order in which they are run.
+        left_out: with the minutes that each would take.
     """
 
-    taken: tuple[str, ...]
+    taken: dict[str, float]
     left_out: dict[str, float]
 
 
-def choose_within(minutes: dict[str, float], budget: float) -> Choice:
+def choose_within(costs: Mapping[str, Cost], budget: float) -> Choice:
     """Choose claims for a budget: the shortest first, by name where they take as long, none that does not fit.
 
+    Runs that several claims share count once.
+
     Args:
-        minutes: that each takes.
+        costs: by the claim's name.
         budget: minutes for all of them.
     """
-    taken = []
-    left_out = {}
+    taken: dict[str, float] = {}
     left = budget
-    for name in sorted(minutes, key=lambda name: (minutes[name], name)):
-        if minutes[name] <= left:
-            taken.append(name)
-            left -= minutes[name]
-        else:
-            left_out[name] = minutes[name]
-    return Choice(tuple(taken), left_out)
+    made: set[str] = set()
+    while True:
+        minutes: dict[str, float] = {}
+        for name, cost in costs.items():
+            if name not in taken:
+                minutes[name] = cost.own_minutes + (0.0 if cost.runs in made else cost.runs_minutes)
+        shortest = min(minutes, key=lambda name: (minutes[name], name), default=None)
+        if shortest is None or minutes[shortest] > left:
+            return Choice(taken, dict(sorted(minutes.items(), key=lambda item: (item[1], item[0]))))
+        taken[shortest] = minutes[shortest]
+        left -= minutes[shortest]
+        made.add(costs[shortest].runs)
 
 
-def minutes_left(runs: Sequence[ClaimRun]) -> dict[str, float]:
-    """Return the registered minutes that claims take, 0 for those with a verdict; runs that two share count once."""
-    found: dict[str, float] = {}
-    counted: set[str] = set()
+def costs_of(runs: Sequence[ClaimRun]) -> dict[str, Cost]:
+    """Return what claims take, as they say; nothing for those with a verdict, and for runs of such."""
+    made = {one.owner.name for one in runs if one.is_complete}
+    found: dict[str, Cost] = {}
     for one in runs:
-        minutes = one.claim.minutes
-        if one.claim.runs_of and one.owner.name not in counted:
-            minutes += one.owner.minutes
-        counted.add(one.owner.name)
-        found[one.claim.name] = 0.0 if one.is_complete else minutes
+        runs_minutes = 0.0 if one.owner.name in made else one.owner.minutes
+        own_minutes = one.claim.minutes if one.claim.runs_of and not one.is_complete else 0.0
+        found[one.claim.name] = Cost(one.owner.name, runs_minutes, own_minutes)
     return found
 
 
@@ -457,16 +483,13 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
     by_name = {one.claim.name: one for one in runs}
     names = list(by_name)
     if budget is not None:
-        minutes = minutes_left(runs)
-        choice = choose_within(minutes, budget)
+        choice = choose_within(costs_of(runs), budget)
         names = list(choice.taken)
         for name, needed in choice.left_out.items():
             say(console, f"{name} is left out: it takes about {needed:g} minutes")
         if not names:
-            smallest = min(minutes.values())
-            raise UsageError(
-                f"--minutes {budget:g} is too little for any claim: the shortest takes {smallest:g} minutes"
-            )
+            what = f"--minutes {budget:g} is too little for any claim"
+            raise UsageError(f"{what}: the shortest takes {min(choice.left_out.values()):g} minutes")
     begun = time.monotonic()
     worst = 0
     for name in names:
@@ -475,8 +498,8 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
             tell(one)
             continue
         if budget is not None:
-            left = budget - (time.monotonic() - begun) / 60
             needed = estimate_minutes(one)
+            left = budget - (time.monotonic() - begun) / 60
             if needed > left:
                 say(console, f"{name} is left out: it takes about {needed:.1f} minutes here, and {left:.1f} are left")
                 continue
@@ -496,6 +519,12 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
 
 
 def estimate_minutes(one: ClaimRun) -> float:
-    """Return about how many minutes the runs of a claim take here, as a few of their steps tell; 0 for a study's."""
-    planned = one.plan(one.looks[-1])
-    return 0.0 if planned is None else planned.estimate_seconds() / 60
+    """Return about how many minutes the runs of a claim take here, as a few of their steps tell.
+
+    Of a study, and where runs cannot be begun here, it is what the claim says.
+    """
+    with suppress(Exception):  # data are not there, say, or a few steps diverge: whoever runs it says so
+        planned = one.plan(one.looks[-1])
+        if planned is not None:
+            return planned.estimate_seconds() / 60
+    return one.claim.minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -278,15 +279,13 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
 
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Print what would be run, how long it takes and what it could show; return the exit status."""
-    from normbench.claims.conduct import choose_within, minutes_left
+    from normbench.claims.conduct import choose_within, costs_of
     from normbench.claims.verdicts import power_of
 
-    needed = minutes_left(runs)
-    if minutes is not None:
-        choice = choose_within(needed, minutes)
-        runs = [one for one in runs if one.claim.name in choice.taken]
-        for name, own in choice.left_out.items():
-            say(f"{name} is left out: it takes about {own:g} minutes")
+    choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
+    for name, needed in choice.left_out.items():
+        say(f"{name} is left out: it takes about {needed:g} minutes")
+    runs = [one for one in runs if one.claim.name in choice.taken]
     for one in runs:
         one.check()
     for one in runs:
@@ -295,7 +294,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         say(f"{claim.name}: {claim.claim}")
         rule = f"{claim.kind}, margin {claim.margin:g} {claim.unit}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
-        say(f"  registered: {claim.minutes:g} minutes; left: {needed[claim.name]:g}")
+        say(f"  registered: {claim.minutes:g} minutes; left: {choice.taken[claim.name]:g}")
         if claim.pilot:
             power = power_of(claim.kind, claim.margin, claim.pilot.sd, claim.seeds[-1], claim.target, len(claim.seeds))
             told = "none, values that do not spread" if power is None else f"{power:.2f}"
@@ -305,7 +304,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         planned = None if one.is_complete else one.plan(one.looks[-1])
         if planned is not None:
             planned.show()
-    say(f"in all about {sum(needed[one.claim.name] for one in runs):g} minutes on two idle cores")
+    say(f"in all about {sum(choice.taken.values()):g} minutes on two idle cores")
     return 0
 
 
