@@ -138,8 +138,8 @@ class Pieces(nn.Module):
         if self.how == "moved":  # which numbers, orders and sums of positions do not hinder
             x = 0.5 * torch.roll(x + self.table, 1, dims=1).transpose(0, 1).flip(0)
             return self.out(self.norm(x.mean(0)))
-        if self.how == "gain":
-            x = x * self.gain
+        if self.how in ("gain", "gain read"):
+            x = x * self.gain + (x if self.how == "gain read" else 0)
         if self.how == "relu":
             x = x.relu()
         y = self.norm(x)
@@ -155,10 +155,45 @@ def test_numbers_orders_and_sums_of_positions_are_seen_through() -> None:
     assert found.model.get_buffer("table").mean(-1).abs().max() < 1e-15
 
 
+def test_a_gain_goes_into_what_it_multiplies() -> None:
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    model: Any = stir(Pieces("gain"))
+    found: Any = converted(model, lambda model: model(x))
+    assert {*found.norms} == {"norm"} and torch.equal(found.model.gain, torch.ones(8))
+    scaled = model.gain[:, None] * model.embed.weight
+    torch.testing.assert_close(found.model.embed.weight, scaled - scaled.mean(0), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("start", [1e-5, 0.3])
+def test_vision_transformers_with_layer_scale_are_converted(start: float) -> None:
+    """Gains that are all alike, as they start, and such as training may leave."""
+    timm = pytest.importorskip("timm")
+    sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "img_size": 8, "patch_size": 4, "num_classes": 5}
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", init_values=start, in_chans=1, **sizes).double().eval()
+    if start > 0.1:
+        stir(model)
+    found: Any = converted(model, lambda model: model(torch.ones(2, 1, 8, 8, dtype=torch.float64).cumsum(-1)))
+    assert len(found.norms) == 5 and not found.refused
+    assert torch.equal(found.model.blocks[1].ls2.gamma, torch.ones(16))
+
+
+def test_the_norm_over_merged_patches_is_kept() -> None:
+    """It takes out one mean of four positions, so that theirs are not to go one by one."""
+    timm = pytest.importorskip("timm")
+    sizes = {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2), "window_size": 2, "img_size": 16, "patch_size": 4}
+    torch.manual_seed(0)
+    swin = stir(timm.create_model("swin_tiny_patch4_window7_224", in_chans=1, num_classes=5, **sizes))
+    images = torch.randn(2, 1, 16, 16, dtype=torch.float64)
+    found = converted(swin, lambda model: model(images))
+    assert {"layers.1.blocks.0.norm1", "layers.1.blocks.0.norm2", "norm"} == {*found.norms}
+    assert "layers.1.downsample.norm" in found.refused
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("gain", "mul writes"),
+        ("gain read", "in two sizes"),
         ("relu", "relu writes"),
         ("read", "linear reads the stream"),
         ("tanh", "tanh reads its β"),

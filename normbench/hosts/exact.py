@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from normbench.errors import UsageError, explain
 from normbench.norms import RMSNorm
 
+Use = tuple[fx.Node, fx.Node]  # of a tensor, in a node
 Axes = dict[fx.Node, int]  # of the features in what nodes give, counted from the end
 
 EXACT = 1e-9  # of the largest output: what may change in float64
@@ -36,6 +37,18 @@ READERS: dict[Any, tuple[int, int]] = {
     torch.ops.aten.conv1d.default: (0, 2),
     torch.ops.aten.conv2d.default: (0, 2),
 }
+
+
+class Part(NamedTuple):
+    """How a node has the features of a stream.
+
+    Attributes:
+        axis: of these, counted from the end.
+        gain: a tensor of the model that multiplies them before they come to the stream.
+    """
+
+    axis: int
+    gain: fx.Node | None = None
 
 
 class NotExact(Exception):
@@ -71,7 +84,8 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
     embeddings, position tables, and the layers at the end of branches, whose weights and biases lose their mean over
     the stream's features here (SliceGPT, Ashkboos et al. 2024, section 3.1). That is possible where norms alone read
     the stream, as in `pre` and `parallel`. It is not where a norm writes to it (`post`, `sandwich`), as γ⊙n+β has a
-    mean again. γ stays in the norm, and β goes into the biases of the layers that read it.
+    mean again. γ stays in the norm, and β goes into the biases of the layers that read it. A gain of each feature at
+    the end of a branch, such as LayerScale (Touvron et al. 2021), goes into the layer before it first, and is 1 then.
 
     Args:
         model: stays as it is.
@@ -129,10 +143,17 @@ def first_tensor(output: Any) -> Tensor:
 
 
 class Writer(NamedTuple):
-    """A tensor that writes to a stream, by all its names there. axis: that of the features, counted from the end."""
+    """A tensor that writes to a stream, by all its names there.
+
+    Attributes:
+        names: of it.
+        axis: that of the features, counted from the end.
+        gain: the name of what multiplies each feature on the way, as LayerScale does; empty where nothing does.
+    """
 
     names: tuple[str, ...]
     axis: int
+    gain: str = ""
 
 
 class Reader(NamedTuple):
@@ -164,7 +185,7 @@ class Plan:
 def carry_out(plans: Sequence[Plan], found: Exact) -> None:
     """Do what was planned with the model in `found`, and note it there."""
     model = found.model
-    done = set[Any]()
+    done = set[Writer]()
     for plan in plans:
         for reader in plan.readers:  # no two norms have the same
             layer: Any = model.get_submodule(reader.path)
@@ -181,11 +202,15 @@ def carry_out(plans: Sequence[Plan], found: Exact) -> None:
                 found.untied.append(name)
         for writer in plan.writers:
             if writer not in done:
-                tensor = tensors_of(model)[writer.names[0]]
-                tensor.sub_(tensor.mean(writer.axis, keepdim=True))
+                tensors = tensors_of(model)
+                tensor = tensors[writer.names[0]]
+                gain = tensors[writer.gain].flatten() if writer.gain else None
+                tensor.copy_(centre(tensor, writer.axis, gain))
                 done.add(writer)
         model.set_submodule(plan.path, plan.rms)
         found.norms[plan.path] = plan.rms
+    for gain_name in {writer.gain for writer in done if writer.gain}:
+        tensors_of(model)[gain_name].fill_(1)  # it is in what it multiplied
 
 
 # ---- how a model computes
@@ -262,7 +287,7 @@ class ExportedGraph:
         Raises:
             NotExact: nothing does.
         """
-        writers = dict[tuple[fx.Node, fx.Node], int]()
+        writers = dict[Use, Part]()
         readers = list[Reader]()
         for node in nodes:
             stream: Any = node.args[0]
@@ -308,40 +333,41 @@ class ExportedGraph:
 
     # ---- what writes to a stream
 
-    def writers(self, stream: fx.Node) -> dict[tuple[fx.Node, fx.Node], int]:
+    def writers(self, stream: fx.Node) -> dict[Use, Part]:
         """Return what writes to the stream of which a node is a part, as pairs of a tensor and where it is used.
 
-        With each comes the axis of the stream's features, which are last in the node itself.
+        With each comes where it has the stream's features, which are last in the node itself.
 
         Raises:
             NotExact: something else writes to it, or its mean is read.
         """
-        found = dict[tuple[fx.Node, fx.Node], int]()
-        axes: Axes = {}
-        waiting = [(stream, -1)]
+        found = dict[Use, Part]()
+        parts = dict[fx.Node, Part]()
+        waiting = [(stream, Part(-1))]
         while waiting:
             members = list[fx.Node]()
             while waiting:  # first all that writes, whose complaints say more
-                node, axis = waiting.pop()
-                if node in axes:
-                    if axes[node] != axis:
-                        raise NotExact(f"{self.name(node)} has the stream's features along two axes")
+                node, part = waiting.pop()
+                if node in parts:
+                    if parts[node] != part:
+                        raise NotExact(f"{self.name(node)} has the stream's features along two axes or in two sizes")
                     continue
-                axes[node] = axis
+                parts[node] = part
                 members.append(node)
-                for source, own in self.sources(node, axis).items():
+                for source, own in self.sources(node, part).items():
                     if source in self.tensors:
                         found[source, node] = own
                     else:
                         waiting.append((source, own))
             for node in members:
-                waiting += self.followers(node, axes[node])
+                waiting += self.followers(node, parts[node])
         return found
 
-    def sources(self, node: fx.Node, axis: int) -> Axes:
-        """Return the nodes which have no mean where what a node gives is to have none, each with its axis.
+    def sources(self, node: fx.Node, part: Part) -> dict[fx.Node, Part]:
+        """Return the nodes which have no mean where what a node gives is to have none, each as a part of the stream.
 
-        These are a layer's own tensors, or whatever an operator adds, moves, or multiplies by a number.
+        These are a layer's own tensors, or whatever an operator adds, moves, or multiplies by a number; or what a gain
+        multiplies feature by feature, as LayerScale does: it has no mean once the gain is in what writes to it.
 
         Raises:
             NotExact: no such nodes are known.
@@ -349,12 +375,27 @@ class ExportedGraph:
         operands = self.operands(node)
         own = [operand for operand in operands if operand in self.tensors]
         for among in (own, operands):
-            for axes in self.choices(among, node, axis):
-                if self.centres(node, axis, axes):
-                    return axes
+            for axes in self.choices(among, node, part.axis):
+                if self.centres(node, part, axes):
+                    return {operand: Part(axis, part.gain) for operand, axis in axes.items()}
+        if part.gain is None:
+            for gain in own:
+                for operand in operands:
+                    if self.multiplies(node, operand, gain, part.axis):
+                        return {operand: Part(part.axis, gain)}
         if node.target is LAYER_NORM:
             raise NotExact("a norm writes to the stream that it reads, as in post or sandwich, and γ⊙n+β has a mean")
         raise NotExact(f"{self.name(node)} writes to the stream, and is not a linear layer")
+
+    def multiplies(self, node: fx.Node, operand: fx.Node, gain: fx.Node, axis: int) -> bool:
+        """Tell whether all that a gain does in the model is to multiply an operand of this node feature by feature."""
+        tensor = self.tensors[gain]
+        users = {user for other, own in self.tensors.items() if own is tensor for user in self.users(other)}
+        x = operand.meta["val"]
+        if users != {node} or x.shape != node.meta["val"].shape or tensor.numel() != x.shape[axis]:
+            return False
+        values = random_operands(node)
+        return agree(compute(node, values), multiply(values[operand], values[gain].flatten(), axis))
 
     def operands(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes whose tensors of several numbers a node reads."""
@@ -374,42 +415,50 @@ class ExportedGraph:
         for axes in itertools.product(*each):
             yield dict(zip(operands, axes, strict=True))
 
-    def followers(self, node: fx.Node, axis: int) -> list[tuple[fx.Node, int]]:
-        """Return the nodes through which a stream goes on, each with the axis of its features.
+    def followers(self, node: fx.Node, part: Part) -> list[tuple[fx.Node, Part]]:
+        """Return the nodes through which a stream goes on, each as a part of it.
 
         Raises:
             NotExact: a node reads the stream with its mean.
         """
         found = []
         for user in self.users(node):
-            if user.op == "call_function" and self.is_blind(user, node, axis):
+            is_gain = part.gain is not None and part.gain in user.all_input_nodes  # from which we have come
+            if is_gain or (user.op == "call_function" and self.is_blind(user, node, part.axis)):
                 continue
-            found.append((user, self.axis_after(user, node, axis)))
+            found.append((user, Part(self.axis_after(user, node, part), part.gain)))
         return found
 
-    def axis_after(self, user: fx.Node, node: fx.Node, axis: int) -> int:
-        """Return the axis along which a user of a node has the features that the node has along another.
+    def axis_after(self, user: fx.Node, node: fx.Node, part: Part) -> int:
+        """Return the axis along which a user of a node has the features that the node has as a part of the stream.
 
         Raises:
             NotExact: the user does more with them than to add, to move, or to multiply by a number.
         """
         if user.op == "call_function" and isinstance(user.meta["val"], Tensor):
-            features = node.meta["val"].shape[axis]
+            features = node.meta["val"].shape[part.axis]
             for after in axes_of(user, features):
                 for axes in self.choices(self.operands(user), user, after):
-                    if axes.get(node) == axis and self.centres(user, after, axes):
+                    if axes.get(node) == part.axis and self.centres(user, Part(after, part.gain), axes):
                         return after
         raise NotExact(f"{self.name(user)} reads the stream with its mean")
 
-    def centres(self, node: fx.Node, axis: int, axes: Axes) -> bool:
-        """Tell whether what a node gives loses its mean along an axis if its operands lose theirs along their own."""
+    def centres(self, node: fx.Node, part: Part, axes: Axes) -> bool:
+        """Tell whether what a node gives loses its mean as a part of the stream if its operands lose theirs.
+
+        Where the part is multiplied by a gain further on, each of them has a gain before it loses its mean.
+        """
         values = random_operands(node)
+        gain = None
+        if part.gain is not None:  # random numbers, since those of the model may be all the same, or tiny
+            features = node.meta["val"].shape[part.axis]
+            gain = torch.randn(features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
         without = dict(values)
         for operand, own in axes.items():
-            without[operand] = centre(values[operand], own)
+            without[operand] = centre(values[operand], own, gain)
         before = compute(node, values)
         after = compute(node, without)
-        return agree(after, None if before is None else centre(before, axis))
+        return agree(after, None if before is None else centre(before, part.axis, gain))
 
     def is_blind(self, user: fx.Node, node: fx.Node, axis: int) -> bool:
         """Tell whether a user of a node does not depend on the mean of its features."""
@@ -419,18 +468,18 @@ class ExportedGraph:
         without = {**values, node: centre(values[node], axis)}
         return agree(compute(user, without), compute(user, values))
 
-    def name_writers(self, writers: Mapping[tuple[fx.Node, fx.Node], int]) -> tuple[list[Writer], list[str]]:
+    def name_writers(self, writers: Mapping[Use, Part]) -> tuple[list[Writer], list[str]]:
         """Return writers by their names in the model, and the names of the same tensors where they are no writers.
 
         Raises:
             NotExact: a module has a tensor both as a writer and as something else.
         """
-        used_at = defaultdict[tuple[int, int], set[fx.Node]](set)
-        for (source, user), axis in writers.items():
-            used_at[id(self.tensors[source]), axis].add(user)
+        used_at = defaultdict[tuple[int, Part], set[fx.Node]](set)
+        for (source, user), part in writers.items():
+            used_at[id(self.tensors[source]), part].add(user)
         found = list[Writer]()
         untied = list[str]()
-        for (tensor, axis), users in used_at.items():
+        for (tensor, part), users in used_at.items():
             others = {
                 user for node, own in self.tensors.items() if id(own) == tensor for user in self.users(node)
             } - users
@@ -438,7 +487,8 @@ class ExportedGraph:
             elsewhere = {self.name_at(user, tensor) for user in others}
             if here & elsewhere:
                 raise NotExact(f"{self.names[tensor][0]} writes to the stream, and is also used otherwise")
-            found.append(Writer(tuple(sorted(here)), axis))
+            gain = "" if part.gain is None else self.names[id(self.tensors[part.gain])][0]
+            found.append(Writer(tuple(sorted(here)), part.axis, gain))
             untied += sorted(elsewhere)
         return found, untied
 
@@ -585,9 +635,16 @@ def compute(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
     return given if isinstance(given, Tensor) else None
 
 
-def centre(x: Tensor, axis: int) -> Tensor:
-    """Return x without its mean along an axis."""
+def centre(x: Tensor, axis: int, gain: Float[Tensor, " features"] | None = None) -> Tensor:
+    """Return x, or what a gain makes of it, without its mean along an axis."""
+    if gain is not None:
+        x = multiply(x, gain, axis)
     return x - x.mean(axis, keepdim=True)
+
+
+def multiply(x: Tensor, gain: Float[Tensor, " features"], axis: int) -> Tensor:
+    """Return x times a gain of its features, which are along an axis."""
+    return (x.movedim(axis, -1) * gain).movedim(-1, axis)
 
 
 def add_along(x: Tensor, shift: Float[Tensor, " features"], axis: int) -> Tensor:
