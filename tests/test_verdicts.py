@@ -116,6 +116,10 @@ def test_a_planned_second_look_errs_in_five_percent() -> None:
         assert share(found, "reproduced", "contradicted") <= wrong[level]
     assert wrong[0.0294] == pytest.approx(0.051, abs=0.003)
     assert wrong[0.025] < 0.05 < 0.08 < wrong[0.05]
+    for edge, names in ((1.5, ["parity"]), (1.5, ["contradicted"])):
+        first = verdicts(values[:, :5] + edge, Kind.PARITY, 1.5, level=0.0294)
+        second = verdicts(values + edge, Kind.PARITY, 1.5, level=0.0294)
+        assert share(np.where(first == "inconclusive", second, first), *names) == pytest.approx(0.05, abs=0.003)
     assert level_over_looks(0.0294, 2) == pytest.approx(0.05, abs=1e-4)
     for p in (1e-300, 1e-9, 1e-3, 0.2, 0.9):
         z = stats.norm.isf(p / 2)

@@ -56,8 +56,11 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
             return []
         caption = (
             "Each effect is divided by the margin of its claim, the smallest that matters, and positive as published. "
-            f"An arrow leads to what lies beyond {FARTHEST:g} margins."
+            f"An arrow leads to what lies beyond {FARTHEST:g} margins. Filled dots: reproduced or parity; crosses: "
+            "contradicted."
         )
+        if any(published_effect(entry) is not None for entry in shown):
+            caption += " Diamonds: what was published, where the same was measured."
         if len(drawings) == 1:
             caption = f"{caption} {drawings[0].caption}"
         rows = [f"{entry.name} {entry.standing}" for entry in shown]
