@@ -8,7 +8,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -70,8 +72,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + (1 if few_wait else 3)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+@pytest.hookimpl(wrapper=True, trylast=True)  # when warnings are errors already
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
 
     To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is there then
@@ -80,11 +82,31 @@ def pytest_collection() -> Iterator[None]:
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
     try:
+        import_in_turn(session.config)
         return (yield)
     finally:
         sys.dont_write_bytecode = before
         gc.freeze()
         gc.enable()
+
+
+def import_in_turn(config: pytest.Config) -> None:
+    """Import all files of tests, of which each of several workers begins with others, before they are collected.
+
+    After a file was imported for the first time all workers have it as pytest rewrites it, which takes a third of the
+    time of a collection: so each of them rewrites its part.
+    """
+    if config.args != config.getini("testpaths") or "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    shared, files = [], []
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        (files if file.name.startswith("test_") else shared).append(file.stem)
+    pytest.register_assert_rewrite(*shared)  # some files name them as plugins, after others have imported them
+    begin = number * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in (*files[begin:], *files[:begin]):
+        with suppress(Exception, pytest.skip.Exception):  # which collecting it tells
+            import_module(file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
