@@ -20,13 +20,7 @@ from typing import Any
 from rich.console import Console
 
 import normbench
-from normbench.claims.checks import (
-    check_claim,
-    find_lacking,
-    is_in_blocks,
-    seed_word,
-    study_of,
-)
+from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, seed_word, study_of
 from normbench.claims.claim import Claim, why_unregistered
 from normbench.claims.measuring import (
     Measured,
@@ -42,7 +36,7 @@ from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_resul
 from normbench.claims.standing import NOTE_FILE, ClaimStanding
 from normbench.claims.verdicts import Judgement, Verdict, judge
 from normbench.errors import RunFailure, UsageError
-from normbench.record.files import inside, write_json
+from normbench.record.files import find_unused, inside, write_json
 from normbench.record.machine import describe_machine
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
@@ -155,6 +149,8 @@ class ClaimRun(ClaimStanding):
             source = folder.with_name(f"{folder.name}{suffix}")
             if source.is_dir():
                 target = older / f"{folder.name}-{digest[:8]}{suffix}"
+                if target.exists():  # of a registration to which the claim had come back
+                    target = find_unused(target)
                 os.rename(source, target)
                 say(self.console, f"{source} is of an earlier registration, and kept as {target}")
 
