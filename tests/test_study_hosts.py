@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from data_helpers import write_questions
 from studied import measured, subject
 
-from normbench.studies.folding import Folding
+from normbench.studies.folding import fold, logits_of
 from normbench.studies.invariance import PUBLISHED, SIX_CHANGES, Invariance, by_change, verdict
 from normbench.studies.padding import Padding
+from normbench.studies.removal import Removal
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +24,8 @@ SMALL = ("model.config.hidden_size=16", "model.config.num_hidden_layers=2", "mod
 VIT = ("model=timm", "model.name=vit_tiny_patch16_224", "model.kwargs.depth=2", "model.kwargs.embed_dim=16",
        "model.kwargs.num_heads=2", "data=digits", "data.batch_size=4", "data.eval_batch_size=8",
        "trainer.steps=3")  # fmt: skip
+CONVNEXT = ("model=timm", "model.name=convnext_atto", "model.kwargs.depths=[1,1,1,1]",
+            "model.kwargs.dims=[8,8,8,8]", "data=digits", "data.batch_size=4", "trainer.steps=3")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,39 @@ def test_texts_are_padded_and_cut_for_a_given_classifier(tmp_path: Path) -> None
     assert padded["loss"].iloc[1] == pytest.approx(padded["loss"].iloc[0], rel=1e-5)  # masked, so it changes nothing
 
 
-def test_norms_of_a_given_classifier_of_images_are_folded() -> None:
-    pytest.importorskip("timm")
-    rows = measured(Folding(pairs=9), subject("norm=own", *VIT))
-    assert rows["folded"].max() > 0 and rows["kept"].max() == 0
-    exact = rows[(rows["of"] == "folding") & (rows["bits"] == 53)]
-    assert exact["change"].max() < 1e-12
+@pytest.mark.parametrize(
+    ("words", "folded", "kept", "bound"),
+    [
+        (VIT, 5, 0, 1e-12),  # which torch.fx can follow, and those below torch.export
+        ((*GPT2, *SMALL, "model.config.tie_word_embeddings=false"), 5, 0, 1e-12),
+        ((*GPT2, *SMALL), 4, 5, 1e-12),  # the output layer is tied
+        ((*LLAMA, *SMALL), 5, 0, 1e-6),  # whose own norms compute in float32
+        (CONVNEXT, 7, 9, 1e-12),  # means that a convolution in groups writes, and norms before one
+    ],
+)
+def test_norms_of_given_models_are_folded(words: tuple[str, ...], folded: int, kept: int, bound: float) -> None:
+    pytest.importorskip("transformers" if "model=hf" in words else "timm")
+    one = subject("norm=own", *words)
+    model, norms = one.build()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for norm in norms.values():
+            for parameter in norm.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    found = fold(model, norms, one.task.random_batch(2, generator))
+    assert (len(found.done), len(found.refused)) == (folded, kept), found
+    batch = one.task.random_batch(4, generator)
+    expected = logits_of(model.double(), batch)
+    torch.testing.assert_close(
+        logits_of(found.model, batch), expected, rtol=0, atol=bound * float(expected.abs().max())
+    )
+
+
+def test_norms_that_are_taken_out_of_a_given_model_go_into_its_layers() -> None:
+    pytest.importorskip("transformers")
+    rows = measured(Removal(tune_steps=[3]), subject("norm=own", *GPT2, *SMALL))
+    order = ["none", "block00.mlp", "block01.mlp", "block00.attention", "block01.attention", "final"]
+    assert rows["site"].tolist() == order
+    last = rows.iloc[-1]
+    assert (last["left"], last["folded"], last["unfolded"]) == (0, 4, 1)  # the output layer is tied
+    assert last["change"] < 1e-12 and last["increase"] == last["loss"] - last["control"]

@@ -23,6 +23,7 @@ from normbench.analysis.figures.figure import Figure
 from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError, explain
+from normbench.hosts.adapters import our_norm, qualified_name, read_adapter
 from normbench.norms import RMSNorm
 from normbench.norms.foreign import accept_mask
 from normbench.record.console import show_table
@@ -32,12 +33,12 @@ from normbench.settings import Setting
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Value, arms_of, compare, label_of, mean_by_seed
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean
+from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean, weight_of
 from normbench.studies.timing import median_interval, time_in_turn
 from normbench.studies.writing import show_value
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
-from normbench.types import PADDING, Batch, Model
+from normbench.types import PADDING, Batch, Model, Norm
 
 EXACT = 1e-9  # of the largest logit: what folding may change in float64
 PRECISIONS = {53: "float64", 24: "float32", 8: "bfloat16"}  # by the bits of the significand
@@ -157,17 +158,41 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     model.call_every_norm()
     folded = Folded(model.double().eval())
     compute_weights(model)
+    batch = in_precision_of(model, batch)
+    use_our_formulas(model, norms, batch)
     inputs, before = run_seeing_inputs(model, norms.values(), batch)
     try:
-        graph = ModelGraph(model, inputs, batch.mask is not None)
-    except Exception as error:  # a model may do what torch.fx cannot follow
-        raise UsageError(f"torch.fx cannot follow {type(model).__name__} ({explain(error)}): fold another") from error
+        graph = ModelGraph(model, inputs, batch)
+    except Exception as error:  # a model may do what neither can follow
+        who = "torch.fx and torch.export cannot follow"
+        raise UsageError(f"{who} {type(model).__name__} ({explain(error)}): fold another") from error
     for site, norm in norms.items():
         fold_norm(site, norm, graph, folded)
     change = (logits_of(model, batch) - before).abs().max()
     if not change <= EXACT * before.abs().max():  # "not <=" is true of NaN as well
         raise UsageError(f"{type(model).__name__} computes in a way that folding does not see through: fold another")
     return folded
+
+
+def use_our_formulas(model: Model, norms: dict[str, nn.Module], batch: Batch) -> None:
+    """Put LayerNorm and RMSNorm of ours in the place of norms of transformers' own classes, with their γ and β.
+
+    These compute in float32, and cannot be without a γ.
+    """
+    inputs, _ = run_seeing_inputs(model, norms.values(), batch)
+    paths = {module: path for path, module in model.named_modules()}
+    for site, norm in norms.items():
+        if isinstance(norm, Norm) or not qualified_name(norm).startswith("transformers."):
+            continue
+        x = inputs[norm]
+        adapter = read_adapter(norm, 1, x)
+        gain = adapter.read_gain(norm)
+        shift = adapter.read_shift(norm)
+        ours: Any = our_norm(adapter, x.shape[adapter.axis], adapter.read_eps(norm)).to(x)
+        ours.weight = None if gain is None else nn.Parameter(gain.to(x))
+        ours.bias = None if shift is None else nn.Parameter(shift.to(x))
+        model.set_submodule(paths[norm], ours)
+        norms[site] = ours
 
 
 def compute_weights(model: Model) -> None:
@@ -228,7 +253,9 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
     Raises:
         NotFoldable: they cannot be moved.
     """
-    node = graph.node_of[norm]
+    node = graph.node_of.get(norm)
+    if node is None:
+        raise NotFoldable("it is not seen as a whole")
     before = graph.layer_before(node) if has_running_statistics(norm) else None
     if before is not None:
         move_into_layer_before(norm, before)
@@ -252,10 +279,9 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
 def move_into_layer_before(norm: Any, layer: Any) -> None:
     """Move all of a norm with running statistics into the layer before it: W' = diag(s)·W."""
     fuse: Any = fuse_conv_bn_weights if isinstance(layer, nn.Conv2d) else fuse_linear_bn_weights
-    weight, layer.bias = fuse(
-        layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    )
-    layer.weight.copy_(weight)
+    before = weight_of(layer)
+    weight, layer.bias = fuse(before, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+    before.copy_(weight)
 
 
 def move_into_layer_after(parts: NormParts, layer: Any) -> None:
@@ -265,16 +291,17 @@ def move_into_layer_after(parts: NormParts, layer: Any) -> None:
     the features that it reads.
     """
     channels = len(parts.scale)
+    weight = weight_of(layer)
     if parts.shift.any():
-        by_channel = layer.weight.flatten(1).unflatten(1, (channels, -1)).sum(2)  # over a kernel's pixels
+        by_channel = weight.flatten(1).unflatten(1, (channels, -1)).sum(2)  # over a kernel's pixels
         bias = by_channel @ parts.shift
         if layer.bias is not None:
             bias = bias + layer.bias
         layer.bias = nn.Parameter(bias)
-    kernel = [1] * (layer.weight.ndim - 2)
-    layer.weight.mul_(parts.scale.view(-1, *kernel))
+    kernel = [1] * (weight.ndim - 2)
+    weight.mul_(parts.scale.view(-1, *kernel))
     if parts.centers:
-        layer.weight.sub_(layer.weight.mean(1, keepdim=True))
+        weight.sub_(weight.mean(1, keepdim=True))
 
 
 def remove_mean(norm: nn.Module, graph: ModelGraph) -> None:
@@ -291,10 +318,14 @@ def remove_mean(norm: nn.Module, graph: ModelGraph) -> None:
 @torch.inference_mode()
 def logits_of(model: Model, batch: Batch) -> Tensor:
     """Return the logits of a batch, but for those at padding, computed in the model's precision, as double."""
-    dtype = next(model.parameters()).dtype
-    given = batch.map(lambda one: one.to(dtype) if one.is_floating_point() else one)
-    logits = model(*given.arguments)
+    logits = model(*in_precision_of(model, batch).arguments)
     return logits[batch.targets != PADDING].double()
+
+
+def in_precision_of(model: Model, batch: Batch) -> Batch:
+    """Return a batch whose numbers are in the precision of a model's parameters."""
+    dtype = next(model.parameters()).dtype
+    return batch.map(lambda one: one.to(dtype) if one.is_floating_point() else one)
 
 
 # ---- norms by themselves
@@ -428,6 +459,12 @@ def count_parameters(model: Model) -> int:
 # ---- the command
 
 
+def to_safetensors(model: Model, notes: dict[str, str]) -> bytes:
+    """Return a model's weights by their names, with notes; each by itself, as a file has no shared ones."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    return safetensors.torch.save(tensors, notes)
+
+
 def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = False) -> int:
     """Write a run's folded weights as safetensors; print what was folded, what it changes and saves; return the status.
 
@@ -441,8 +478,6 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     torch.set_num_threads(trained.sessions()[-1].get("threads") or 1)  # as the run itself
     subject = Subject({}, trained.tree, resolve_device(device), trained.data, trained.path, trust)
     _, folded = study.folded(subject)
-    state = folded.model.float().state_dict()
-    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     notes = {
         "format": "pt",
         "run": trained.path.name,
@@ -450,7 +485,7 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
         "kept": json.dumps(folded.refused),
     }
     out = out or trained.path / "folded.safetensors"
-    write_bytes(out, safetensors.torch.save(tensors, notes))
+    write_bytes(out, to_safetensors(folded.model.float(), notes))
     *changed, saved = study.measure(subject)
     show_table("site", {**folded.done, **folded.refused})
     for metric, what in {"change": "largest change of a logit, nats", "loss": "change of the loss, nats"}.items():

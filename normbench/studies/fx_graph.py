@@ -1,12 +1,13 @@
 """How a model computes, as a graph of torch.fx: what stands before and after a norm, and what writes to its stream.
 
-Nothing goes by names of norms, placements or models.
+torch.fx traces it, or torch.export where torch.fx cannot follow. Nothing goes by names of norms, placements or models.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -14,11 +15,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from normbench.types import Model
+from normbench.hosts.adapters import qualified_name
+from normbench.types import Batch, Model
 
 LAYERS = nn.Linear | nn.Conv2d
-PASS_SCALES = {"mean", "getitem"}  # what a scale and shift of each channel may be moved past
-PASS_MEANS = {"add", "mul", "cat", "flatten", "transpose", "expand", "getitem"}  # likewise the removal of a mean
+TRANSPOSED = "transformers.pytorch_utils.Conv1D"  # a linear layer whose weight has its inputs first
+NO_LAYERS = nn.Identity | nn.Dropout
+# What a scale and shift of each channel may be moved past, and likewise the removal of a mean. Features stay where they
+# are, or the logits would tell.
+PASS_SCALES = {"mean", "getitem", "select", "slice"}
+PASS_MEANS = {
+    "add", "mul", "cat", "flatten", "transpose", "permute", "expand", "getitem", "select", "slice", "view", "reshape",
+}  # fmt: skip
+NO_CHANGE = {"to", "contiguous", "clone", "alias", "detach", "dropout"}  # operators, in evaluation
 
 
 class NotFoldable(Exception):
@@ -39,6 +48,93 @@ class ModelTracer(fx.Tracer):
         return is_whole or super().is_leaf_module(module, name)
 
 
+def is_layer(module: nn.Module) -> bool:
+    """Tell whether a module is a linear layer or a convolution."""
+    return isinstance(module, LAYERS) or qualified_name(module) == TRANSPOSED
+
+
+def weight_of(layer: Any) -> Tensor:
+    """Return the weight of a layer with its outputs first, as a view."""
+    weight: Tensor = layer.weight
+    return weight.T if qualified_name(layer) == TRANSPOSED else weight
+
+
+def export_graph(model: Model, batch: Batch, norms: Container[nn.Module]) -> fx.Graph:
+    """Return how a model computes on a batch as torch.export sees it, with each norm and each layer as one node."""
+    program = torch.export.export(model, batch.arguments, strict=False)
+    graph = program.graph_module.graph
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node in list(graph.nodes):
+        if node.name in names:
+            with graph.inserting_before(node):
+                own = graph.create_node("get_attr", names[node.name])
+            own.meta = node.meta
+            node.replace_all_uses_with(own)
+            graph.erase_node(node)
+        elif node.op == "call_function" and node.name.startswith("_assert"):
+            graph.erase_node(node)
+        elif changes_nothing(node):  # inside of a norm too, behind which the model may read its input by this name
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    whole = set[str]()
+    for path, module in model.named_modules():
+        if module in norms or is_layer(module) or isinstance(module, nn.Embedding | NO_LAYERS):
+            whole.add(path)
+    for call, nodes in calls_of(graph, whole).items():
+        join(graph, re.sub(r"@\d+$", "", call), nodes)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+    return graph
+
+
+def changes_nothing(node: fx.Node) -> bool:
+    """Tell whether an operator gives what it is given, in evaluation."""
+    if node.op != "call_function" or operator_name(node) not in NO_CHANGE:
+        return False
+    source: Any = node.args[0]
+    is_same: bool = source.meta["val"].dtype == node.meta["val"].dtype
+    return is_same
+
+
+def calls_of(graph: fx.Graph, whole: Container[str]) -> dict[str, list[fx.Node]]:
+    """Return the nodes of each call of the modules with these paths; a second call of a module has `@1` behind it."""
+    found = defaultdict[str, list[fx.Node]](list)
+    for node in graph.nodes:
+        for path, _ in node.meta.get("nn_module_stack", {}).values():
+            if re.sub(r"@\d+$", "", path) in whole:
+                found[path].append(node)
+                break
+    return found
+
+
+def join(graph: fx.Graph, path: str, nodes: Sequence[fx.Node]) -> None:
+    """Put one node in the place of those of a call of the module at a path, if it takes one tensor and gives one."""
+    inside = set(nodes)
+    entering = dict[fx.Node, None]()
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand not in inside and operand.op != "get_attr":
+                entering[operand] = None
+    leaving = [node for node in nodes if not inside.issuperset(node.users)]
+    if len(entering) != 1 or len(leaving) != 1:
+        return
+    (last,) = leaving
+    with graph.inserting_after(last):
+        one = graph.create_node("call_module", path, tuple(entering))
+        one.meta = last.meta
+    last.replace_all_uses_with(one)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return the name of a node's function or operator, without that of its overload."""
+    name: str = getattr(node.target, "__name__", str(node.target))
+    return name.partition(".")[0]
+
+
 class StreamWriter(NamedTuple):
     """A tensor that is itself added to a stream, or whose products are. axis: that of the stream's features."""
 
@@ -52,24 +148,27 @@ class ModelGraph:
     Args:
         model: the model.
         inputs: an input of each of its norms.
-        masked: whether it is called with a mask.
+        batch: what it is called with.
     """
 
-    def __init__(self, model: Model, inputs: Mapping[nn.Module, Tensor], masked: bool) -> None:
+    def __init__(self, model: Model, inputs: Mapping[nn.Module, Tensor], batch: Batch) -> None:
         self.inputs = inputs
         self.paths = {module: path for path, module in model.named_modules()}
         self.modules = dict[fx.Node, nn.Module]()
         self.node_of = dict[nn.Module, fx.Node]()
         self.tensors = dict[fx.Node, list[Any]]()  # the parameters and buffers of a node
         self.uses = Counter[int]()  # of each of them
-        graph = ModelTracer(inputs).trace(model, {} if masked else {"mask": None})
+        try:
+            graph = ModelTracer(inputs).trace(model, {"mask": None} if batch.mask is None else {})
+        except Exception:  # a model may do what torch.fx cannot follow
+            graph = export_graph(model, batch, inputs)
         for node in list(graph.nodes):
             if node.op == "call_module":
                 module = model.get_submodule(node.target)
                 self.modules[node] = module
                 self.node_of[module] = node
                 self.tensors[node] = list(module.parameters())
-                if isinstance(module, nn.Identity | nn.Dropout):
+                if isinstance(module, NO_LAYERS):
                     node.replace_all_uses_with(node.args[0])
                     graph.erase_node(node)
             elif node.op == "get_attr":
@@ -79,8 +178,7 @@ class ModelGraph:
 
     def name(self, node: fx.Node) -> str:
         """Return the name of a node's class or function."""
-        found = type(self.modules[node]) if node in self.modules else node.target
-        return getattr(found, "__name__", str(found))
+        return type(self.modules[node]).__name__ if node in self.modules else operator_name(node)
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes that read more than the shape of what a node has made."""
@@ -94,10 +192,21 @@ class ModelGraph:
         """
         tensors = self.tensors.get(node, [])
         is_shared = any(self.uses[id(tensor)] > 1 for tensor in tensors)
-        if node.target is F.linear or is_shared:
+        if node.target in (F.linear, torch.ops.aten.linear.default) or is_shared:
             raise NotFoldable("the weight beside it is also used elsewhere, as with model.tied=true")
         module = self.modules.get(node)
-        return module if isinstance(module, LAYERS) else None
+        return module if module is not None and is_layer(module) else None
+
+    def whole_layer(self, node: fx.Node) -> Any:
+        """Return the layer that a node is, each of whose outputs reads all inputs; None for another node.
+
+        Raises:
+            NotFoldable: its weights have another use, or it is a convolution in groups.
+        """
+        layer = self.layer(node)
+        if getattr(layer, "groups", 1) > 1:
+            raise NotFoldable(f"{self.paths[layer]} beside it is a convolution in groups")
+        return layer
 
     def layer_before(self, node: fx.Node) -> Any:
         """Return the layer whose output a norm alone reads; None where there is none.
@@ -117,13 +226,24 @@ class ModelGraph:
             NotFoldable: something else reads it, or their weights have another use.
         """
         for user in self.readers(node):
-            layer = self.layer(user)
+            layer = self.whole_layer(user)
             if layer is not None:
                 yield layer
-            elif self.name(user) in PASS_SCALES:
+            elif self.name(user) in PASS_SCALES or self.keeps_features(user):
                 yield from self.layers_after(user)
             else:
                 raise NotFoldable(f"{self.name(user)} reads it, which is not a linear layer")
+
+    def keeps_features(self, node: fx.Node) -> bool:
+        """Tell whether a node only gives other axes than the last one another shape; not known of what torch.fx traces.
+
+        Where the features lie elsewhere, the logits tell that it does more.
+        """
+        if self.name(node) not in ("view", "reshape") or "val" not in node.meta:
+            return False
+        source: Any = node.args[0]
+        is_same: bool = source.meta["val"].shape[-1] == node.meta["val"].shape[-1]
+        return is_same
 
     def writers(self, node: fx.Node) -> list[StreamWriter]:
         """Return all that writes to the stream of which a node's output is a part.
@@ -153,13 +273,13 @@ class ModelGraph:
         Raises:
             NotFoldable: the layer's weights have another use.
         """
-        if self.layer(node) is not None:
-            axis = 0
-        elif node.op == "get_attr" or self.name(node) == "Embedding":
-            axis = -1
-        else:
-            return []
-        return [StreamWriter(tensor, axis) for tensor in self.tensors[node]]
+        layer = self.whole_layer(node)
+        if layer is not None:
+            tensors = [weight_of(layer)] if layer.bias is None else [weight_of(layer), layer.bias]
+            return [StreamWriter(tensor, 0) for tensor in tensors]
+        if node.op == "get_attr" or self.name(node) == "Embedding":
+            return [StreamWriter(tensor, -1) for tensor in self.tensors[node]]
+        return []
 
     def summands(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes whose features a node adds, moves, or multiplies by a number.
