@@ -317,6 +317,20 @@ def test_seeds_of_a_host_are_not_trained_as_one_model(here: Path, capsys: pytest
     assert "model=timm, the code of another library, does not go with sweep.stack=2" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("model=hf", "or smaller sizes in model.config, such as"), ("model=timm", "or the sizes in model.kwargs")],
+)
+def test_a_model_that_is_too_large_is_refused_with_the_settings_that_it_has(
+    words: str, told: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("normbench.training.memory.memory_of", lambda device: (1e6, 2e5))
+    said = refused(["train", words, "norm=own"], capsys)
+    assert "need more than the 200.0 kB" in said and told in said and "model.width" not in said
+
+
 def test_what_stands_where_is_shown(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)

@@ -334,6 +334,8 @@ def start_as_asked(norm: nn.Module) -> None:
 class HostedClassifier(Hosted):
     """A classifier of images of another library, with the norms of `norm=`."""
 
+    sizes = "model.image_size, or a smaller model by model.name or the sizes in model.kwargs"
+
     def __init__(
         self,
         task: ImageClassification,
@@ -370,6 +372,7 @@ class TransformersModel(Hosted):
 
     library = LIBRARIES["hf"]
     kinds = library.kinds
+    sizes = "model.context, or smaller sizes in model.config, such as model.config.num_hidden_layers"
 
     def __init__(
         self,

@@ -48,8 +48,12 @@ def stop_on_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def explain_limits(outputs: str) -> Iterator[None]:
+def explain_limits(outputs: str, sizes: str = "model.context, model.width or model.depth") -> Iterator[None]:
     """Turn the system's errors about a full disk and too little memory into a sentence.
+
+    Args:
+        outputs: the folder of all results.
+        sizes: the settings that make the model smaller, in words.
 
     Raises:
         RunFailure: instead of the system's error.
@@ -61,8 +65,7 @@ def explain_limits(outputs: str) -> Iterator[None]:
             cure = "what was checkpointed is intact; make room, then give the same command to go on"
             raise RunFailure(f"the disk is full (outputs={outputs}): {cure}") from error
         if is_out_of_memory(error):
-            sizes = "data.batch_size, data.eval_batch_size, model.context, model.width or model.depth"
-            raise RunFailure(f"out of memory: use a smaller {sizes}") from error
+            raise RunFailure(f"out of memory: use a smaller data.batch_size, data.eval_batch_size, {sizes}") from error
         raise
 
 

@@ -22,7 +22,7 @@ from normbench.runs.extension import check_extension, extend
 from normbench.settings import Tree, key_of
 from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
-from normbench.types import Data, NormFacts
+from normbench.types import Data, Model, NormFacts
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ class Run:
         if self.loaded is not None:
             return self.loaded
         return build.make_data(self.config.tree, self.config.closed.seed)
+
+    @property
+    def sizes(self) -> str:
+        """The settings that make its model smaller, in words."""
+        _, model = build.target(self.config.tree, "model")
+        return str(getattr(model, "sizes", Model.sizes))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the data, which would have to be sent."""

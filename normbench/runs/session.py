@@ -97,7 +97,7 @@ class Session:
         """
         run = self.run
         recompute = self.settings.trainer.recompute
-        with limit_weights(run.device):
+        with limit_weights(run.device, run.sizes):
             made = build.start_model(run.config.tree, run.data.task, self.settings.seed)
         model, norms = made.model, made.norms
         self.drawing = draw_model(run.config.tree, made, run.config.choices.groups)
@@ -137,7 +137,7 @@ class Session:
             "optimizer": number * (trained * state_share(optimizer, trial) + average),
             "activations": number * activations,
         }
-        cure = f"a smaller data.batch_size, {model.sizes}"
+        cure = f"a smaller data.batch_size, {run.sizes}"
         if model.recompute is False:
             cure = f"trainer.recompute=true or {cure}"
         return memory_line(needs, run.device, f"use {cure}")

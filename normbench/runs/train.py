@@ -56,7 +56,7 @@ def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
     settings = run.config.closed
     group = group or Group()
     run.directory.writes = group.writes
-    with explain_limits(settings.outputs):
+    with explain_limits(settings.outputs, run.sizes):
         summary = group.first(run.directory.read_result())
         if summary and not settings.rerun:
             if group.writes and not dry:

@@ -114,11 +114,12 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
 
 
 @contextmanager
-def limit_weights(device: torch.device) -> Iterator[None]:
+def limit_weights(device: torch.device, sizes: str) -> Iterator[None]:
     """Refuse a model that is built inside, on the CPU, as soon as its weights are more than the machine has room for.
 
     Args:
         device: where it will train; on the CPU gradients take as much again.
+        sizes: the settings that make the model smaller, in words.
 
     Raises:
         UsageError: they are.
@@ -129,12 +130,12 @@ def limit_weights(device: torch.device) -> Iterator[None]:
 
     def add(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal size
-        if parameter is not None and parameter not in seen:
+        if parameter is not None and parameter not in seen and not parameter.is_meta:  # which takes no memory
             seen.add(parameter)
             size += parameter.nbytes * (2 if device.type == "cpu" else 1)
         if size > most:
             what = f"weights and gradients of the model need more than the {decimal(int(most))} of memory here"
-            raise UsageError(f"{what}: use a smaller model.depth or model.width")
+            raise UsageError(f"{what}: use a smaller {sizes}")
 
     handle = register_module_parameter_registration_hook(add)
     try:
