@@ -15,8 +15,9 @@ from support import IMAGES, TEXT, TEXTS, random_batch
 from torch import nn
 
 from normbench.config import compose
+from normbench.config.groups import section_of
 from normbench.errors import UsageError
-from normbench.hosts.building import build_host
+from normbench.hosts.building import USUAL_SIZES, build_host, hub_answers
 from normbench.runs.plan import prepare
 from normbench.types import Task
 
@@ -64,7 +65,8 @@ def check_logits(host: Any, expected: Callable[..., torch.Tensor], task: Task) -
 
 def test_a_folder_of_transformers_is_read(gpt2: tuple[Path, nn.Module]) -> None:
     folder, model = gpt2
-    host = build_host("hf", "gpt2", {"n_embd": 64, "resid_pdrop": 0.3}, TEXT, weights=str(folder))
+    assert section_of("model", "hf")["config"] == USUAL_SIZES
+    host = build_host("hf", "gpt2", {**USUAL_SIZES, "resid_pdrop": 0.3, "n_head": 2}, TEXT, weights=str(folder))
     check_logits(host, lambda tokens: model(tokens).logits, TEXT)
     assert not host.anew and host.module.config.n_embd == 16 and host.module.config.resid_pdrop == 0.3
 
@@ -118,6 +120,10 @@ def test_what_does_not_fit_is_refused(gpt2: tuple[Path, nn.Module], tmp_path: Pa
     ))  # fmt: skip
     longer = TEXT.__class__(TEXT.vocabulary_size, 64)
     assert "set model.context=16" in refusal("hf", "gpt2", {}, longer, weights=str(folder))
+    sizes = {"hidden_size": 64, "n_head": 2}
+    assert "has n_embd=16, and model.config.hidden_size=64 is given: leave that out" in refusal(
+        "hf", "gpt2", sizes, TEXT, weights=str(folder)
+    )
     other = TEXT.__class__(300, 16)
     assert "has 17 tokens, and the data have 300: set data.level=hf" in refusal(
         "hf", "gpt2", {}, other, weights=str(folder)
@@ -172,7 +178,17 @@ def test_other_weights_at_the_same_place_make_another_run(tmp_path: Path) -> Non
     assert prepare(compose.read(["model=timm", "norm=own"])).directory.path.name not in names
 
 
-def test_without_a_network_the_hub_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+def test_without_a_network_the_hub_says_so_in_a_sentence_after_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    asked: list[bool] = []
+
+    def ask() -> bool:
+        asked.append(hub_answers())
+        return asked[-1]
+
+    monkeypatch.setattr("normbench.hosts.building.hub_answers", ask)
     for library, name, task in (("hf", "nobody/nothing", TEXT), ("timm", "vit_tiny_patch16_224", IMAGES)):
         assert "model.weights=PATH" in refusal(library, name, {}, task, weights="pretrained")
+    import huggingface_hub.constants
+
+    assert asked == [False, False] and not huggingface_hub.constants.HF_HUB_OFFLINE

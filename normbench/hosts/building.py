@@ -43,6 +43,8 @@ SMALLEST_SIDE = 32  # pixels: networks for images halve them up to five times
 COLOURS = 3  # channels that models of torchvision read
 FEWEST_PATCHES = 4  # along a side
 HEAD_SIZE = 32  # features of a head of attention, where nothing else is said
+USUAL_SIZES = {"hidden_size": 128, "num_hidden_layers": 4}  # of conf/model/hf.yaml
+PATIENCE = 3.0  # seconds in which the hub must answer
 MULTIPLE = 8  # of which widths inside a block are
 
 # What configurations of transformers call the widths that go with that of the stream.
@@ -236,6 +238,17 @@ class Library(ABC):
             raise UsageError(f"{what} for {kind.replace('_', ' ')}: {cure}")
         refuse_loading(f"model.{self.options}", options)
 
+    @contextmanager
+    def try_hub_once(self) -> Iterator[None]:
+        """Look for weights inside among those that are kept here alone, where the hub does not answer at once."""
+        hub: Any = import_module("huggingface_hub.constants")
+        before = hub.HF_HUB_OFFLINE
+        hub.HF_HUB_OFFLINE = before or not hub_answers()
+        try:
+            yield
+        finally:
+            hub.HF_HUB_OFFLINE = before
+
     @abstractmethod
     def names(self, kind: str) -> list[str]:
         """Return the names of the models for a kind of task."""
@@ -286,7 +299,7 @@ class Library(ABC):
             refuse_loading(f"model.{self.options}", options)
             self.load()  # which sets how much the hub's client says
             try:
-                with say_nothing("huggingface_hub"):
+                with say_nothing("huggingface_hub"), self.try_hub_once():
                     return self.make_trained(name, options, task, image_size, weights)
             except UsageError:
                 raise
@@ -417,6 +430,11 @@ class Torchvision(ImageLibrary):
         )
         return Host(module, call, self.versions(), of_task)
 
+    @contextmanager
+    def try_hub_once(self) -> Iterator[None]:
+        """Do nothing: its weights are elsewhere, and its client tries once by itself."""
+        yield
+
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
         found: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
         return found
@@ -481,6 +499,7 @@ class Transformers(Library):
             refuse_code(config.to_dict(), where)
             config = config.get_text_config()
             check_known(config, options)
+            refuse_other_sizes(config, options, where)
             for key, value in options.items():
                 if type(value) is not int:
                     setattr(config, key, value)
@@ -603,6 +622,17 @@ def installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield name, version(name)
 
 
+def hub_answers() -> bool:
+    """Tell whether the Hugging Face hub answers a first request, of which its client would else try several."""
+    constants: Any = import_module("huggingface_hub.constants")
+    http: Any = import_module("huggingface_hub.utils")
+    try:
+        http.get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except Exception:  # of the network, or of a client that cannot be made
+        return False
+    return True
+
+
 def refuse_loading(where: str, options: Options) -> None:
     """Refuse options that would load a file, another's weights or another's code.
 
@@ -648,6 +678,19 @@ def check_known(default: Any, options: Options) -> None:
         if not (has_field(default, name) or name == "num_labels"):
             cure = f"{nearest(name, known)}see the documentation of {type(default).__name__}"
             raise UsageError(f"model.config.{name} is not in the configuration of {default.model_type}: {cure}")
+
+
+def refuse_other_sizes(config: Any, options: Options, where: str) -> None:
+    """Refuse sizes that trained weights do not have, but for those that a model has where nobody gives any.
+
+    Raises:
+        UsageError: with the first one.
+    """
+    for name, value in options.items():
+        own = getattr(config, name, None)
+        if type(value) is int and value not in (own, USUAL_SIZES.get(name)):
+            what = f"{where} has {own_name(config, name)}={own}, and model.config.{name}={value} is given"
+            raise UsageError(f"{what}: leave that out, since trained weights say their sizes")
 
 
 # ---- sizes
