@@ -42,6 +42,11 @@ CASES = {
     "images of a stream": f"train {PHOTOGRAPHS}",
     "sweep": f"sweep model=rnnsearch model.width=8 model.embedding=8 {PAIRS} norm=none,layernorm seed=0,1"
     " launcher=local sweep.report=false",
+    "given gpt2": "train model=hf model.name=gpt2 model.config.hidden_size=16 model.context=8"
+    " model.config.num_hidden_layers=1 norm=dyt data=pydocs data.batch_size=4 data.eval_batch_size=64 trainer.steps=24",
+    "given vit": "train model=timm model.name=vit_tiny_patch16_224 model.kwargs.embed_dim=12 model.kwargs.depth=1"
+    " model.kwargs.drop_path_rate=0.2 model.kwargs.proj_drop_rate=0.1 norm=batchnorm data=digits data.batch_size=8"
+    " trainer.steps=24 trainer.ema=0.9",
 }
 LINE = chr(0x2028)  # a text may have any character
 
@@ -58,7 +63,10 @@ def write_data(root: Path) -> Path:
 
 def words(case: str, root: Path) -> list[str]:
     """Return the command line of a case."""
-    return [*CASES[case].split(), *LENGTHS.split(), f"data.root={root}"]
+    found = [*CASES[case].split(), *LENGTHS.split()]
+    if not case.startswith("given"):  # whose data need no file
+        found.append(f"data.root={root}")
+    return found
 
 
 def left(folder: Path) -> dict[str, Record]:
