@@ -411,27 +411,30 @@ def sample(run: str, trust: bool, **flags: Any) -> int:
 @SETTINGS
 @flag("out", "Write the swapped model to FOLDER, in the format of its library.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
-def swap(words: tuple[str, ...], out: Path | None) -> int:
-    """Swap the norms of a given model, without training, and say what that does at once.
+@TRUST
+def swap(words: tuple[str, ...], out: Path | None, trust: bool) -> int:
+    """Swap the norms of a trained model, without training, and say what that does at once.
 
-    MODEL is a folder with config.json and weights (as save_pretrained or timm write it), or hf:NAME, timm:NAME or
-    torchvision:NAME for weights of the hub; the other words are those of normbench train. It prints which norm stands
-    where, and the loss on validation data with the model's own norms, and with those of norm= whose γ and β are kept,
-    fresh, or fitted by least squares on a batch to what the old norms made of it; and exactly, where LayerNorms become
-    RMSNorms and their mean goes out of the weights that write to the stream.
+    MODEL is the directory of a run; a folder with config.json and weights (as save_pretrained or timm write it); or
+    hf:NAME, timm:NAME or torchvision:NAME for weights of the hub. The other words are those of normbench train; of a
+    run they choose norms, and all else is as it was trained. It prints which norm stands where, and the loss on
+    validation data with the model's own norms, and with those of norm= whose γ and β are kept, fresh, or fitted by
+    least squares on a batch to what the old norms made of it; and exactly, where LayerNorms become RMSNorms and their
+    mean goes out of the weights that write to the stream.
 
-    
+    \b
     keep=weights|nothing|fit|exact says with which of these --out writes the model; by default weights.
 
-    
+    \b
     Examples:
+      normbench swap outputs/train/RUN norm=rmsnorm
       normbench swap my_gpt2 norm=rmsnorm keep=exact --out my_gpt2_rms
       normbench swap hf:gpt2 norm=dyt data=wikitext2 data.level=hf data.tokenizer=tokenizer.json
       normbench swap timm:resnet18 norm=own norm@first3=groupnorm data=cifar10
     """
     from normbench.studies.swaps import swap as swap_norms
 
-    return swap_norms(words, out)
+    return swap_norms(words, out, trust)
 
 
 MARGIN = "A difference that does not matter, in nats or percentage points: are arms the same within it?"

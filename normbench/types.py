@@ -462,6 +462,10 @@ class Model(nn.Module):
     def weights_drawn(self) -> None:
         """Set what follows from the weights as they start; called once they are drawn."""
 
+    def untie(self) -> list[str]:
+        """Give an output layer that has the embedding's weight one of its own; return its name, if there was such."""
+        return []
+
     def call_every_norm(self) -> None:
         """Call every norm from now on, also one that changes nothing, for those who look at what passes through it."""
 

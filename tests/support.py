@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,16 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert found, err
     assert len(found[1]) < 500
     return found[1]
+
+
+Swap = Callable[..., str]  # `normbench swap` with these words; returns what it prints
+
+
+def losses_in(told: str) -> dict[str, float]:
+    """The losses that a swap has printed, by row."""
+    found = {}
+    for row in ("as they are", "γ and β kept", "fresh", "fitted", "exact"):
+        for line in told.splitlines():
+            if line.strip().startswith(row):
+                found[row] = float(line.strip().removeprefix(row).split()[0])
+    return found

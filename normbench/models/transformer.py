@@ -347,6 +347,17 @@ class Embedded(Model):
     rotation: Tensor | None
     scale: Tensor
 
+    @torch.no_grad()
+    def untie(self) -> list[str]:
+        head: Any = self.head
+        if head.linear is not None:
+            return []
+        embedding: Any = self.stem.embedding
+        classes, width = embedding.weight.shape
+        head.linear = nn.Linear(width, classes, bias=False).to(embedding.weight)
+        head.linear.weight.copy_(embedding.weight)
+        return ["head.linear.weight"]
+
     def start_stream(
         self,
         width: int,

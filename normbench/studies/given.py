@@ -1,0 +1,354 @@
+"""What `normbench swap` is given: a model of another library, or a run's, as it is and with other norms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench import build
+from normbench.build import Assembled
+from normbench.config import compose
+from normbench.config.compose import Config, in_hydra_grammar, is_overridden
+from normbench.config.groups import section_of
+from normbench.config.rules import RULES, section_at
+from normbench.config.sections import LOGGER
+from normbench.errors import UsageError
+from normbench.hosts.adapters import Unreadable
+from normbench.hosts.building import LIBRARIES
+from normbench.hosts.finding import Found, calls_by_norm, read_called
+from normbench.hosts.hosted import Hosted, Place
+from normbench.hosts.replacing import keep_weights, take_over_settings
+from normbench.hosts.tape import record
+from normbench.hosts.weights import PRETRAINED, find_saved
+from normbench.record.directory import RunDirectory
+from normbench.runs.load import TrainedRun, load_model
+from normbench.runs.plan import prepare
+from normbench.settings import LIKE_HOST, Tree, key_of
+from normbench.training.evaluation import to_device
+from normbench.types import Batch, Data, Model
+
+MODELS = "a folder, hf:NAME, timm:NAME, torchvision:NAME or the directory of a run"
+EXAMPLES = 2  # on which a model is seen through
+
+# What may be set of a run, beside its norms: how it is looked at.
+OF_LOOKING = ("trainer.eval_batches", "device", "threads")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model as it is, and the same with other norms, which have γ and β of those before them.
+
+    Attributes:
+        own: as it is, on its device and in evaluation mode.
+        made: with other norms, likewise.
+        places: its norms as they are, in the order in which they stand.
+        tree: the configuration with the other norms.
+        data: on which it is judged.
+        data_name: of these.
+        device: that both are on.
+    """
+
+    own: Model
+    made: Assembled
+    places: list[Place]
+    tree: Tree
+    data: Data
+    data_name: str
+    device: torch.device
+
+    @property
+    def kept(self) -> Model:
+        """Return the model with other norms."""
+        return self.made.model
+
+    @property
+    def batch(self) -> Batch:
+        """Return the first training batch."""
+        return to_device(self.data.train_batch(0), self.device)
+
+
+def read_given(words: Sequence[str], trust: bool) -> Given:
+    """Return what words of `normbench swap` ask for, one of which names a model or a run.
+
+    Raises:
+        UsageError: any mistake in the words.
+    """
+    named = [word for word in words if "=" not in word]
+    others = [word for word in words if "=" in word]
+    if len(named) != 1:
+        given = " and ".join(named) or "no model"
+        raise UsageError(f"swap is given {given}, and takes one: {MODELS}")
+    keys = {key_of(word) for word in others}
+    if not any(key.startswith(("norm@", "norm._target_")) or key == "norm" for key in keys):
+        raise UsageError("swap is given no norm: say which takes the place of the model's own, such as norm=rmsnorm")
+    path = Path(os.path.expanduser(named[0]))
+    if RunDirectory(path).config.exists():
+        return read_run(path, others, trust)
+    return read_library(named[0], others)
+
+
+# ---- a model of another library
+
+
+def read_library(name: str, words: Sequence[str]) -> Given:
+    """Return a model of another library, by a folder or name, and the same with the norms that words ask for.
+
+    Raises:
+        UsageError: any mistake in the words.
+    """
+    run = prepare(compose.read(model_words(name, words)))
+    torch.set_num_threads(run.threads)
+    tree = run.config.tree
+    seed = run.config.closed.seed
+    own = build.start_model(own_tree(tree), run.data.task, seed).model
+    made = build.start_model(tree, run.data.task, seed)
+    for model in (own, made.model):
+        if not isinstance(model, Hosted):
+            raise UsageError(f"swap is for models of other libraries, and runs: give {MODELS}, and leave out model=")
+        model.to(run.device).eval()
+    assert isinstance(made.model, Hosted)
+    data_name = run.config.choices.groups["data"]
+    return Given(own, made, made.model.places, tree, run.data, data_name, run.device)
+
+
+def model_words(name: str, others: Sequence[str]) -> list[str]:
+    """Return words of `normbench train` for a model, by a folder or name, and the other words of `normbench swap`."""
+    given_keys = {key_of(word) for word in others}
+    own = words_of_model(name)
+    if given_keys.isdisjoint(["norm", "norm._target_"]):
+        own.append("norm=own")  # rules name some places alone
+    return [*(word for word in own if key_of(word) not in given_keys), *others]
+
+
+def words_of_model(word: str) -> list[str]:
+    """Return words of `normbench train` for a model: a folder, or a library and a name.
+
+    Raises:
+        UsageError: there is no such folder, or it does not say what its model is.
+    """
+    library, colon, name = word.partition(":")
+    if colon and library in LIBRARIES:
+        return [f"model={library}", f"model.name={name}", f"model.weights={PRETRAINED}"]
+    if not Path(os.path.expanduser(word)).is_dir():
+        raise UsageError(f"{word} is not a model: give {MODELS}")
+    saved = find_saved(word)
+    about = saved.about
+    if "model_type" in about:
+        found = ["model=hf", f"model.name={about['model_type']}", f"model.weights={word}"]
+        if Path(os.path.expanduser(word), "tokenizer.json").exists():
+            found += ["data.level=hf", f"data.tokenizer={word}"]
+            if "vocab_size" in about:  # which is often more than the tokenizer has
+                found.append(f"data.vocabulary_size={about['vocab_size']}")
+        return found
+    library = about.get("library", "timm")
+    if "architecture" in about and library in LIBRARIES:
+        found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={word}"]
+        given = about.get("model_args")
+        options = given if isinstance(given, Mapping) else {}
+        return [*found, *(f"model.kwargs.{key}={in_hydra_grammar(value)}" for key, value in options.items())]
+    raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
+
+
+def own_tree(tree: Tree) -> dict[str, Any]:
+    """Return a configuration with the norms that the model has by itself."""
+    found = {key: value for key, value in tree.items() if key != "norm"}
+    rules = {key: value for key, value in tree.get(RULES, {}).items() if not key.startswith("norm@")}
+    found.pop(RULES, None)
+    if rules:
+        found[RULES] = rules
+    found["norm"] = section_of("norm", "own")
+    return found
+
+
+# ---- a run
+
+
+def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
+    """Return the model of a run with its trained weights, and the same with the norms that words ask for.
+
+    Raises:
+        UsageError: the run cannot be loaded, words ask for more than norms, or these do not go with its model.
+    """
+    run = TrainedRun(path, trust)
+    refuse_other_words(words, path)
+    config = compose.read(words_beside(run, words))
+    device = build.resolve_device(config.closed.device)
+    if config.closed.threads:
+        torch.set_num_threads(config.closed.threads)
+    tree = tree_with_norms(run.tree, config)
+    choices = {**run.sessions()[-1]["choices"], **chosen_norms(config)}
+    build.check_parts({**tree, LOGGER: {}}, choices)
+    data = run.data()
+    seed = tree["seed"]
+    own = load_model(run, device=device)
+    own.call_every_norm()
+    made = build.assemble(tree, data.task, seed)
+    made.treat_weights(seed)
+    before = sections_by_site(run.tree, build.lay_out(run.tree, data.task))
+    after = sections_by_site(tree, made)
+    refuse_other_places(before, after, path)
+    staying = [site for site in before if before[site] == after[site]]
+    found = find_norms(own, to_device(data.train_batch(0), device))
+    made.model.to(device)
+    take_over(own, made, found, staying, words)
+    made.model.eval().call_every_norm()
+    sites = {site.name: site for site in made.norm_sections}
+    places: list[Place] = []
+    for name, norm in found.items():
+        kind = type(norm.module).__name__
+        eps = norm.adapter.read_eps(norm.module)
+        places.append(Place(norm.path, sites[name], kind, norm.features, eps, name in staying))
+    return Given(own, made, places, tree, data, choices["data"], device)
+
+
+def refuse_other_words(words: Sequence[str], path: Path) -> None:
+    """Refuse words that ask for other things of a run than norms and how it is looked at.
+
+    Raises:
+        UsageError: with the first one.
+    """
+    keys = {key_of(word) for word in words}
+    for word in words:
+        key = key_of(word)
+        if key.startswith("norm.") and keys.isdisjoint(["norm", "norm._target_"]):
+            raise UsageError(f"{word} is a setting of norm=, which is not given: add it")
+        if not (key in ("norm", *OF_LOOKING, compose.SEARCH_PATH) or key.startswith(("norm.", "norm@"))):
+            cure = f"give norms, and of all else {', '.join(OF_LOOKING)}"
+            raise UsageError(f"{word} would change more of the run {path} than its norms: {cure}")
+
+
+def words_beside(run: TrainedRun, words: Sequence[str]) -> list[str]:
+    """Return words of `normbench train` that are checked as those of a run are, for the sake of its norms."""
+    _, model = build.target(run.tree, "model")
+    found = [word for word in words if word != "norm=own"]  # which stands for those that the run has
+    if issubclass(model, Hosted):
+        found.insert(0, f"model={model.library.word}")
+    return found
+
+
+def chosen_norms(config: Config) -> dict[str, str]:
+    """Return what a configuration chooses of norms, by section."""
+    groups = config.choices.groups
+    return {section: option for section, option in groups.items() if section.startswith("norm@") or section == "norm"}
+
+
+def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
+    """Return a run's configuration with the norms of another, also where the run has rules for some places."""
+    found = dict(tree)
+    rules = dict(tree.get(RULES, {}))
+    if config.overridden("norm"):
+        found["norm"] = config.tree["norm"]
+        for key in rules:
+            if key.startswith("norm@"):  # the norms of places that have one by this rule alone stay norms
+                rules[key] = config.tree["norm"]
+    for key, section in config.tree.get(RULES, {}).items():
+        rules.pop(key, None)
+        rules[key] = section  # the last one
+    if rules:
+        found[RULES] = rules
+    if config.overridden("trainer.eval_batches"):
+        found["trainer"] = {**tree["trainer"], "eval_batches": config.closed.trainer.eval_batches}
+    return found
+
+
+def sections_by_site(tree: Tree, made: Assembled) -> dict[str, dict[str, Any]]:
+    """Return the section of the norm at each site that has one, by its name."""
+    return {site.name: section_at(tree, key) for site, key in made.norm_sections.items() if key is not None}
+
+
+def refuse_other_places(before: Collection[str], after: Collection[str], path: Path) -> None:
+    """Refuse norms that make a model with norms at other places.
+
+    Raises:
+        UsageError: with the first place.
+    """
+    for site in after:
+        if site not in before:
+            raise UsageError(f"the run {path} has no norm at {site}, which could be swapped: leave that place out")
+    for site in before:
+        if site not in after:
+            raise UsageError(f"the run {path} has a norm at {site}, and none is made there: choose another norm")
+
+
+def root_of(model: Model) -> nn.Module:
+    """Return the model of another library inside of one of ours; else the model itself."""
+    return model.host if isinstance(model, Hosted) else model
+
+
+def caller_of(model: Model, batch: Batch) -> Callable[[Any], Tensor]:
+    """Return what calls the root of a model, or a copy of it, with the start of a batch."""
+    start = batch.map(lambda tensor: tensor[:EXAMPLES])
+    if isinstance(model, Hosted):
+        call = model.call
+        return lambda host: call(host, *start.arguments)
+    return lambda root: root(*start.arguments)
+
+
+def find_norms(model: Model, batch: Batch) -> dict[str, Found]:
+    """Return the norms of a model by the name of their site, and how each is read.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    root = root_of(model)
+    paths = {module: path for path, module in root.named_modules()}
+    norms = model.anatomy().norms
+    by_path = {norm: paths[norm] for norm in norms.values()}
+    calls = calls_by_norm(record(root, caller_of(model, batch), by_path), by_path)
+    found: dict[str, Found] = {}
+    for site, norm in norms.items():
+        try:
+            adapter = read_called(norm, calls[norm])
+        except Unreadable as reason:
+            raise UsageError(f"{by_path[norm]}, a {type(norm).__name__}, {reason}: its run has no swap") from reason
+        features = calls[norm][0].inputs[0].shape[adapter.axis]
+        stands_at: Any = norm.stands_at
+        found[site] = Found(by_path[norm], norm, adapter, features, stands_at, len(calls[norm]))
+    return found
+
+
+@torch.no_grad()
+def take_over(
+    own: Model, made: Assembled, found: Mapping[str, Found], staying: Collection[str], words: Sequence[str]
+) -> None:
+    """Give a model with other norms what another has learned, and these norms what those before them can give.
+
+    Args:
+        own: the other.
+        made: the model.
+        found: the norms of the other by the name of their site.
+        staying: the sites whose norms are as they were.
+        words: in which settings of norms may be given.
+
+    Raises:
+        UsageError: the two have other parameters beside their norms.
+    """
+    norms = made.model.anatomy().norms
+    section_at_site = {site.name: key for site, key in made.norm_sections.items()}
+    swapped = [norms[site] for site in found if site not in staying]
+    before = [each.module for site, each in found.items() if site not in staying]
+    theirs = state_beside(own, before)
+    ours = state_beside(made.model, swapped)
+    if theirs.keys() != ours.keys():
+        name = sorted(theirs.keys() ^ ours.keys())[0]
+        raise UsageError(f"the model has another {name} with these norms than without: choose another norm")
+    for name, tensor in ours.items():
+        tensor.copy_(theirs[name])
+    for site, norm in found.items():
+        if site not in staying:
+            section = section_at_site[site]
+            given = [key for key in LIKE_HOST if is_overridden(f"{section}.{key}", words)]
+            take_over_settings(norms[site], norm, given)
+            keep_weights(norms[site], norm)
+
+
+def state_beside(model: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model that are not of some norms, by name."""
+    paths = tuple(f"{path}." for path, module in model.named_modules() if module in norms)
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(paths)}

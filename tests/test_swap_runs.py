@@ -1,0 +1,139 @@
+"""Swaps of runs: their models with trained weights, as they are and with other norms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import Swap, losses_in
+from torch import nn
+
+import normbench
+from normbench.cli import main
+from normbench.runs.load import TrainedRun
+from normbench.training.evaluation import evaluate
+
+pytest_plugins = ["swap_fixtures", "trained_runs"]
+
+GPT2 = [
+    "model=hf",
+    "model.name=gpt2",
+    "model.config.hidden_size=16",
+    "model.config.num_hidden_layers=1",
+    "model.context=16",
+]
+SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.context=16"]
+LENGTH = ["trainer.steps=20", "optim.lr=0.02", "data.eval_batch_size=512", "trainer.eval_batches=2"]
+CPU = torch.device("cpu")
+
+
+def train(*words: str) -> str:
+    """The directory of a short run."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["train", *words, *LENGTH, "threads=1", "device=cpu", "quiet=true"]) == 0
+    return out.getvalue().strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def layernorm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a Transformer with LayerNorms, and with other norms of queries and keys."""
+    folder = tmp_path_factory.mktemp("layernorm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder / train(*SMALL, "norm=layernorm", "norm@qk=rmsnorm")
+
+
+def loss_of(run: TrainedRun, model: nn.Module) -> float:
+    """The loss of a model on what its run was judged on."""
+    data = run.data()
+    return evaluate(model, data.eval_batches("val", 2), data.task, CPU)["loss"]
+
+
+def test_the_model_of_a_run_is_swapped_as_by_hand(layernorm: Path, swap: Swap) -> None:
+    told = swap(str(layernorm), "norm=own", "norm@first1.in=rmsnorm", "norm@final=rmsnorm")
+    losses = losses_in(told)
+    summary = json.loads((layernorm / "summary.json").read_text())
+    assert losses["as they are"] == pytest.approx(summary["metrics"]["loss/val"], rel=1e-4)
+    run = TrainedRun(layernorm)
+    own = normbench.load(layernorm)
+    changed = copy.deepcopy(own)
+    paths = [path for path, module in own.named_modules() if type(module).__name__ == "LayerNorm"]
+    for path in paths:
+        old: Any = own.get_submodule(path)
+        new = Unmasked(old.weight.shape, eps=old.eps)
+        new.weight = old.weight
+        changed.set_submodule(path, new)
+    assert len(paths) == 3 and losses["γ and β kept"] == pytest.approx(loss_of(run, changed), rel=1e-4)
+    assert losses["exact"] == losses["as they are"]  # though the output layer has the embedding's weight
+    assert losses["fresh"] != losses["γ and β kept"] != losses["fitted"]
+    assert "3 LayerNorm → RMSNorm" in told and "2 RMSNorm as it is" in told
+    assert "head.linear.weight is no longer the same" in told
+    assert loss_of(run, own) == pytest.approx(losses["as they are"], rel=1e-4)
+
+
+class Unmasked(nn.RMSNorm):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_norms_that_rules_have_made_are_swapped_too(layernorm: Path, swap: Swap) -> None:
+    told = swap(str(layernorm), "norm=dyt", "norm@qk.alpha0=0.3", "norm@qk=dyt", "norm@final=layernorm")
+    assert "2 RMSNorm → DyT, 2 LayerNorm → DyT, 1 LayerNorm as it is" in told
+    losses = losses_in(told)
+    assert losses["fitted"] < losses["fresh"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_has_a_line_for_each_norm(
+    width: int,
+    layernorm: Path,
+    swap: Swap,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = swap(str(layernorm), "norm=dyt", "trainer.eval_batches=1").splitlines()
+    assert max(map(len, lines[:20])) <= width
+    rows = [line.split() for line in lines if line.strip().startswith(("block00", "final"))]
+    assert len(rows) == 5 and {row[0] for row in rows} >= {"block00.attention.q", "block00.mlp", "final"}
+
+
+def test_images_and_padded_texts_are_swapped(runs: dict[str, Path], swap: Swap) -> None:
+    losses = losses_in(swap(str(runs["images"]), "norm=groupnorm", "norm.groups=2"))
+    assert losses["as they are"] < losses["fitted"] < losses["γ and β kept"]
+    losses = losses_in(swap(str(runs["texts"]), "norm=batchnorm"))
+    assert losses["as they are"] != losses["fitted"]
+
+
+def test_a_run_of_a_given_model_is_swapped_and_written(tmp_path: Path, swap: Swap, monkeypatch: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    run = train(*GPT2, "norm=layernorm", "norm@final=own")
+    told = swap(run, "norm=dyt", "norm@final=rmsnorm", "keep=fit", "--out", "out")
+    assert "2 LayerNorm → DyT, 1 LayerNorm → RMSNorm" in told
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained("out")).eval()
+    normbench.load_swapped(model, "out")
+    hosted: Any = normbench.load(run)
+    hosted.host = model
+    assert loss_of(TrainedRun(run), hosted) == pytest.approx(losses_in(told)["fitted"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["norm=layernorm", "norm@qk=rmsnorm"], "changes nothing"),
+        (["norm@hidden=rmsnorm"], "has no norm at block00.mlp.hidden"),
+        (["norm=rmsnorm", "data.batch_size=3"], "data.batch_size=3 would change more of the run"),
+        (["norm.eps=1e-3", "norm@final=rmsnorm"], "norm.eps=1e-3 is a setting of norm="),
+        (["norm=rmsnorm", "--out", "out"], "--out writes models of other libraries"),
+        (["norm=frn"], "run over time"),
+    ],
+)
+def test_what_a_run_does_not_take_is_said(words: list[str], said: str, layernorm: Path, swap: Swap) -> None:
+    message = swap(str(layernorm), *words, status=2)
+    assert said in message and message.count("\n") == 1
