@@ -29,7 +29,7 @@ from normbench.analysis.figures.lines import draw_lines
 from normbench.analysis.figures.style import use_our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
 from normbench.analysis.methods import write_methods
-from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
+from normbench.analysis.references import FIELD, FILE, bibliography, references, split_at_citations, works_in, works_of
 from normbench.analysis.setups import JointFactor, factors, value_in_words
 from normbench.config.groups import options
 from normbench.config.signatures import settings_of
@@ -58,6 +58,8 @@ def test_every_norm_and_placement_has_an_entry() -> None:
 
 def test_entries_say_who_wrote_what_when_and_where() -> None:
     works = {work.key: work for work in references().values()}
+    keys = re.findall(r"^@\w+\{(.+),$", FILE.read_text("utf-8"), re.MULTILINE)
+    assert sorted(works) == sorted(keys)  # a name that two works have would hide one of them
     assert (
         len({work.words for work in works.values()})
         == len(works)

@@ -22,7 +22,7 @@ class Admin(Residual):
     α is a vector over the features, one for each branch. With B residual branches in the stack it starts everywhere at
     √((B + 1)/ln(B + 1) − 1), by which changes of the output grow as ln B; with `placement.gain=linear` at √B, by which
     they do not grow. Each side of an encoder–decoder is a stack.
-    Liu et al. 2020; the starts are those of the authors' admin-torch, the learned vector is that of their
+    Liu et al. 2020b; the starts are those of the authors' admin-torch, the learned vector is that of their
     Transformer-Clinic. Their first way to a start, from the variances of a forward pass, is not here.
     """
 

@@ -18,7 +18,7 @@ class GPAS(Pre):
 
     α = silu(g), with one learned g for all branches of a block. It starts at 0, as pre-norm; later on the stream is
     multiplied by 1 − α, and its gradient by 1. One N stands after the last block.
-    Chen et al. 2025 (gradient-preserving activation scaling); compared with the authors' code. Their script for 7B
+    Chen et al. 2025b (gradient-preserving activation scaling); compared with the authors' code. Their script for 7B
     clips all gradients to a norm of 1, then those of all g to 0.01; `trainer.grad_clip` clips all together.
     """
 
