@@ -246,11 +246,10 @@ def test_the_shortest_claims_that_fit_are_taken() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run `normbench claims` in an empty folder, without reports on runs and on claims, which have their own tests."""
+    """Run `normbench claims` in an empty folder, without the reports on runs, which have tests of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr("normbench.commands.report.report_of_sweep", lambda folder, quiet: None)
-    monkeypatch.setattr("normbench.commands.claims.write_page", lambda known, way: Path("claims.html"))
     draw_for_pages_alone(monkeypatch)
     return lambda *words: main(["claims", "--config-dir", "conf", *words])
 
