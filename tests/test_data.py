@@ -16,6 +16,7 @@ import yaml
 from data_helpers import IMAGES, LABELS, LONG, TEXT, pets, plays, random_images, write_images, write_text
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from support import WHOLE
 
 from normbench.contract.data import check_batch
 from normbench.data import digits, hub_text, pydocs
@@ -203,7 +204,7 @@ def test_real_text(name: str, tokens: dict[str, int], vocabulary_size: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "texts", "longest", "cut"),
-    [("sst2", [67_349, 872], 57, 0), ("imdb", [25_000, 25_000], 2_883, 48_584)],
+    [("sst2", [67_349, 872], 57, 0), *([("imdb", [25_000, 25_000], 2_883, 48_584)] if WHOLE else [])],
 )
 def test_real_labelled_texts(name: str, texts: list[int], longest: int, cut: int) -> None:
     data = real(name)
