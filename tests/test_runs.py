@@ -132,7 +132,7 @@ GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
 
 
 QUICK = ("smoke", "norms_cnn")  # of the experiments
-WIDE = ("nanogpt_cpu", "lr_sensitivity", "norms_lm", "warmup")  # of which the last evaluation takes long
+WIDE = ("nanogpt_cpu", "ladder", "lr_sensitivity", "norms_lm", "warmup")  # of which the last evaluation takes long
 
 
 @pytest.mark.data

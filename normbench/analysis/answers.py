@@ -296,6 +296,49 @@ class Effect(Paired):
     other: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class DifferenceAtSize:
+    """The difference between an arm and its baseline in models of one size.
+
+    Attributes:
+        parameters: of the baseline's model; where they are extrapolated to, of none that was trained.
+        values: in each seed.
+        mean: of the values.
+        interval: Student's 95 % interval of the mean.
+        settings: that make the size; none on a line.
+    """
+
+    parameters: float
+    values: tuple[float, ...]
+    mean: float
+    interval: Interval | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Paired):
+    """By how much the difference between an arm and its baseline changes with each tenfold of parameters.
+
+    In each seed the differences at all sizes have a line over log10 of the parameters, by least squares; `values` are
+    the slopes.
+
+    Attributes:
+        sizes: what was measured, from the smallest size to the largest.
+        at_smallest: the seeds' lines at the smallest size.
+        at_largest: the seeds' lines at the largest size.
+        extrapolated: the seeds' lines a decade beyond the largest size.
+        bend_p: p of the test of whether the lines are curved, by the seeds' second-order coefficients.
+        left_out: arms of sizes at which one of the two did not train, or no seed finished in both.
+    """
+
+    sizes: tuple[DifferenceAtSize, ...]
+    at_smallest: DifferenceAtSize
+    at_largest: DifferenceAtSize
+    extrapolated: DifferenceAtSize
+    bend_p: float | None
+    left_out: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Losses(StatedTest):
     """How many runs of an arm and of its baseline were lost.
@@ -481,7 +524,7 @@ class Answer:
         baseline: the settings in which the partner of an arm differs from it.
         metrics: the primary one first.
         arms: what became of each.
-        differences: in the primary metric, corrected as one family with effects and losses.
+        differences: in the primary metric, corrected as one family with effects, losses and scaling.
         others: those in the other metrics, corrected by metric.
         effects: of crossed factors.
         losses: how many runs were lost.
@@ -490,6 +533,7 @@ class Answer:
         next: what to do next.
         damaged: why each run that cannot be read cannot.
         missing: why each planned run without a directory failed, empty where that is not known.
+        scaling: how differences change with the size of the model.
     """
 
     version: int = VERSION
@@ -506,6 +550,7 @@ class Answer:
     next: tuple[NextStep, ...]
     damaged: Mapping[str, str]
     missing: Mapping[str, str]
+    scaling: tuple[Scaling, ...] = ()
 
     def to_json(self) -> str:
         """Return the content of `answer.json`."""

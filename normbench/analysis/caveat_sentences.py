@@ -109,6 +109,15 @@ def say_chosen_for_none(found: Evidence, command: str) -> str:
     return f"all arms ran at lr {found.value}, which was chosen for none of them: choose one for each with {command}"
 
 
+def say_rates_of_sizes(found: Sequence[Evidence]) -> str:
+    """Say that learning rates were not chosen at each size. found: the rates."""
+    rates = join_first([one.value for one in found], MOST)
+    return (
+        f"learning rates were not chosen for each arm at each size of the model (lr {rates}): a difference that "
+        "changes with the size may be one of rates that suit an arm less and less"
+    )
+
+
 def say_open_rate(found: Sequence[Evidence]) -> str:
     """Say at which rates an arm lacks seeds."""
     (name,) = arms_in(found)

@@ -10,7 +10,7 @@ What a setting does is measured by what it is:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Any
@@ -49,14 +49,23 @@ class Contrast(PairedTest):
 
 
 def find_contrasts(
-    study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric
+    study: RecordedStudy,
+    arms: Sequence[Arm],
+    baseline: Baseline,
+    metric: Metric,
+    without_slopes: Collection[str] = (),
 ) -> tuple[Contrast, ...]:
     """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
     An arm that did not train is in no interaction: its loss says what a constant predictor reaches, and not what a
     factor does. Nor is one whose runs end in two groups: it has no mean.
 
-    arms: those that are compared, each at its best learning rate where that was a choice.
+    Args:
+        study: the runs.
+        arms: those that are compared, each at its best learning rate where that was a choice.
+        baseline: the settings in which the partner of an arm differs from it.
+        metric: in which runs ended.
+        without_slopes: the settings whose slopes per doubling are left out, as others stand in their place.
     """
     mapped = areas(study)
     mapped_keys = set[str]()
@@ -65,8 +74,11 @@ def find_contrasts(
     able = [arm for arm in arms if can_be_contrasted(arm, metric)]
     found = list[Contrast]()
     for crossing in crossings(able, baseline, metric):
-        if crossing.subject not in mapped_keys and crossing.factor not in mapped_keys:
-            found += crossing.contrasts()
+        if crossing.subject in mapped_keys or crossing.factor in mapped_keys:
+            continue
+        for one in crossing.contrasts():
+            if one.kind != EffectKind.SLOPE or one.factor not in without_slopes:
+                found.append(one)
     found += contrast_areas(mapped, baseline)
     if LEARNING_RATE not in mapped_keys:
         found += contrast_levels(study.arms, LEARNING_RATE, baseline)

@@ -17,12 +17,14 @@ from normbench.analysis.answers import (
     ArmDifference,
     ArmResult,
     Deciding,
+    DifferenceAtSize,
     Effect,
     Factor,
     Held,
     Losses,
     Question,
     Result,
+    Scaling,
     Stuck,
     TwoGroups,
 )
@@ -42,7 +44,8 @@ from normbench.analysis.fairness import differences_of_schemes, find_caveats
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, Yardstick, activations_frame, choose_yardstick, final_values
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, read_studies
-from normbench.analysis.statistics import mean_interval
+from normbench.analysis.scaling import Ladder, Rung
+from normbench.analysis.statistics import Sample, mean_interval
 from normbench.analysis.wording import in_words
 
 
@@ -135,7 +138,7 @@ def examine(
     compared_blocks = activations_frame(arms) if rates_chosen else blocks
     readings_of = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
     chosen_by_what_is_reported = rates_chosen and not yardstick.primary.tag.endswith("/test")
-    caveats = find_caveats(study, chosen_by_what_is_reported, judgement.comparisons, missing)
+    caveats = find_caveats(study, chosen_by_what_is_reported, judgement.comparisons, missing, judgement.ladders)
     answer = Answer(
         question=state_question(study, yardstick.primary, margin),
         baseline=baseline,
@@ -150,6 +153,7 @@ def examine(
         next=next_steps(study, arms, readings_of, judgement.comparisons, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
+        scaling=tuple(state_scaling(one) for one in judgement.ladders),
     )
     return Examination(
         study=study,
@@ -265,8 +269,8 @@ def state_result(arm: Arm, metric: Metric) -> Result:
 # ---- what is tested
 
 
-def state_pairs(one: Comparison | Contrast) -> dict[str, Any]:
-    """Return the fields that differences and effects share, those of `Paired`, by name."""
+def state_pairs(one: Comparison | Contrast | Ladder) -> dict[str, Any]:
+    """Return the fields that differences, effects and scaling share, those of `Paired`, by name."""
     return {
         "arm": one.arm.name,
         "baseline": one.baseline.name,
@@ -324,6 +328,29 @@ def state_effect(one: Contrast) -> Effect:
         own=one.own,
         other=one.other,
     )
+
+
+def state_scaling(one: Ladder) -> Scaling:
+    """Return what is found of how a difference changes with the size of the model."""
+    return Scaling(
+        **state_pairs(one),
+        sizes=tuple(state_rung(rung) for rung in one.rungs),
+        at_smallest=state_at_size(one.smallest, one.at(one.smallest)),
+        at_largest=state_at_size(one.largest, one.at(one.largest)),
+        extrapolated=state_at_size(one.further, one.at(one.further)),
+        bend_p=one.bend.p,
+        left_out=one.left_out,
+    )
+
+
+def state_rung(rung: Rung) -> DifferenceAtSize:
+    """Return what was measured at one size."""
+    return state_at_size(rung.parameters, rung.sample, rung.settings)
+
+
+def state_at_size(parameters: float, sample: Sample, settings: Mapping[str, Any] | None = None) -> DifferenceAtSize:
+    """Return the difference at a number of parameters. settings: that make the size."""
+    return DifferenceAtSize(parameters, sample.values, or_nan(sample.mean), sample.interval, dict(settings or {}))
 
 
 def state_losses(one: Survival) -> Losses:

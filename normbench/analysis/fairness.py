@@ -14,6 +14,7 @@ from normbench.analysis.contenders import rate_families, settled_seeds, without_
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
 from normbench.analysis.measures import finite_points
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
+from normbench.analysis.scaling import Ladder
 from normbench.analysis.wording import in_words
 from normbench.config.groups import options, recipe_of
 from normbench.config.rules import belongs_to, is_rule
@@ -40,6 +41,7 @@ def find_caveats(
     chosen_by_what_is_reported: bool = False,
     comparisons: Sequence[Comparison] = (),
     missing: Mapping[str, str] | None = None,
+    ladders: Sequence[Ladder] = (),
 ) -> tuple[Caveat, ...]:
     """Return all that is unfair in a study, the serious caveats first.
 
@@ -48,6 +50,7 @@ def find_caveats(
         chosen_by_what_is_reported: whether each arm's learning rate was chosen by the data that are reported.
         comparisons: of the study's arms.
         missing: for each planned run without a directory why it failed, empty where that is not known.
+        ladders: the arms that were compared at several sizes of the model.
     """
     found = [
         *learning_rates(study, comparisons),
@@ -58,6 +61,7 @@ def find_caveats(
         *forbidden_facts(study),
         *missing_seeds(study),
         *open_rates(study),
+        *rates_of_sizes(study, ladders),
         *settings(study, comparisons),
         *step_times(study),
         *waiting_gpus(study),
@@ -400,6 +404,24 @@ def rates_at_an_edge(study: RecordedStudy) -> Iterator[Caveat]:
     if found:
         text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
         yield Caveat(kind=CaveatKind.LEARNING_RATE, found=tuple(found), text=sentences.say_of_arms(found, text))
+
+
+def rates_of_sizes(study: RecordedStudy, ladders: Sequence[Ladder]) -> Iterator[Caveat]:
+    """Find learning rates that were not chosen for each arm at each size of the model that is compared."""
+    were_tried = LEARNING_RATE in study.varied
+    if not ladders or were_tried or study.fairly_chosen or study.ramps:
+        return
+    arms_of = dict[str, dict[str, None]]()  # by the rate, as it is written
+    for ladder in ladders:
+        for run in ladder.arm.runs:
+            rate = run.config.get(LEARNING_RATE)
+            if rate is not None:
+                arms_of.setdefault(in_words(rate), {})[ladder.arm.name] = None
+    if not arms_of:
+        return
+    found = tuple(Evidence(rate, tuple(arms)) for rate, arms in arms_of.items())
+    text = sentences.say_rates_of_sizes(found)
+    yield Caveat(kind=CaveatKind.LEARNING_RATE, found=found, text=text)
 
 
 def own_rates(study: RecordedStudy) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from normbench.analysis.comparisons import (
     Baseline,
@@ -16,21 +17,30 @@ from normbench.analysis.comparisons import (
 from normbench.analysis.designs import Contrast, find_contrasts
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, RecordedStudy
+from normbench.analysis.scaling import Ladder, find_ladders
 from normbench.analysis.statistics import holm
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """All tests of a study: of how arms end, of what crossed factors do, and of how many runs were lost."""
+    """All tests of a study.
+
+    Attributes:
+        comparisons: of how arms end.
+        contrasts: of what crossed factors do.
+        survivals: of how many runs were lost.
+        ladders: of how differences change with the size of the model.
+    """
 
     comparisons: tuple[Comparison, ...]
     contrasts: tuple[Contrast, ...]
     survivals: tuple[Survival, ...]
+    ladders: tuple[Ladder, ...]
 
     @property
     def claims(self) -> bool:
         """Tell whether anything is called a difference."""
-        tests = (*self.comparisons, *self.contrasts, *self.survivals)
+        tests = (*self.comparisons, *self.contrasts, *self.survivals, *self.ladders)
         return any(one.real for one in tests)
 
 
@@ -40,16 +50,20 @@ def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric:
     arms: those that are compared, each at its best learning rate where that was a choice.
     """
     compared = compare_all(arms, baseline, metric)
-    crossed = find_contrasts(study, arms, baseline, metric)
+    ladders = find_ladders(compared)
+    sizes = set[str]()
+    for ladder in ladders:
+        sizes.update(ladder.rungs[0].settings)
+    crossed = find_contrasts(study, arms, baseline, metric, without_slopes=sizes)
     survived = compare_survivals(arms, baseline)
-    every_test = (*compared, *crossed, *survived)
+    every_test = (*compared, *crossed, *survived, *ladders)
     corrected = holm([one.p_before_holm for one in every_test])
     tests_with_p = len(corrected) - corrected.count(None)
     family = max(tests_with_p, 1)
-    end_of_compared = len(compared)
-    end_of_crossed = end_of_compared + len(crossed)
+    ends = list(accumulate([len(compared), len(crossed), len(survived)]))
     return Judgement(
-        with_corrected_p(compared, corrected[:end_of_compared], family),
-        with_corrected_p(crossed, corrected[end_of_compared:end_of_crossed], family),
-        with_corrected_p(survived, corrected[end_of_crossed:], family),
+        with_corrected_p(compared, corrected[: ends[0]], family),
+        with_corrected_p(crossed, corrected[ends[0] : ends[1]], family),
+        with_corrected_p(survived, corrected[ends[1] : ends[2]], family),
+        with_corrected_p(ladders, corrected[ends[2] :], family),
     )

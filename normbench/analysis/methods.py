@@ -122,6 +122,11 @@ def say_tests(answer: Answer) -> list[str]:
         if any(one.ranked_p is not None for one in differences):
             text += ". Signed ranks (Wilcoxon 1945) stand beside them"
         parts.append(f"{text}.")
+    if any(one.n > 1 for one in answer.scaling):
+        parts.append(
+            "How the difference changes with the number of parameters is the slope of a line over its logarithm by "
+            "least squares in each seed, tested over the seeds in the same way."
+        )
     if survived:
         parts.append(
             "How many runs were lost was compared by Fisher's exact test (Fisher 1922), as far as so many can show "

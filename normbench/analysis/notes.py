@@ -199,6 +199,19 @@ def designs(columns: Collection[str], *, kinds: Collection[str], family: int) ->
     return notes
 
 
+def scaling(columns: Collection[str], *, family: int) -> list[str]:
+    """Explain how differences change with the size of the model. family: over how many tests Holm corrects."""
+    corrected = f"; Holm corrects p for all {family} tests that the answer states" if family > 1 else ""
+    return [
+        "Arm less baseline, over log10 of the parameters of the baseline's model (all of them, embeddings included): "
+        "in each seed a line by least squares, and over the seeds the mean of their slopes and heights with Student's "
+        f"t interval{corrected}. Only seeds that finished at all of these sizes count.",
+        "Extrapolated: the lines a decade beyond the largest size. No model of that size was trained. The interval "
+        "tells how far seeds differ, and not whether the line goes on. p of a bend: of the t test of the seeds' "
+        "second-order coefficients, not corrected; where it is small, a line does not describe the differences.",
+    ]
+
+
 def survival(columns: Collection[str]) -> list[str]:
     """Explain at which levels of a setting arms train."""
     return [
@@ -260,6 +273,7 @@ WRITERS: dict[str, Callable[..., list[str]]] = {
     "noise": noise,
     "differences": differences,
     "designs": designs,
+    "scaling": scaling,
     "survival": survival,
     "areas": areas,
     "step": step_times,

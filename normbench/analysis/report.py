@@ -112,6 +112,7 @@ def all_tables(found: Examination, runs: pd.DataFrame) -> Iterable[Table]:
         others = [one for one in answer.others if one.metric == metric]
         if others:
             yield tables.differences_table(others, primary=False)
+    yield tables.scaling_table(answer.scaling)
     yield tables.designs_table(answer.effects)
     for key in failing_settings(found.arms):
         yield tables.survival_table(found.arms, key)
@@ -178,7 +179,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """
     inside(out, "figures").mkdir(parents=True, exist_ok=True)
     baseline = dict(report.baseline.settings)
-    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.comparisons)
+    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.judgement)
     files = figure_files(figures)
     shown = []
     for one in figures:

@@ -28,6 +28,7 @@ from normbench.analysis.effect_sentences import say_effects, say_effects_not_fou
 from normbench.analysis.facts import sizes
 from normbench.analysis.phrases import corrected_p, corrections
 from normbench.analysis.records import LEARNED, LEARNED_RIGHT, join_first
+from normbench.analysis.scaling_sentences import say_scaling
 from normbench.analysis.statistics import ALPHA
 from normbench.analysis.wording import count, equals, fixed, in_words, one_line, plain, with_unit
 from normbench.record.directory import ENDED
@@ -58,6 +59,7 @@ def say(answer: Answer) -> list[Statement]:
     arms = compared_arms(answer) or {arm.name: arm for arm in answer.arms}
     told.append(("arms", say_stuck(arms)))
     told.append(("costs", say_losses(answer.losses)))
+    told.append(("scaling", say_scaling(answer.scaling)))
     for kind in say_effects(answer.effects):
         told.append(("designs", kind))
     for kind in say_found(answer.differences, answer.question.margin):

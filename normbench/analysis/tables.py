@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.answers import ArmDifference, ArmResult, Effect, EffectKind, Paired, Verdict
+from normbench.analysis.answers import (
+    ArmDifference,
+    ArmResult,
+    DifferenceAtSize,
+    Effect,
+    EffectKind,
+    Paired,
+    Scaling,
+    Verdict,
+)
 from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
 from normbench.analysis.difference_sentences import better_or_worse
 from normbench.analysis.effect_sentences import name_effect
@@ -45,6 +54,7 @@ from normbench.analysis.wording import (
     p_value,
     plain,
     precision,
+    rounded_count,
     significant,
     span,
 )
@@ -461,6 +471,39 @@ def columns_of_effect(one: Effect) -> dict[str, str]:
         "difference": f"{fixed(one.mean, digits, sign=True)} {one.metric.unit}",
         "95 % interval": span(one.interval, digits, sign=True),
     }
+
+
+def scaling_table(found: Sequence[Scaling]) -> Table:
+    """Return the table of how differences change with the size of the model."""
+    rows = []
+    for one in found:
+        digits = precision(one.mean, one.interval)
+        unit = one.metric.unit
+        smallest, largest = rounded_count(one.sizes[0].parameters), rounded_count(one.sizes[-1].parameters)
+        row = {
+            **columns_of_pair(one),
+            "sizes": str(len(one.sizes)),
+            "parameters": f"{smallest} to {largest}",
+            f"change for each tenfold, {unit}": fixed(one.mean, digits, sign=True),
+            "95 % interval": span(one.interval, digits, sign=True),
+            "p": p_value(one.p),
+            "p after Holm": NONE if one.family == 1 else p_value(one.corrected),
+            f"line at the smallest, {unit}": fixed(one.at_smallest.mean, digits, sign=True),
+            f"line at the largest, {unit}": fixed(one.at_largest.mean, digits, sign=True),
+            "extrapolated to": rounded_count(one.extrapolated.parameters),
+            f"extrapolated, {unit}": fixed(one.extrapolated.mean, digits_of(one.extrapolated), sign=True),
+            "95 % interval ": span(one.extrapolated.interval, digits_of(one.extrapolated), sign=True),
+            "p of a bend": p_value(one.bend_p),
+        }
+        rows.append(row)
+    family = max((one.family for one in found), default=1)
+    table = make_table("scaling", "Differences by the size of the model", rows, heads=2, family=family)
+    return replace(table, marked=places_of_real(found))
+
+
+def digits_of(one: DifferenceAtSize) -> int:
+    """Return with how many decimals to write a difference at a size."""
+    return precision(one.mean, one.interval)
 
 
 # ---- levels of settings that are numbers, and runs that give no result

@@ -22,6 +22,7 @@ from normbench.analysis.statistics import ALPHA, Interval
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
 LARGEST_EFFECT = 10
+LARGE = {"billion": 1e9, "million": 1e6, "thousand": 1e3}
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -149,6 +150,14 @@ def in_words(value: Any) -> str:
 def count(number: int, word: str) -> str:
     """Write a number of things, such as `5 seeds`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def rounded_count(number: float) -> str:
+    """Write a large number with two significant digits, such as `4.9 million`."""
+    for word, size in LARGE.items():
+        if number >= 0.995 * size:
+            return f"{plain(float(f'{number / size:.2g}'))} {word}"
+    return plain(float(f"{number:.2g}"))
 
 
 def with_unit(words: str, unit: str) -> str:

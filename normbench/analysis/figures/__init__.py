@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.analysis.comparisons import Baseline, Comparison, compare_all
+from normbench.analysis.comparisons import Baseline
 from normbench.analysis.contenders import choose_contenders
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.figure import Figure
@@ -18,7 +18,9 @@ from normbench.analysis.figures.finals import (
 )
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines, is_of_loss
 from normbench.analysis.figures.maps import draw_maps
+from normbench.analysis.figures.sizes import draw_sizes
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, runs_shown, use_our_style
+from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, metrics_of, ran_as
 from normbench.analysis.records import Arm, RecordedStudy, join_first
 
@@ -28,7 +30,7 @@ def draw_all(
     baseline: Baseline,
     metrics: Sequence[Metric] = (),
     width: float = COLUMN,
-    comparisons: Sequence[Comparison] | None = None,
+    judgement: Judgement | None = None,
 ) -> list[Figure]:
     """Draw every figure that a study can fill, in the order of a report.
 
@@ -37,12 +39,11 @@ def draw_all(
         baseline: the settings in which the partner of an arm differs from it.
         metrics: by which the arms are judged, the primary one first; by default those that suit the task.
         width: of each figure, in inches.
-        comparisons: in the primary metric, with p corrected; by default they are made, and corrected alone.
+        judgement: the tests in the primary metric; by default they are made.
     """
     arms, chosen = choose_contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
-    if comparisons is None:
-        comparisons = compare_all(arms, baseline, primary)
+    tests = judgement or judge(study, arms, baseline, primary)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
     of_lines = note + not_finished(arms) + mean_of_groups(arms, primary)
     of_loss = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
@@ -53,7 +54,8 @@ def draw_all(
         figures += draw_interactions(arms, baseline, primary, note)
         figures += draw_survival(arms, baseline, note)
         figures += draw_maps(study, primary)
-        figures += draw_forest(comparisons, arms, note)
+        figures += draw_forest(tests.comparisons, arms, note)
+        figures += draw_sizes(tests.ladders, arms, note)
         if others:
             figures += draw_lines("bleu-val-epochs", arms, of_lines)
             figures += draw_lines("accuracy-val-steps", arms, of_lines)

@@ -113,6 +113,24 @@ def differences(
     )
 
 
+def sizes(metric: Metric, *, baselines: Sequence[str], lines: Sequence[str]) -> FigureWords:
+    """Return the words of a figure of differences over sizes. lines: the name of each arm and the ends of its line."""
+    baseline = baselines[0] if len(baselines) == 1 else "its baseline"
+    side = "below" if metric.lower_is_better else "above"
+    caption = [
+        f"Each arm less {baseline}, paired by seed: {side} zero, the arm is better.",
+        "Points: mean of the seeds at a size with its 95 % t interval; filled: the difference changes with the size, "
+        "after Holm's correction (p < 0.05). Lines: mean of the lines of the seeds by least squares, with the 95 % t "
+        "interval of their heights.",
+        "Dashed, right of the dotted line: extrapolated by a decade; no model of those sizes was trained.",
+    ]
+    return words(
+        f"differences of the {metric.final_words} by the number of parameters",
+        caption,
+        f"differences in {metric.unit} over the parameters of the model, on a logarithmic axis: {at_most(lines)}.",
+    )
+
+
 def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> FigureWords:
     """Return the words of a figure of two crossed factors. others: whether other settings vary too."""
     over = ", over all else that varies" if others else ""
