@@ -23,6 +23,7 @@ from normbench.sweep import plan
 from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
+from normbench.sweep.plan import PlannedRun
 from normbench.sweep.tuning import choose, choose_rate, describe_choice, propose, tuned_grid, tuning_grid
 from normbench.sweep.work import Execution
 
@@ -265,6 +266,27 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
 
 
 # ---- --dry-run
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_times_a_run_of_each_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+
+    def take_ten_seconds_a_width(run: PlannedRun) -> float:
+        timed.append(run.run)
+        return 10.0 * run.prepared.config.tree["model"]["width"]
+
+    monkeypatch.setattr("normbench.sweep.conduct.time_run", take_ten_seconds_a_width)
+    words = ["norm=rmsnorm,batchnorm", "model.width=2,4,6", "seed=0,1", "sweep.jobs=3"]
+    assert (
+        main(["sweep", "model=cnn", "data=digits", "trainer.steps=4", *words, "device=cpu", "threads=1", "--dry-run"])
+        == 0
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert len(timed) == 3
+    assert "about 0:02:40 for 12 runs, 3 at a time, each 0:00:20 to 0:01:00 as its start" in said
 
 
 @pytest.mark.usefixtures("here")

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -53,6 +54,8 @@ from normbench.sweep.work import Execution, Stopped
 
 Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 
+MOST_TIMED = 8  # sizes of runs of which a plan times one each
+
 
 @dataclass
 class Sweep:
@@ -63,7 +66,7 @@ class Sweep:
         plan: its runs; where learning rates are to be chosen, still at those of the configuration.
         choices: the learning rates that were chosen so far, as `tuning.choose` returns them.
         failed: runs that have failed, by name.
-        seconds: what a run takes, by its steps, as far as that was measured.
+        seconds: what a run takes, by the size of its work, as far as that was measured.
     """
 
     words: Sequence[str]
@@ -73,7 +76,7 @@ class Sweep:
     console: Console = field(default_factory=Console)
     choices: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, Standing] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def folder(self) -> SweepFolder:
@@ -149,31 +152,53 @@ class Sweep:
             why = f"is not known here, as this machine has no device={first.device}"
             say(self.console, f"the time of {describe_count(number, later)} {why}")
             return
-        say(self.console, self.estimate_time(plan.runs[0], number, later))
+        say(self.console, self.estimate_time(plan, number, later))
         others = note_load(first.threads)
         if others:
             say(self.console, others)
 
-    def estimate_time(self, run: PlannedRun, number: int, later: int) -> str:
-        """Return a line on how long `number` runs and `later` more will take, measured on one of them."""
+    def estimate_time(self, plan: SweepPlan, number: int, later: int) -> str:
+        """Return a line on how long `number` runs of a plan and `later` more will take, measured on some of them."""
         whole = describe_count(number, later)
         try:
-            seconds = self.seconds_of(run)
-        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
-            return f"the time of {whole} is not known: {run.run} fails ({explain(error)})"
+            times = [self.seconds_of(run) for run in self.examples_of(plan)]
+        except RunFailure as error:
+            return f"the time of {whole} is not known: {error}"
         together = min(number, self.planner.jobs)
-        total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
-        each = timedelta(seconds=math.ceil(seconds))
+        total = timedelta(seconds=math.ceil(mean(times) * (number + later) / together))
+        shortest, longest = (timedelta(seconds=math.ceil(seconds)) for seconds in (min(times), max(times)))
+        each = f"{shortest}" if len(set(times)) == 1 else f"{shortest} to {longest}"
         line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
         if self.planner.stack > 1:
             line += "; as stacks of seeds they take another time, which was not measured"
         return line
 
+    def examples_of(self, plan: SweepPlan) -> list[PlannedRun]:
+        """Return runs of a plan that are to do, by which the time of all is told: every n-th where these are many."""
+        folder = SweepFolder(plan.folder)
+        to_do = [run for run in plan.runs if not folder.read_standing(run).over] or plan.runs
+        by_work: dict[str, list[PlannedRun]] = {}
+        for run in to_do:
+            by_work.setdefault(work_of(run), []).append(run)
+        if len(by_work) <= MOST_TIMED:
+            return list(to_do)
+        works = list(by_work.values())
+        step = -(-len(works) // MOST_TIMED)
+        return [run for runs in works[::step] for run in runs]
+
     def seconds_of(self, run: PlannedRun) -> float:
-        """Return about how many seconds a run takes; those that choose take as long as those that are reported."""
-        if run.steps not in self.seconds:
-            self.seconds[run.steps] = time_run(run)
-        return self.seconds[run.steps]
+        """Return about how many seconds a run takes; those that choose take as long as those that are reported.
+
+        Raises:
+            RunFailure: the run fails.
+        """
+        work = work_of(run)
+        if work not in self.seconds:
+            try:
+                self.seconds[work] = time_run(run)
+            except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
+                raise RunFailure(f"{run.run} fails ({explain(error)})") from error
+        return self.seconds[work]
 
     def estimate_seconds(self) -> float:
         """Return about how many seconds all that is to be run takes, those that choose learning rates included."""
@@ -183,7 +208,8 @@ class Sweep:
             number += self.count_to_do(choosing) + tuning.follow_up(self.plan, choosing, self.settings)
         if not number:
             return 0.0
-        return self.seconds_of(self.plan.runs[0]) * number / min(number, self.planner.jobs)
+        seconds = mean(self.seconds_of(run) for run in self.examples_of(self.plan))
+        return seconds * number / min(number, self.planner.jobs)
 
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
@@ -330,6 +356,13 @@ def describe_count(number: int, later: int) -> str:
     if later:
         return f"{number:,} runs and {later:,} more that their results ask for"
     return f"{number:,} runs"
+
+
+def work_of(run: PlannedRun) -> str:
+    """Return what runs have in common that take about as long: model, steps and batch, whatever norm they have."""
+    tree = run.prepared.config.tree
+    trainer = {"accumulate": tree["trainer"]["accumulate"], "steps": run.steps}
+    return fingerprint({"model": tree["model"], "batch": tree["data"]["batch_size"], "trainer": trainer})
 
 
 def time_run(run: PlannedRun) -> float:
