@@ -7,18 +7,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support import refused
 
 from normbench.cli import main
 from normbench.scratch import MARK, clear_all, make_dry_folder
 from normbench.training.checkpoint import write
-from normbench.training.estimate import Estimate
+from normbench.training.clock import Clock
+from normbench.training.estimate import Estimate, estimate
 
 TINY = ["model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
         "trainer.steps=10", "trainer.eval_batches=2", "threads=1", "device=cpu"]  # fmt: skip
@@ -119,6 +121,65 @@ def test_the_time_by_hand() -> None:
     # 5 probed steps (1, 15, 20, 30, 40) of 40; evaluations at 10, 20, 30, and the last one
     assert seconds(20, 15, 10, 40) == pytest.approx(5 + (35 * 10 + 5 * 110) / 1e3 + 3 * 2 + 7)
     assert seconds(1, 0, None, 10) == pytest.approx(5 + 1.1 + 7)
+
+
+class TimedLoop:
+    """A loop in a time of its own, in which a step takes as long as the test says."""
+
+    device = torch.device("cpu")
+    steps, graph = 1000, None
+    model = SimpleNamespace(train=lambda: None)
+    stepper = SimpleNamespace(grad_norm=torch.zeros(()))
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+        self.step = 0
+        self.clock = Clock(self.device)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def train_step(self) -> None:
+        self.clock.start()
+        self.now += self.seconds
+        self.step += 1
+        self.clock.stop()
+
+    def evaluations(self, last: bool) -> Iterator[SimpleNamespace]:
+        batch = SimpleNamespace(targets=torch.zeros(2))
+        yield SimpleNamespace(batches=[batch], _replace=lambda batches: batches)
+
+    def evaluate_one(self, evaluation: object) -> None:
+        self.now += 1
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken", "measured"),
+    [
+        (0.01, 25, 20),  # five of which warm up
+        (0.11, 14, 9),  # longer than 1.5 s
+        (0.2, 10, 5),
+        (0.3, 10, 5),
+        (0.8, 10, 7),  # after 2 s none warms up any more
+        (5.0, 2, 1),  # the first has taken more than 2 s, and with the second there are 8
+    ],
+)
+def test_long_steps_are_few(
+    seconds: float, taken: int, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten at the least, unless they take more than eight seconds."""
+    loop: Any = TimedLoop(seconds)
+    for module in ("clock", "estimate"):
+        monkeypatch.setattr(f"normbench.training.{module}.time", loop)
+    found = estimate(loop, tmp_path)
+    probed = 2  # the first and the last
+    evaluation = 1.0  # second
+    assert loop.now == pytest.approx((taken + probed) * seconds + evaluation)
+    assert found.measured == measured and found.step_ms == pytest.approx(1e3 * seconds)
 
 
 @pytest.mark.slow
