@@ -23,9 +23,3 @@ def test_a_claim_plans_the_runs_of_its_arms_here_and_at_a_larger_scale(name: str
     check_claim(claim, [0])
     if claim.at_scale:
         check_claim(Way(at_scale=True).apply(claim), [0])
-
-
-def test_margins_of_parity_are_no_tighter_than_a_pilot_allows() -> None:
-    for claim in read_claims().values():
-        if claim.pilot and claim.kind in ("parity", "at_least"):
-            assert claim.margin >= 1.2 * claim.pilot.sd, claim.name
