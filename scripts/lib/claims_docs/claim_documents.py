@@ -29,14 +29,15 @@ from normbench.claims.entries import (
 )
 from normbench.claims.figures import draw_forest
 from normbench.claims.results import Status, read_results, write_result
-from normbench.claims.standing import is_of_machine
 from normbench.claims.verdicts import Suite, Verdict
 from normbench.record.files import write_bytes
+from normbench.settings import key_of
 
 PUBLISHED = "docs/claims"
 PAGE = "docs/claims.md"
 README = "README.md"
 TEMPLATE = "claims.md.jinja"
+PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where something lies on a machine
 
 # The rows of the README's table, in its order: the claims that people ask about most.
 MOST_WANTED = (
@@ -68,13 +69,13 @@ def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
 
 
 def publish(folder: Path, root: Path) -> list[str]:
-    """Copy the results of registered claims to docs/claims, without words of the machine; return their names."""
+    """Copy the results of registered claims to docs/claims, without the places of a machine; return their names."""
     _, digests = registered_claims()
     published = []
     for name, result in read_results(folder).items():
         if digests.get(name) != result.digest or result.status is Status.TRIAL:
             continue
-        words = tuple(word for word in result.words if not is_of_machine(word))
+        words = tuple(word for word in result.words if key_of(word) not in PLACES)
         (root / PUBLISHED).mkdir(exist_ok=True)
         write_result(replace(result, words=words, report=""), root / PUBLISHED / f"{name}.json")
         published.append(name)
