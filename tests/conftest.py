@@ -77,7 +77,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
 
     To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is there then
-    lives as long as the tests: Python's collector, which looks for garbage again and again, need not go through it.
+    lives as long as the tests: Python's collector need not look for garbage before.
     """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
@@ -86,7 +86,6 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
-        gc.freeze()
         gc.enable()
 
 
