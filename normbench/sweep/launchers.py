@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import logging
 import multiprocessing
 import os
@@ -125,6 +126,8 @@ class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ig
 
     def run(self) -> None:
         """Make the run, in the new process."""
+        gc.freeze()  # what the server has loaded
+        gc.enable()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         threading.Thread(target=self.follow, daemon=True).start()
         os._exit(self.task())  # at once: nothing is left to do, and a second Ctrl-C finds nothing to disturb
