@@ -20,6 +20,7 @@ from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
 from normbench.runs.flow import Flow, Step
+from normbench.studies.block_invariance import bound_of
 from normbench.studies.invariance import PUBLISHED, SIX_CHANGES, measure_responses
 from normbench.types import NormFacts
 
@@ -168,7 +169,7 @@ def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
                            for shape in ((24, 5), (5,), (6, 7, 5), (6, 7, 24)))  # fmt: skip
     exact = {"eps": 0.0} if "eps" in section_of("norm", norm) else {}
     made = part_of(norm).factory(**exact)(24).double()
-    rows = measure_responses(lambda w, x: made(x @ w.T), w, x, shift, target)
+    rows = measure_responses(lambda w, x: made(x @ w.T), w, x, shift, target, bound_of(x.dtype))
     found = {row["change"]: row["holds"] for row in rows if row["of"] == "output" and row["change"] in SIX_CHANGES}
     assert found == stays
     marks = " ".join("yes" if holds else "no" for holds in stays.values())

@@ -178,7 +178,8 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
 def test_what_a_killed_sweep_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of one that is at work, nor of another program."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = "import sys; from normbench.sweep.launchers import start_server; start_server(); print(); sys.stdin.read()"
+    tell_and_wait = "start_server(); print(flush=True); sys.stdin.read()"
+    script = f"import sys; from normbench.sweep.launchers import start_server; {tell_and_wait}"
 
     def begin() -> subprocess.Popen[bytes]:
         sweep = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
