@@ -522,7 +522,7 @@ CLAIM_WORDS = click.argument(
 def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
     """Test published claims about normalization again.
 
-    Without NAME it lists all claims: the verdict so far, seeds, minutes, and what is missing. With names, or all, it
+    Without NAME it lists all claims: the verdict so far, or why there is none, and minutes. With names, or all, it
     runs what is missing of each in outputs/claims/NAME, measures the effect for each seed, and says whether the claim
     is reproduced at this scale. outputs/claims/claims.html has all of them, with figures; claims.json, claims.csv and
     claims.tex say the same. The same command goes on where it was stopped. A claim is a YAML, in conf/claim or in

@@ -144,59 +144,62 @@ def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
 
 
 def show_table(claims: Sequence[ClaimStanding]) -> None:
-    """Print all claims: what each says, its verdict so far, its seeds and minutes, and what is missing."""
-    table = Table("claim", "it says", "verdict", "seeds", "minutes", "missing", box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns[3:5]:
-        column.justify = "right"
-    for one in claims:
-        seeds = " or ".join(map(str, one.claim.seeds))
-        minutes = f"{one.claim.minutes:g}"
-        table.add_row(
-            Text(one.claim.name, no_wrap=True),
-            Text(one.claim.claim),
-            verdict_of(one),
-            seeds,
-            minutes,
-            Text(what_is_missing(one)),
-        )
+    """Print all claims, a line each: what it says, how it stands, and its minutes; below, what has no room there."""
     console = Console()
     if not claims:
         console.print("there are no claims: --config-dir DIR looks for DIR/claim/NAME.yaml, and --new writes one")
         return
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("claim", no_wrap=True)
+    table.add_column("it says")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("min", no_wrap=True, justify="right")
+    reasons = []
+    for one in claims:
+        standing = describe_standing(one)
+        minutes = f"{one.claim.minutes:g}" if one.claim.minutes else ""  # none: its runs are another claim's
+        sentence = Text(one.claim.claim, no_wrap=True, overflow="ellipsis")
+        table.add_row(Text(one.claim.name), sentence, standing.label, minutes)
+        if standing.reason:
+            reasons.append(f"{one.claim.name}: {standing.reason}")
     console.print(table)
+    for reason in reasons:
+        say(reason)
     complete = sum(one.is_complete for one in claims)
     folder = claims[0].way.folder
     say(f"{complete} of {len(claims)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
 
 
-def verdict_of(one: ClaimStanding) -> Text:
-    """Return the verdict of a claim; one from an earlier registration is struck out."""
-    result = one.read_any_result()
-    if result is None or result.judgement is None:
-        return Text("")
-    is_current = result.digest == one.claim.digest
-    return Text(str(result.judgement.verdict), style="" if is_current else "strike")
+@dataclass(frozen=True)
+class Standing:
+    """How a claim stands. label: for the table. reason: what has no room there; empty where nothing is left to say."""
+
+    label: Text
+    reason: str = ""
 
 
-def what_is_missing(one: ClaimStanding) -> str:
-    """Say why a claim has no verdict for its registration; empty where it has one."""
+def describe_standing(one: ClaimStanding) -> Standing:
+    """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.claim import why_unregistered
 
     result = one.read_any_result()
     if result is not None and result.digest != one.claim.digest:
-        return f"its verdict is by the registration of {result.registered}: run it again"
-    if one.is_complete:
-        return ""
-    if why_unregistered(one.claim):
-        return "registration"
+        before = str(result.judgement.verdict if result.judgement else result.status)
+        return Standing(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
+    if result is not None and one.is_complete:
+        assert result.judgement is not None  # as it is complete
+        return Standing(Text(str(result.judgement.verdict)))
+    unregistered = "" if one.way.trial else why_unregistered(one.claim)
+    if unregistered:
+        return Standing(Text("not registered"), unregistered.removeprefix(f"{one.claim.name} "))
     if result is not None:
-        return f"{result.status}: {result.reason}"
+        return Standing(Text(str(result.status)), result.reason)
     done, planned = one.count_runs()
     if planned and done == planned:
-        return "not measured"
+        return Standing(Text("not measured"))
     if planned:
-        return f"{planned - done} of {planned} runs"
-    return f"not run, needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"
+        return Standing(Text(f"{done} of {planned} runs"))
+    return Standing(Text(f"needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"))
 
 
 # ---- running
