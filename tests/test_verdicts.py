@@ -235,7 +235,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         "ab12",
         "2026-11-28",
         Status.COMPLETE,
-        claim={"claim": "Ä", "seeds": [5, 10], "arms": {"ln": "norm=x"}},
+        claim={"claim": "Ä", "kind": "larger", "seeds": [5, 10], "arms": {"ln": "norm=x"}},
         values=values,
         arms=arms,
         lost={"ln": 0},
@@ -257,6 +257,8 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {"a-claim": result, "b-claim": bare} and bare.minutes_to_settle is None
     # What is damaged, or another's file, is left out.
     whole = (folder / "claim.json").read_text()
-    for text in ("{", "[]", "{}", whole.replace('"complete"', '"done"'), whole.replace('"0":', '"x":')):
+    damages = [('"complete"', '"done"'), ('"complete"', '"trial"'), ('"larger"', '"bigger"'), ('"0":', '"x":')]
+    for text in ("{", "[]", "{}", *(whole.replace(*damage) for damage in damages)):
+        assert text != whole
         (folder / "claim.json").write_text(text)
         assert read_results(tmp_path) == {"b-claim": bare}

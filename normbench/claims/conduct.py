@@ -33,7 +33,7 @@ from normbench.claims.measuring import (
     take_medians,
 )
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, write_result
-from normbench.claims.standing import NOTE_FILE, ClaimStanding
+from normbench.claims.standing import DECISIVE, NOTE_FILE, ClaimStanding
 from normbench.claims.verdicts import Judgement, Verdict, judge
 from normbench.errors import RunFailure, UsageError
 from normbench.record.files import find_unused, inside, write_json
@@ -96,7 +96,8 @@ class ClaimRun(ClaimStanding):
         Raises:
             UsageError: others are given.
         """
-        noted: dict[str, str] = {} if self.way.trial else self.read_note().get("how", {})
+        before = {} if self.way.trial else self.read_note().get("how") or {}
+        noted = {key: before[key] for key in DECISIVE if key in before}  # the folder may be somebody else's
         given = settings_in(self.way.machine)
         for key, value in noted.items():
             if key in given and given[key] != value and not (key == "device" and value in given[key]):

@@ -250,8 +250,8 @@ def write_machine(result: ClaimResult) -> str:
     """Write what the runs of a claim were made on, and with which versions."""
     machine = result.machine
     parts = [str(machine.get("gpu") or machine.get("processor") or "")]
-    if machine.get("cores"):
-        parts.append(count(int(machine["cores"]), "core"))
+    if isinstance(machine.get("cores"), int):
+        parts.append(count(machine["cores"], "core"))
     for package in ("torch", "normbench"):
         if machine.get(package):
             parts.append(f"{package} {machine[package]}")

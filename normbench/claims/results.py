@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any
 
 from normbench.analysis.statistics import Interval
-from normbench.claims.verdicts import Judgement, Verdict
+from normbench.claims.verdicts import Judgement, Kind, Verdict
 from normbench.record.files import read_json, write_json
 from normbench.record.shapes import NUMBER, Shape
 
@@ -117,7 +117,9 @@ def read_result(path: Path) -> ClaimResult | None:
     if content is None or content["status"] not in list(Status):
         return None
     judgement = content["judgement"]
-    if judgement is not None and not _is_judgement(judgement):
+    if (judgement is not None) != (content["status"] == Status.COMPLETE):
+        return None
+    if judgement is not None and not (_is_judgement(judgement) and content["claim"].get("kind") in list(Kind)):
         return None
     values = _by_seed(content["values"])
     arms = {arm: _by_seed(measured) for arm, measured in content["arms"].items()}

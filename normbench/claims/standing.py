@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
 from normbench.claims.claim import Claim
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
 from normbench.errors import UsageError
 from normbench.record.files import read_json
+from normbench.record.shapes import Shape
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.words import settings_in
@@ -21,6 +23,7 @@ TRIALS = "claims-trial"
 AT_SCALE = "claims-at-scale"
 
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
+NOTE: Shape = {"digest": str, "minutes": (int, float), "how": ({str: str}, NoneType)}
 
 # Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
 MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
@@ -136,8 +139,8 @@ class ClaimStanding:
         return self.root / self.owner.name
 
     def read_note(self) -> dict[str, Any]:
-        """Return what is noted in the folder of runs, empty where nothing is."""
-        return read_json(self.runs_folder / NOTE_FILE) or {}
+        """Return what is noted in the folder of runs, empty where nothing is, or it is damaged."""
+        return read_json(self.runs_folder / NOTE_FILE, NOTE) or {}
 
     def read_any_result(self) -> ClaimResult | None:
         """Return what it has come to, perhaps for an earlier registration; None where nothing is noted."""
