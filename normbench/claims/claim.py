@@ -39,6 +39,9 @@ FORBIDDEN = {
 # What is said beside a claim and decides nothing: it may be mended without a new registration.
 ASIDE = ("registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds")
 
+# Names that the folder of results, or the command, has for something else.
+TAKEN = ("all", "older", "figures")
+
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
 
 
@@ -300,12 +303,25 @@ def alternatives(text: str) -> tuple[str, ...]:
     return (text,) if text.startswith("[") else tuple(text.split(","))
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be a claim's, whose results have a folder, and its registration a line, by that name.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise UsageError(f"{name} cannot name a claim: use letters, digits, - and _")
+    if name in TAKEN or name.endswith("-lr"):  # NAME-lr has the runs that choose learning rates
+        raise UsageError(f"{name} cannot name a claim, as it names something else beside them: give another name")
+
+
 def read_claim(path: Path) -> Claim:
     """Return the claim of a YAML; one with the runs of another claim has no words or seeds yet.
 
     Raises:
-        UsageError: a mistake in it, with its line.
+        UsageError: a mistake in it, with its line, or in its name.
     """
+    check_name(path.stem)
     reader = Reader(path)
     runs_of = reader.text("runs_of", "")
     own_keys = ("words", "study")
@@ -521,6 +537,8 @@ def register(claim: Claim, reason: str, today: str) -> Registration:
     new = Registration(claim.name, today, claim.digest, reason)
     path = claim.path.parent / REGISTERED
     before = path.read_text("utf-8") if path.exists() else ""
+    if before and not before.endswith("\n"):
+        before += "\n"
     write_bytes(path, f"{before}{new.name} {new.date} {new.digest} {new.reason}\n".encode())
     text = claim.path.read_text("utf-8")
     changed, count = re.subn(r"^registered:[^#\n]*?(\s*#.*)?$", rf"registered: {today}\1", text, flags=re.MULTILINE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.claim import FORBIDDEN, claim_files
+from normbench.claims.claim import FORBIDDEN, check_name, claim_files
 from normbench.claims.effects import NAMES
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
@@ -49,8 +49,7 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
     Raises:
         UsageError: there is such a claim, the name is not one, or the folder holds no sweep.
     """
-    if not name.replace("-", "").replace("_", "").isalnum():
-        raise UsageError(f"{name} cannot name a claim: use letters, digits, - and _")
+    check_name(name)
     path = into / "claim" / f"{name}.yaml"
     if name in claim_files(others) or path.exists():
         raise UsageError(f"there is a claim {name} already: give another name")
