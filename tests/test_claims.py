@@ -18,11 +18,13 @@ from scipy import stats
 
 from normbench.analysis.records import Curve, RecordedRun
 from normbench.claims.checks import check_claim
-from normbench.claims.claim import Claim, read_claims, why_unregistered
-from normbench.claims.conduct import Cost, choose_within
+from normbench.claims.claim import Claim, read_claims, register, why_unregistered
+from normbench.claims.conduct import ClaimRun, Cost, choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
 from normbench.claims.measuring import measure_rows, points_of_run
 from normbench.claims.results import read_result
+from normbench.claims.standing import Way
+from normbench.claims.verify import Finding, verify
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.sweep.folder import Entry
@@ -241,6 +243,86 @@ def test_the_shortest_claims_that_fit_are_taken() -> None:
     assert choose_within(costs, 0.5).left_out["of_long"] == 20.5
 
 
+def test_a_claim_has_a_name_that_names_nothing_else(tmp_path: Path) -> None:
+    for name in ("my claim", "-x", "a.b", "all", "older", "figures", "tiny-lr"):
+        path = write_claim(tmp_path, name)
+        with pytest.raises(UsageError, match=f"^{name} cannot name a claim"):
+            read_claims([tmp_path / "conf"])
+        path.unlink()
+
+
+def test_a_registration_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = write_claim(tmp_path)
+    noted = f"other 2026-11-01 {'a' * 64} a reason"
+    (path.parent / "REGISTERED").write_text(noted)  # an editor may leave out the last line's end
+    register(read_one(tmp_path), "to see", "2026-11-28")
+    assert (path.parent / "REGISTERED").read_text().splitlines()[0] == noted
+    assert why_unregistered(read_one(tmp_path)) == ""
+
+
+def test_a_folder_of_runs_gives_no_words_but_for_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_claim(tmp_path)
+    claims = read_claims([tmp_path / "conf"])
+    one = ClaimRun.of(claims["tiny"], claims, Way())
+    one.write_note(how={"device": "cpu", "norm._target_": "somebody.Norm", "threads": "1"})
+    assert one.how() == ["device=cpu", "threads=1"]
+    (one.runs_folder / "registration.json").write_text('{"how": ["norm._target_=somebody.Norm"]}')
+    assert one.how() == []
+
+
+def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_claim(tmp_path, study="depth", words=["norm=rmsnorm,layernorm"], seeds=[3, 6], measure="loss",
+                kind="larger", margin=0.1)  # fmt: skip
+    register(read_one(tmp_path), "to see", "2026-11-28")
+    claims = read_claims([tmp_path / "conf"])
+    one = ClaimRun.of(claims["tiny"], claims, Way())
+    rows = one.rows_file(one.runs_folder)
+    rows.parent.mkdir(parents=True)
+    one.write_note()
+
+    def keep(*effects: float) -> Finding:
+        lines = ["norm,seed,loss"]
+        for seed, effect in enumerate(effects):
+            lines += [f"rmsnorm,{seed},1.0", f"layernorm,{seed},{1 + effect}"]
+        rows.write_text("\n".join(lines) + "\n")
+        seeds = range(len(effects))
+        one.keep(one.judge(one.measure_study(seeds), seeds, looks=2))
+        (found,) = verify([one])
+        return found
+
+    assert keep(0.21, 0.2, 0.22).wrong == []
+    assert keep(0.21, -0.2, 0.02, 0.2, 0.21, 0.22).wrong == []
+    (wrong,) = keep(0.21, 0.2, 0.22, 0.2, 0.21, 0.22).wrong
+    assert wrong == "it was reproduced after 3 seeds, and was not to go on"
+    (wrong,) = keep(0.21, -0.2, 0.02).wrong
+    assert wrong == "it is inconclusive after 3 seeds, and was to go on to 6"
+    rows.write_text("norm,seed,loss\nrmsnorm,none,1.0\n")
+    (found,) = verify([one])
+    assert "rows.csv is damaged in row 1" in found.wrong[0]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_has_a_line_for_each_claim(
+    tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    sentence = "RMSNorm is as good as LayerNorm, and a sentence that is longer than any terminal is wide goes on and on"
+    path = write_claim(tmp_path, "a-claim-of-mine", claim=sentence, needs=["hub"])
+    register(read_one(tmp_path, path.stem), "to see", "2026-11-28")
+    assert main(["claims", "--config-dir", "conf"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (own,) = (line for line in lines if line.startswith(path.stem))
+    assert own.split()[-3:] == ["needs", "hub", "1"] and "…" in own and len(own) == width
+    assert len(lines) == 2 + len(read_claims([tmp_path / "conf"])) + 1
+    path.write_text(path.read_text().replace("1000", "500"))
+    assert main(["claims", "--config-dir", "conf"]) == 0
+    *_, reason, _ = capsys.readouterr().out.splitlines()
+    assert reason.startswith(f"{path.stem}: is not as it was registered on 2026-11-28")
+
+
 # ---- claims that are run
 
 
@@ -298,6 +380,20 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("tiny", "--verify", "tampered") == 1
     assert "cannot be read (metrics.jsonl changed after the run had ended)" in capsys.readouterr().out
 
+    # The same runs, called those of a claim with other words.
+    shutil.copytree(claims, tmp_path / "claims-of-others")
+    before = read_one(tmp_path)
+    write_claim(tmp_path, words=[word.replace("trainer.steps=3", "trainer.steps=4") for word in WORDS])
+    assert run("tiny", "--register", "--reason", "longer") == 0
+    for name in ("claim.json", "registration.json"):
+        note = tmp_path / "claims-of-others" / "tiny" / name
+        note.write_text(note.read_text().replace(before.digest, read_one(tmp_path).digest))
+    capsys.readouterr()
+    assert run("tiny", "--verify", "claims-of-others") == 1
+    assert "has trainer.steps=3, where the claim has 4" in capsys.readouterr().out
+    write_claim(tmp_path, registered=before.registered)
+    assert run("tiny", "--register", "--reason", "as it was") == 0
+
     assert run("--new", "mine", "outputs/claims/tiny") == 0
     draft = read_claims([tmp_path / "conf"])["mine"]
     assert draft.seeds == (2,)
@@ -312,7 +408,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("tiny", "--register", "--reason", "a smaller margin") == 0
     assert run("--verify", "outputs/claims") == 1
     assert run() == 0
-    assert "by the registration of" in " ".join(capsys.readouterr().out.split())
+    assert "tiny: was run for the registration of" in capsys.readouterr().out
     assert run("--report") == 0
     assert capsys.readouterr().out.endswith("outputs/claims/claims.html\n")
     assert "<s>parity" in (claims / "claims.html").read_text()

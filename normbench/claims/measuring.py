@@ -24,6 +24,7 @@ from normbench.analysis.records import RecordedRun, canonical, read_run
 from normbench.claims.claim import Claim, Conditions
 from normbench.claims.effects import Descent, EffectError, Point
 from normbench.config.schema import list_unwritten
+from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.settings import either, show
 from normbench.sweep.folder import Entry
@@ -216,9 +217,22 @@ def descent_of(run: RecordedRun) -> Descent:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a study's rows.csv."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Return the rows of a study's rows.csv.
+
+    Raises:
+        UsageError: they are damaged.
+    """
+    cure = "restore it, or remove the study's folder and run the claim again"
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is damaged ({error}): {cure}") from error
+    for number, row in enumerate(rows, 1):
+        has_all_columns = None not in row and None not in row.values()
+        if not has_all_columns or not row.get("seed", "").isdecimal():
+            raise UsageError(f"{path} is damaged in row {number}: {cure}")
+    return rows
 
 
 def measure_rows(claim: Claim, rows: Sequence[Mapping[str, str]]) -> Measured:

@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normbench.analysis.records import read_run
-from normbench.claims.checks import is_in_blocks, plan_points, seed_word, study_of
-from normbench.claims.claim import Claim, why_unregistered
+from normbench.analysis.records import ASIDE, LEARNING_RATE, canonical, read_run
+from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
+from normbench.claims.claim import why_unregistered
 from normbench.claims.conduct import ClaimRun, block_name, judge_values
-from normbench.claims.measuring import Measured, effects_of, fits
+from normbench.claims.measuring import Measured, as_word, effects_of, fits
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
-from normbench.claims.standing import NOTE_FILE
 from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
-from normbench.record.files import read_json
 from normbench.sweep.folder import Entry, SweepFolder
+from normbench.sweep.words import settings_in
 
-LENGTH = "trainer.epochs"  # of which a run keeps the steps alone
+LENGTH, STEPS = "trainer.epochs", "trainer.steps"  # of epochs a run keeps the steps alone
 CLOSE = 1e-9  # of values that were written and read again
 
 
@@ -68,8 +67,7 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
         wrong.append(unregistered)
     if result.digest != claim.digest:
         wrong.append(f"it was judged by another registration, of {result.registered}")
-    noted = read_json(one.runs_folder / NOTE_FILE) or {}
-    if noted.get("digest") != one.owner.digest:
+    if one.read_note().get("digest") != one.owner.digest:
         wrong.append("its runs were made for another registration")
     judgement = result.judgement
     if result.status is not Status.COMPLETE or judgement is None:
@@ -87,6 +85,11 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
     wrong += compare_values(result.values, values)
     if wrong:
         return wrong
+    first = claim.seeds[0]
+    if len(seeds) > first:
+        early = judge_values(claim, {seed: values[seed] for seed in seeds[:first]}, len(claim.seeds)).verdict
+        if early is not Verdict.INCONCLUSIVE:
+            wrong.append(f"it was {early} after {first} seeds, and was not to go on")
     again = judge_values(claim, values, len(claim.seeds))
     if again.verdict is not judgement.verdict:
         wrong.append(f"its verdict is {again.verdict} by its runs, and not {judgement.verdict}")
@@ -103,8 +106,10 @@ def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[s
     kind = study_of(one.owner)
     if kind is None:
         entries = SweepFolder(one.runs_folder).read_plans()
-        wrong = find_mislabelled(one.runs_folder, entries)
-        wrong += find_unplanned(one.owner, entries, seeds)
+        points = plan_points(one.owner, None, [*one.owner.words, seed_word(seeds)])
+        chosen = (LEARNING_RATE,) if "sweep.lr" in settings_in(one.owner.words) else ()
+        wrong = find_mislabelled(one.runs_folder, entries, points, chosen)
+        wrong += find_unplanned(points, entries, seeds)
         return one.measure_sweep(entries, seeds, recompute=True), wrong
     if is_in_blocks(kind):
         missing = []
@@ -115,8 +120,18 @@ def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[s
     return one.measure_study(seeds), []
 
 
-def find_mislabelled(folder: Path, entries: Sequence[Entry]) -> list[str]:
-    """Return which runs have another seed, or other settings, than those for which they were planned."""
+def find_mislabelled(
+    folder: Path, entries: Sequence[Entry], points: Sequence[PlannedPoint], chosen: Sequence[str] = ()
+) -> list[str]:
+    """Return which runs have another seed, or other settings, than those for which they were planned.
+
+    Args:
+        folder: of the runs.
+        entries: which runs there are, as the folder has it.
+        points: which runs there are to be, as the words of the claim have it.
+        chosen: settings that the sweep has chosen.
+    """
+    asked = {(arm_of(point.varied), point.seed): point.settings for point in points}
     found = []
     for entry in entries:
         try:
@@ -127,14 +142,29 @@ def find_mislabelled(folder: Path, entries: Sequence[Entry]) -> list[str]:
         planned = {key: (value,) for key, value in entry.arm.items() if key != LENGTH}
         if run.seed != entry.seed or not fits(planned, config):
             found.append(f"{entry.run} is not the run of {describe_arm(arm_of(entry.arm))} with seed {entry.seed}")
+            continue
+        for key, value in asked.get((arm_of(entry.arm), entry.seed), {}).items():
+            is_open = is_aside(key) or key in chosen or key == LENGTH or (key == STEPS and value is None)
+            own = as_word(config.get(key))
+            if key in config and not is_open and canonical(own) != canonical(as_word(value)):
+                found.append(f"{entry.run} has {key}={own}, where the claim has {as_word(value)}")
     return found
 
 
-def find_unplanned(claim: Claim, entries: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
-    """Return which runs the words of a claim ask for and which are not there, and how many others there are."""
-    wanted = set()
-    for point in plan_points(claim, None, [*claim.words, seed_word(seeds)]):
-        wanted.add((arm_of(point.varied), point.seed))
+def is_aside(key: str) -> bool:
+    """Tell whether a setting changes no numbers: of the machine, of what is shown and kept."""
+    return key in ASIDE or key.startswith(("probes.", "logger."))
+
+
+def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
+    """Return which runs the words of a claim ask for and which are not there, and which others there are.
+
+    Args:
+        points: which runs there are to be.
+        entries: which runs there are.
+        seeds: of the claim.
+    """
+    wanted = {(arm_of(point.varied), point.seed) for point in points}
     there = {(arm_of(entry.arm), entry.seed) for entry in entries if entry.seed in seeds}
     found = []
     for arm, seed in sorted(wanted - there):
