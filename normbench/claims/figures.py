@@ -70,12 +70,21 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
 
 def explain_panel(entries: Sequence[Entry]) -> str:
     """Say what the lines and the band of a panel are."""
+    levels = [entry.judgement.level for entry in entries if entry.judgement is not None]
+    outer = tell_coverage(levels)
     if entries[0].kind is Kind.LARGER:
-        return "Reproduced: the interval is above 0 and reaches 1, the dashed line. Intervals are of 95 %."
+        return f"Reproduced: the interval is above 0 and reaches 1, the dashed line. Intervals are of {outer}."
+    inner = tell_coverage([2 * level for level in levels])
     return (
-        "Reproduced, or parity: the thick interval of 90 % lies within the band, or of a claim of no harm to the right "
-        "of its left edge. Slopes are drawn as the distance from the value of theory. Thin: the interval of 95 %."
+        f"Reproduced, or parity: the thick interval of {inner} lies within the band, or of a claim of no harm to the "
+        f"right of its left edge. Slopes are drawn as the distance from the value of theory. Thin: of {outer}."
     )
+
+
+def tell_coverage(levels: Sequence[float]) -> str:
+    """Write what intervals of 1 − level cover, such as `95 %`; claims with two looks have a smaller level."""
+    least, most = (f"{100 * (1 - level):.4g} %" for level in (max(levels), min(levels)))
+    return least if least == most else f"{least}, or {most} where two looks are planned"
 
 
 def in_margins(entry: Entry, value: float) -> float:
