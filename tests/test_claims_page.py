@@ -30,7 +30,7 @@ from normbench.claims.entries import (
     write_settling,
     write_suite,
 )
-from normbench.claims.figures import draw_forest
+from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.page import write_page
 from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
 
@@ -123,6 +123,22 @@ def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
     one = next(entry for entry in entries if entry.name == "larger")
     many = [replace(one, name=f"claim{place}") for place in range(30)]
     assert [len(figure.data) for figure in draw_forest(many)] == [10, 10, 10] and draw_forest([]) == []
+
+
+def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
+    claim = content("Larger", Kind.LARGER, 0.02)
+    entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
+    assert explain_panel([entry]).endswith("Intervals are of 95 %.")
+    assert entry.result is not None
+    judgement = judge(entry.result.values, Kind.LARGER, 0.02, looks=2)
+    twice = replace(entry, result=replace(entry.result, judgement=judgement))
+    assert explain_panel([twice]).endswith("Intervals are of 97.06 %.")
+    assert explain_panel([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
+    parity = [replace(one, claim=claim | {"kind": "parity"}) for one in (entry, twice)]
+    assert "interval of 90 %, or 94.12 % where two looks are planned lies" in explain_panel(parity)
+    long = replace(entry, claim=claim | {"unit": "percentage points"})
+    assert title_effects(entry, 2.0) == "effect, nats" and title_effects(long, 1.2) == "percentage points"
+    assert title_effects(long, 0.5) == "effect"
 
 
 def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> None:

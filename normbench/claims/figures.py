@@ -227,7 +227,7 @@ def draw_seeds(entry: Entry) -> Figure | None:
             effects_left = left / width + part + 0.62 / width
         effects = canvas.add_axes((effects_left, bottom, 1 - 0.1 / width - effects_left, up))
         draw_effects(effects, entry)
-        effects.set_title(fit(with_title(entry), (1 - effects_left) * width))
+        effects.set_title(title_effects(entry, (1 - effects_left) * width))
         alt = f"{entry.name}: {tell_values(entry)}"
         data = pd.DataFrame({"seed": list(result.values), "effect": list(result.values.values())})
         figure = Figure(f"claim-{entry.name}", "By seed", tell_values(entry), alt, canvas, data)
@@ -235,9 +235,13 @@ def draw_seeds(entry: Entry) -> Figure | None:
         return figure
 
 
-def with_title(entry: Entry) -> str:
-    """Return the title of the effects: what they are in words, and their unit."""
-    return f"effect, {entry.unit}" if entry.unit else "effect"
+def title_effects(entry: Entry, inches: float) -> str:
+    """Return the title of the effects, no wider than that: what they are and their unit, or one of the two."""
+    if entry.unit:
+        for title in (f"effect, {entry.unit}", entry.unit):
+            if breadth(title) <= inches:
+                return title
+    return "effect"
 
 
 def tell_values(entry: Entry) -> str:

@@ -168,7 +168,7 @@ def row_of(entry: Entry) -> Row:
         remarks.append(f"power {write_power(judgement)}")
     if entry.lost:
         remarks.append(count(entry.lost, "lost run"))
-    if entry.reason:
+    if entry.reason and entry.result is not None:  # else "not run" has said it
         remarks.append(entry.reason)
     return Row(
         name=entry.name,
