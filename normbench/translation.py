@@ -185,6 +185,38 @@ class Longer:
     token: Int64[Tensor, "sentences beam"]
 
 
+@dataclass
+class BestSoFar:
+    """The best translation of each sentence that a search has found.
+
+    Attributes:
+        tokens: each translation, followed by `end`.
+        scores: log P / length ** length_penalty; −∞ where none has been found.
+    """
+
+    tokens: Int64[Tensor, "sentences longest"]
+    scores: Float[Tensor, " sentences"]
+
+    def take_better(
+        self, beginnings: Beginnings, longer: Longer, ends: Bool[Tensor, "sentences beam"], length: int, penalty: float
+    ) -> None:
+        """Take those translations that are better than what was found before.
+
+        Args:
+            beginnings: to which a token was added.
+            longer: what has become of them.
+            ends: which of these are translations.
+            length: of these, with the end.
+            penalty: the power of the length.
+        """
+        scores = (longer.scores / length**penalty).masked_fill(~ends, -torch.inf)
+        score, rank = scores.max(dim=1)
+        better = score > self.scores
+        rows = longer.row[better, rank[better]]
+        self.tokens[better, : length - 1] = beginnings.tokens[rows, 1:]
+        self.scores = torch.maximum(self.scores, score)
+
+
 @torch.no_grad()
 def translate(
     model: Any, source: Int64[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], task: Translation
@@ -209,8 +241,10 @@ def translate(
     size = len(source)
     device = source.device
     limits = (2 * mask.sum(dim=1) + 10).clamp(max=task.context - 1)
-    found = torch.full((size, int(limits.max())), task.end, device=device)
-    best = torch.full((size,), -torch.inf, device=device)  # the score of what is found
+    found = BestSoFar(
+        tokens=torch.full((size, int(limits.max())), task.end, device=device),
+        scores=torch.full((size,), -torch.inf, device=device),
+    )
     places = torch.full((size, 1), task.beam, device=device)  # how many beginnings a sentence may still have
     ranks = torch.arange(task.beam, device=device)
     beginnings = Beginnings(
@@ -227,32 +261,37 @@ def translate(
         longer = lengthen(beginnings, likely, tokens, size, task.beam)
         kept = (ranks < places) & longer.scores.isfinite()
         is_end = longer.token == task.end
-
-        # Those that end here are translations.
         ends = kept & is_end
-        scores = (longer.scores / length**task.length_penalty).masked_fill(~ends, -torch.inf)
-        score, rank = scores.max(dim=1)
-        better = score > best
-        rows = longer.row[better, rank[better]]
-        found[better, : length - 1] = beginnings.tokens[rows, 1:]
-        best = torch.maximum(best, score)
+        found.take_better(beginnings, longer, ends, length, task.length_penalty)
         places = places - ends.sum(dim=1, keepdim=True)
-
-        # The others go on.
         goes_on = kept & ~is_end
-        sentence, slot = goes_on.nonzero(as_tuple=True)
-        if not len(sentence):
+        beginnings = go_on(beginnings, longer, goes_on, state)
+        if not len(beginnings.sentence):
             break
-        rows = longer.row[goes_on]
-        same_sentences = torch.equal(sentence, beginnings.sentence)
-        beginnings = Beginnings(
-            sentence=sentence,
-            slot=slot,
-            scores=longer.scores[goes_on],
-            tokens=torch.cat((beginnings.tokens[rows], longer.token[goes_on][:, None]), dim=1),
-            state=take_rows(state, beginnings.state, rows, same_sentences),
-        )
-    return found
+    return found.tokens
+
+
+def go_on(
+    beginnings: Beginnings, longer: Longer, goes_on: Bool[Tensor, "sentences beam"], state: tuple[Tensor, ...]
+) -> Beginnings:
+    """Return the beginnings with which a search goes on.
+
+    Args:
+        beginnings: those before, to which a token was added.
+        longer: what has become of them.
+        goes_on: which of these are no translations and have a place.
+        state: what the model knows of the beginnings before, and of their last tokens.
+    """
+    sentence, slot = goes_on.nonzero(as_tuple=True)
+    rows = longer.row[goes_on]
+    same_sentences = torch.equal(sentence, beginnings.sentence)
+    return Beginnings(
+        sentence=sentence,
+        slot=slot,
+        scores=longer.scores[goes_on],
+        tokens=torch.cat((beginnings.tokens[rows], longer.token[goes_on][:, None]), dim=1),
+        state=take_rows(state, beginnings.state, rows, same_sentences),
+    )
 
 
 def lengthen(
