@@ -10,7 +10,7 @@ from support import random_batch
 
 from normbench.errors import UsageError
 from normbench.hosts import Host, build_host
-from normbench.hosts.building import LIBRARIES, scaled_size
+from normbench.hosts.building import LIBRARIES, USUAL_SIZES, scaled_size
 from normbench.types import ImageClassification, LanguageModeling, Task, TextClassification
 
 GREY = ImageClassification(num_classes=5, image_shape=(1, 8, 8))
@@ -75,6 +75,11 @@ def test_sizes_that_are_given_stay() -> None:
     given = {"n_embd": 48, "n_head": 3, "num_hidden_layers": 1}
     config: Any = made("hf", "gpt2", given, TEXT).module.config
     assert (config.n_embd, config.n_head, config.n_layer) == (48, 3, 1)
+    by_own_names: Any = made("hf", "gpt2", {**USUAL_SIZES, "n_embd": 64, "n_layer": 1}, TEXT)
+    assert (by_own_names.module.config.n_embd, len(by_own_names.module.transformer.h)) == (64, 1)
+    assert by_own_names.decided["n_head"] == 2
+    by_both: Any = made("hf", "gpt2", {**NARROW, "n_layer": 1}, TEXT).module.config
+    assert (by_both.n_embd, by_both.n_layer) == (64, 1)
     own = made("hf", "llama", NARROW | {"num_attention_heads": 4, "intermediate_size": 24}, TEXT)
     assert "num_attention_heads" not in own.decided and "intermediate_size" not in own.decided
 
@@ -111,6 +116,12 @@ def test_padding_changes_nothing_for_a_classifier_of_texts(name: str) -> None:
         ("torchvision", "resnet19", {}, "did you mean resnet18"),
         ("hf", "lama", {}, "did you mean llama"),
         ("hf", "llama", {"hiden_size": 64}, "did you mean hidden_size"),
+        (
+            "hf",
+            "gpt2",
+            {"num_hidden_layers": 2, "n_layer": 1},
+            "num_hidden_layers=2 and model.config.n_layer=1 are the same setting of gpt2: give one of them",
+        ),
         ("hf", "llama", {"auto_map": {"AutoModel": "a.B"}}, "would load"),
         ("hf", "llama", {"hidden_size": 64, "num_attention_heads": 3}, "not a multiple of the number of attention"),
         ("keras", "resnet18", {}, "use timm, torchvision or hf"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -464,6 +465,7 @@ class Transformers(Library):
         with quietly(transformers):
             default = transformers.AutoConfig.for_model(name).get_text_config()  # of a model of images and texts a part
             check_known(default, options)
+            options = take_one_name_each(default, options)
             decided = self.decide(default, options, task)
             config = type(default)(**decided, **options)
             auto, call = self.kind_for(task)
@@ -499,6 +501,7 @@ class Transformers(Library):
             refuse_code(config.to_dict(), where)
             config = config.get_text_config()
             check_known(config, options)
+            options = take_one_name_each(config, options)
             refuse_other_sizes(config, options, where)
             for key, value in options.items():
                 if type(value) is not int:
@@ -678,6 +681,28 @@ def check_known(default: Any, options: Options) -> None:
         if not (has_field(default, name) or name == "num_labels"):
             cure = f"{nearest(name, known)}see the documentation of {type(default).__name__}"
             raise UsageError(f"model.config.{name} is not in the configuration of {default.model_type}: {cure}")
+
+
+def take_one_name_each(default: Any, options: Options) -> dict[str, Any]:
+    """Return options in which no size that nobody gives hides one that is given by another name, as GPT-2's `n_layer`.
+
+    Raises:
+        UsageError: a setting is given by two names, with two values.
+    """
+    names_of = defaultdict[str, list[str]](list)
+    for name in options:
+        names_of[own_name(default, name)].append(name)
+    found = dict(options)
+    for names in names_of.values():
+        if len(names) == 1:
+            continue
+        for name in names:
+            if options[name] == USUAL_SIZES.get(name):
+                del found[name]
+        given = [f"model.config.{name}={show(options[name])}" for name in names if name in found]
+        if len({options[name] for name in names if name in found}) > 1:
+            raise UsageError(f"{' and '.join(given)} are the same setting of {default.model_type}: give one of them")
+    return found
 
 
 def refuse_other_sizes(config: Any, options: Options, where: str) -> None:
