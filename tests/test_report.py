@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 from markupsafe import escape
 from scipy import stats
 
-from normbench.analysis.answers import CaveatKind, StepKind, Verdict
+from normbench.analysis.answers import CaveatKind, NextStep, StepKind, Verdict
 from normbench.analysis.baselines import given_baseline
+from normbench.analysis.causes import confirm_elsewhere
 from normbench.analysis.drawings import draw_arms
+from normbench.analysis.fairness import own_rates
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.differences import draw_forest
 from normbench.analysis.figures.finals import draw_step_times
@@ -291,6 +294,31 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     assert decided.kind == StepKind.OWN_RATES
     words = "norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-auto sweep.lr=auto"
     assert decided.command == f"normbench sweep {words}"
+
+
+@pytest.mark.parametrize(
+    ("tie", "rest"),
+    [
+        ("data.batch_size=2,8;optim.lr=0.025,0.1", "data.batch_size=2,8"),
+        ("model.depth=2,3;model.width=40,60;optim.lr=0.1,0.2", "'sweep.tie=model.depth=2,3;model.width=40,60'"),
+        ("model.depth=2,3;model.width=40,60", "'sweep.tie=model.depth=2,3;model.width=40,60'"),
+    ],
+)
+def test_a_learning_rate_of_its_own_leaves_a_tie(tie: str, rest: str, tmp_path: Path) -> None:
+    make_run(tmp_path, norm="layernorm")
+    plan(tmp_path, "norm=layernorm,dyt", f"sweep.tie={tie}")
+    command = f"normbench sweep norm=layernorm,dyt {rest} name=made-auto sweep.lr=auto"
+    assert own_rates(read_study([tmp_path])) == command
+
+
+def test_runs_of_several_lengths_have_no_command_that_doubles_all(tmp_path: Path) -> None:
+    for steps, lr in ((20, 0.1), (20, 0.2), (30, 0.1)):
+        make_run(tmp_path, steps=steps, lr=lr)
+    plan(tmp_path, "optim.lr=0.1,0.2", "trainer.steps=20,30")
+    study = read_study([tmp_path])
+    assert confirm_elsewhere(study) == NextStep(StepKind.LONGER, "")
+    alike = replace(study, arms=study.arms[:2])
+    assert confirm_elsewhere(alike).command == "normbench sweep optim.lr=0.1,0.2 name=made-longer trainer.steps=40"
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:

@@ -239,5 +239,8 @@ def confirm_elsewhere(study: RecordedStudy) -> NextStep:
     if LEARNING_RATE not in study.varied and not study.fairly_chosen and not study.ramps:
         return NextStep(StepKind.OWN_RATES, own_rates(study))
     name = f"{study.runs[0].config.get('name')}-longer"
-    steps = str(2 * study.runs[0].steps)
-    return NextStep(StepKind.LONGER, study.command(**{"name": name, "trainer.steps": steps}))
+    lengths = {run.steps for run in study.runs}
+    command = ""  # where one value would take the place of several
+    if len(lengths) == 1:
+        command = study.command(**{"name": name, "trainer.steps": str(2 * lengths.pop())})
+    return NextStep(StepKind.LONGER, command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -33,6 +33,7 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
+TIE = "sweep.tie"
 LARGEST_RATE = "rate/largest"  # the metric of a run whose learning rate grows
 PYTHON_WORDS = {"None": "–", "True": "true", "False": "false"}  # how a reader sees them
 
@@ -330,7 +331,9 @@ class RecordedStudy:
         kept = []
         for word in plans[0]:
             key = key_of(word)
-            if key not in changes and key != "sweep.report":
+            if key == TIE:
+                kept += leave_out_of_tie(word, changes)
+            elif key not in changes and key != "sweep.report":
                 kept.append(word)
         if not kept:
             return ""
@@ -350,6 +353,15 @@ class RecordedStudy:
         """Return the command that resumes the sweep that made these runs; empty where no sweep did."""
         command = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]
         return shlex.join(command) if self.plans else ""
+
+
+def leave_out_of_tie(word: str, keys: Container[str]) -> list[str]:
+    """Return the words in place of a tie without some of its settings; one that is left alone varies by itself."""
+    settings = word.partition("=")[2].strip("'\"").split(";")
+    kept = [setting for setting in settings if key_of(setting) not in keys]
+    if len(kept) == len(settings):
+        return [word]
+    return kept if len(kept) < 2 else [f"{TIE}={';'.join(kept)}"]
 
 
 def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
