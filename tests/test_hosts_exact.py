@@ -130,21 +130,24 @@ class Pieces(nn.Module):
         self.embed = nn.Linear(6, 8)
         self.gain = nn.Parameter(torch.linspace(0.5, 2, 8))
         self.norm = nn.LayerNorm(8)
+        self.other = nn.LayerNorm(8)
         self.out = nn.Linear(8, 3, bias=False)
         self.register_buffer("table", torch.randn(5, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
+        x = before = self.embed(x)
         if self.how == "moved":  # which numbers, orders and sums of positions do not hinder
             x = 0.5 * torch.roll(x + self.table, 1, dims=1).transpose(0, 1).flip(0)
             return self.out(self.norm(x.mean(0)))
-        if self.how in ("gain", "gain read"):
+        if self.how in ("gain", "gain read", "gain and a norm"):
             x = x * self.gain + (x if self.how == "gain read" else 0)
         if self.how == "relu":
             x = x.relu()
         y = self.norm(x)
         if self.how == "read":
             return self.out(y) + self.out(x)
+        if self.how == "gain and a norm":
+            return self.out(y) + self.out(self.other(before))
         return self.out(torch.tanh(y) if self.how == "tanh" else y)
 
 
@@ -194,6 +197,7 @@ def test_the_norm_over_merged_patches_is_kept() -> None:
     ("how", "reason"),
     [
         ("gain read", "in two sizes"),
+        ("gain and a norm", "layer_norm reads the stream"),
         ("relu", "relu writes"),
         ("read", "linear reads the stream"),
         ("tanh", "tanh reads its β"),

@@ -424,7 +424,7 @@ class ExportedGraph:
         found = []
         for user in self.users(node):
             is_gain = part.gain is not None and part.gain in user.all_input_nodes  # from which we have come
-            if is_gain or (user.op == "call_function" and self.is_blind(user, node, part.axis)):
+            if is_gain or (user.op == "call_function" and self.is_blind(user, node, part)):
                 continue
             found.append((user, Part(self.axis_after(user, node, part), part.gain)))
         return found
@@ -449,10 +449,7 @@ class ExportedGraph:
         Where the part is multiplied by a gain further on, each of them has a gain before it loses its mean.
         """
         values = random_operands(node)
-        gain = None
-        if part.gain is not None:  # random numbers, since those of the model may be all the same, or tiny
-            features = node.meta["val"].shape[part.axis]
-            gain = torch.randn(features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        gain = random_gain(node, part)
         without = dict(values)
         for operand, own in axes.items():
             without[operand] = centre(values[operand], own, gain)
@@ -460,12 +457,12 @@ class ExportedGraph:
         after = compute(node, without)
         return agree(after, None if before is None else centre(before, part.axis, gain))
 
-    def is_blind(self, user: fx.Node, node: fx.Node, axis: int) -> bool:
-        """Tell whether a user of a node does not depend on the mean of its features."""
+    def is_blind(self, user: fx.Node, node: fx.Node, part: Part) -> bool:
+        """Tell whether a user of a node does not depend on the mean that the node loses as a part of the stream."""
         values = random_operands(user)
         if node not in values:
             return False
-        without = {**values, node: centre(values[node], axis)}
+        without = {**values, node: centre(values[node], part.axis, random_gain(node, part))}
         return agree(compute(user, without), compute(user, values))
 
     def name_writers(self, writers: Mapping[Use, Part]) -> tuple[list[Writer], list[str]]:
@@ -633,6 +630,14 @@ def compute(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
     except Exception:  # what does not compute is not seen through
         return None
     return given if isinstance(given, Tensor) else None
+
+
+def random_gain(node: fx.Node, part: Part) -> Float[Tensor, " features"] | None:
+    """Return numbers in place of a part's gain, if it has one, since the model's own may be all the same, or tiny."""
+    if part.gain is None:
+        return None
+    features = node.meta["val"].shape[part.axis]
+    return torch.randn(features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
 def centre(x: Tensor, axis: int, gain: Float[Tensor, " features"] | None = None) -> Tensor:
