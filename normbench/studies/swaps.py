@@ -299,9 +299,8 @@ def print_trial(trial: Trial, ways: Mapping[str, Swapped]) -> None:
     screen = Console(highlight=False)
     rows = list(rows_of_norms(trial, ways))
     table = table_of_norms(rows, ("place", "path", "becomes", "ε", "fit leaves"))
-    if (
-        screen.measure(table, options=screen.options.update(max_width=WIDEST)).maximum > screen.width
-    ):  # what stands there says the place, and a sentence the classes
+    without_limit = screen.options.update(max_width=WIDEST)
+    if screen.measure(table, options=without_limit).maximum > screen.width:  # a sentence says the classes
         table = table_of_norms(rows, ("place", "norm", "is now", "ε", "fit leaves"))
     screen.print(table)
     metrics = Table(box=SIMPLE_HEAD, pad_edge=False)

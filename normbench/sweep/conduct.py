@@ -359,10 +359,11 @@ def describe_count(number: int, later: int) -> str:
 
 
 def work_of(run: PlannedRun) -> str:
-    """Return what runs have in common that take about as long: model, steps and batch, whatever norm they have."""
+    """Return what runs that take about as long have in common: model, data, steps and batch, whatever their norm."""
     tree = run.prepared.config.tree
-    trainer = {"accumulate": tree["trainer"]["accumulate"], "steps": run.steps}
-    return fingerprint({"model": tree["model"], "batch": tree["data"]["batch_size"], "trainer": trainer})
+    trainer = {"steps": run.steps, **{key: tree["trainer"][key] for key in ("accumulate", "precision")}}
+    data = {"name": run.prepared.config.choices.groups["data"], "batch": tree["data"]["batch_size"]}
+    return fingerprint({"model": tree["model"], "data": data, "trainer": trainer})
 
 
 def time_run(run: PlannedRun) -> float:
