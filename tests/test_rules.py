@@ -293,6 +293,7 @@ def test_a_class_of_somebody_else_needs_trust_at_a_place_too() -> None:
         with pytest.raises(UsageError, match="is not a rule for places"):
             foreign_class(hidden)
     assert needs_trust("norm@qk._target_=mine.Norm") and needs_trust("norm@qk=../mine")
+    assert not needs_trust("sweep.tie=null") and needs_trust("sweep.tie=norm._target_=mine.A,mine.B;seed=0,1")
 
 
 # ---- runs

@@ -17,7 +17,7 @@ from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_director
 
 from normbench.cli import main
 from normbench.config.compose import read, read_each
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError
 from normbench.runs.plan import prepare
 from normbench.sweep import plan
 from normbench.sweep.conduct import plan_sweep
@@ -287,6 +287,19 @@ def test_a_dry_run_times_a_run_of_each_size(
     said = " ".join(capsys.readouterr().out.split())
     assert len(timed) == 3
     assert "about 0:02:40 for 12 runs, 3 at a time, each 0:00:20 to 0:01:00 as its start" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_that_takes_minutes_times_no_further_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normbench.sweep.conduct.time_run", lambda run: 10.0)
+    monkeypatch.setattr("normbench.sweep.conduct.LONGEST_TIMING", 0.0)
+    sweep = planned("norm=rmsnorm,batchnorm", "trainer.accumulate=1,2,4", "sweep.jobs=2")
+    said = sweep.estimate_time(sweep.plan, 6, 0)
+    assert said.startswith("about 0:00:30 for 6 runs, 2 at a time, each 0:00:10 as its start")
+    assert said.endswith("; runs of 2 more sizes were not measured, since these took minutes, and may take longer")
+    with pytest.raises(RunFailure, match="2 more sizes"):
+        sweep.estimate_seconds()
+    assert len(sweep.seconds) == 1
 
 
 @pytest.mark.usefixtures("here")

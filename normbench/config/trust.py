@@ -59,7 +59,7 @@ def needs_trust(word: str) -> bool:
     section, _, name = key.rpartition(".")
     if key == "sweep.tie":
         tied_words = value.strip("'\"").split(";")
-        return any(map(needs_trust, tied_words))
+        return value != "null" and any(map(needs_trust, tied_words))
     if name == "_target_":
         trusted = trusted_in(section) if group_of(section) in CLASS_SECTIONS else ()
         paths = value.split(",")

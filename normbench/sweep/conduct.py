@@ -55,6 +55,7 @@ from normbench.sweep.work import Execution, Stopped
 Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 
 MOST_TIMED = 8  # sizes of runs of which a plan times one each
+LONGEST_TIMING = 120.0  # seconds, after which no run of a further size is timed
 
 
 @dataclass
@@ -161,7 +162,7 @@ class Sweep:
         """Return a line on how long `number` runs of a plan and `later` more will take, measured on some of them."""
         whole = describe_count(number, later)
         try:
-            times = [self.seconds_of(run) for run in self.examples_of(plan)]
+            times, left = self.time_examples(plan)
         except RunFailure as error:
             return f"the time of {whole} is not known: {error}"
         together = min(number, self.planner.jobs)
@@ -169,9 +170,29 @@ class Sweep:
         shortest, longest = (timedelta(seconds=math.ceil(seconds)) for seconds in (min(times), max(times)))
         each = f"{shortest}" if len(set(times)) == 1 else f"{shortest} to {longest}"
         line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
+        if left:
+            line += f"; runs of {left} more sizes were not measured, since these took minutes, and may take longer"
         if self.planner.stack > 1:
             line += "; as stacks of seeds they take another time, which was not measured"
         return line
+
+    def time_examples(self, plan: SweepPlan) -> tuple[list[float], int]:
+        """Return how many seconds runs of a plan take, and how many sizes of runs are left when that has taken long.
+
+        Raises:
+            RunFailure: a run fails.
+        """
+        begun = time.perf_counter()
+        found: list[float] = []
+        left = set[str]()
+        for run in self.examples_of(plan):
+            work = work_of(run)
+            is_late = time.perf_counter() - begun > LONGEST_TIMING
+            if found and is_late and work not in self.seconds:
+                left.add(work)
+            else:
+                found.append(self.seconds_of(run))
+        return found, len(left)
 
     def examples_of(self, plan: SweepPlan) -> list[PlannedRun]:
         """Return runs of a plan that are to do, by which the time of all is told: every n-th where these are many."""
@@ -201,15 +222,21 @@ class Sweep:
         return self.seconds[work]
 
     def estimate_seconds(self) -> float:
-        """Return about how many seconds all that is to be run takes, those that choose learning rates included."""
+        """Return about how many seconds all that is to be run takes, those that choose learning rates included.
+
+        Raises:
+            RunFailure: a run fails, or it takes minutes to see how long all take.
+        """
         number = self.count_to_do(self.plan)
         choosing = self.plan_choosing()
         if choosing is not None:
             number += self.count_to_do(choosing) + tuning.follow_up(self.plan, choosing, self.settings)
         if not number:
             return 0.0
-        seconds = mean(self.seconds_of(run) for run in self.examples_of(self.plan))
-        return seconds * number / min(number, self.planner.jobs)
+        times, left = self.time_examples(self.plan)
+        if left:
+            raise RunFailure(f"runs of {left} more sizes are to be timed, and the others took minutes")
+        return mean(times) * number / min(number, self.planner.jobs)
 
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
