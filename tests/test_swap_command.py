@@ -20,6 +20,7 @@ from normbench.errors import UsageError
 from normbench.hosts.building import build_host
 from normbench.hosts.saving import describe_norm, put_in_norm
 from normbench.norms import DyT, GroupNorm, RMSNorm
+from normbench.studies.given import model_words
 from normbench.types import ImageClassification
 
 pytest_plugins = ["swap_fixtures"]
@@ -209,6 +210,12 @@ def test_a_note_runs_no_code_of_others(name: str, gpt2: Path, tmp_path: Path, mo
     (tmp_path / "swap.json").write_text(json.dumps(note))
     with pytest.raises(UsageError, match=f"names {name}, which is not a norm of normbench"):
         normbench.load_swapped(read_gpt2(gpt2), tmp_path)
+
+
+def test_a_folder_may_have_any_name(gpt2: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "it's my gpt2, (1)"
+    folder.symlink_to(gpt2)
+    assert compose.read(model_words(str(folder), ["norm=rmsnorm"])).tree["model"]["weights"] == str(folder)
 
 
 def test_a_folder_without_a_note_has_no_swapped_model(gpt2: Path) -> None:

@@ -622,5 +622,6 @@ def in_hydra_grammar(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(in_hydra_grammar, value)) + "]"
     if isinstance(value, str):
-        return f"'{value}'"
+        quoted = value.replace("'", r"\'")
+        return f"'{quoted}'"
     return show(value)

@@ -139,16 +139,17 @@ def words_of_model(word: str) -> list[str]:
         raise UsageError(f"{word} is not a model: give {MODELS}")
     saved = find_saved(word)
     about = saved.about
+    place = in_hydra_grammar(word)
     if "model_type" in about:
-        found = ["model=hf", f"model.name={about['model_type']}", f"model.weights={word}"]
+        found = ["model=hf", f"model.name={about['model_type']}", f"model.weights={place}"]
         if Path(os.path.expanduser(word), "tokenizer.json").exists():
-            found += ["data.level=hf", f"data.tokenizer={word}"]
+            found += ["data.level=hf", f"data.tokenizer={place}"]
             if "vocab_size" in about:  # which is often more than the tokenizer has
                 found.append(f"data.vocabulary_size={about['vocab_size']}")
         return found
     library = about.get("library", "timm")
     if "architecture" in about and library in LIBRARIES:
-        found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={word}"]
+        found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={place}"]
         given = about.get("model_args")
         options = given if isinstance(given, Mapping) else {}
         return [*found, *(f"model.kwargs.{key}={in_hydra_grammar(value)}" for key, value in options.items())]
