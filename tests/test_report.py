@@ -28,6 +28,7 @@ from normbench.analysis.measures import comparable, rounded_up, seconds_at
 from normbench.analysis.records import RecordedRun
 from normbench.analysis.report import Report, fill_pages
 from normbench.analysis.statistics import seeds_needed
+from normbench.commands.report import print_verdict
 from normbench.errors import UsageError
 
 LAYERNORM = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -309,6 +310,18 @@ def test_a_learning_rate_of_its_own_leaves_a_tie(tie: str, rest: str, tmp_path: 
     plan(tmp_path, "norm=layernorm,dyt", f"sweep.tie={tie}")
     command = f"normbench sweep norm=layernorm,dyt {rest} name=made-auto sweep.lr=auto"
     assert own_rates(read_study([tmp_path])) == command
+
+
+def test_a_command_is_printed_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_study(tmp_path, {"layernorm": LAYERNORM, "dyt": WORSE})
+    tie = "sweep.tie=model.depth=2,3,4,6,10;model.width=40,60,80,120,200;model.heads=2,3,4,6,10"
+    plan(tmp_path, "norm=layernorm,dyt", tie)
+    monkeypatch.setenv("COLUMNS", "70")
+    print_verdict(make_report([tmp_path]))
+    told = capsys.readouterr().out
+    assert tie in "".join(told.split()) and max(map(len, told.splitlines())) <= 70
 
 
 def test_runs_of_several_lengths_have_no_command_that_doubles_all(tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def print_verdict(report: Report) -> None:
     serious = [caveat for caveat in report.answer.caveats if caveat.serious]
     if serious:
         grid = Grid.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(overflow="fold")  # a command has long words, of which nothing may be lacking
         for caveat in serious:
             grid.add_row(Text(caveat.kind), Text(caveat.text))
         console().print("\nunfair:", grid, sep="\n")
