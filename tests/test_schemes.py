@@ -42,10 +42,11 @@ class Undrawn(Pre):
 def made(scheme: str, *words: str) -> Model:
     """Return a small model of a scheme, whose norms' parameters are drawn too."""
     model, norms = make_model(read([f"scheme={scheme}", *WORDS, *words]).tree, TEXT, 0)
+    random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for norm in norms.values():
             for parameter in norm.parameters():
-                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=random))
     return model.eval()
 
 
