@@ -100,11 +100,12 @@ def import_in_turn(config: pytest.Config) -> None:
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     shared, files = [], []
     for file in sorted(Path(__file__).parent.glob("*.py")):
-        (files if file.name.startswith("test_") else shared).append(file.stem)
+        group = files if file.name.startswith("test_") else shared
+        group.append(file.stem)
     pytest.register_assert_rewrite(*shared)  # some files name them as plugins, after others have imported them
     begin = number * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for file in (*files[begin:], *files[:begin]):
-        with suppress(Exception, pytest.skip.Exception):  # which collecting it tells
+        with suppress(Exception, pytest.skip.Exception):  # pytest meets it again, and tells it, as it collects
             import_module(file)
 
 

@@ -40,7 +40,11 @@ FORBIDDEN = {
 ASIDE = ("registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds")
 
 # Names that the folder of results, or the command, has for something else.
-TAKEN = ("all", "older", "figures")
+OLDER = "older"  # the folder of what was made for earlier registrations
+FIGURES = "figures"  # the folder of the page's figures
+TAKEN = ("all", OLDER, FIGURES)
+
+FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
 
@@ -332,12 +336,7 @@ def read_claim(path: Path) -> Claim:
     words: tuple[str, ...] = ()
     if not runs_of:
         words = reader.read_words("words", reader.get("words", (list,), "the words of a sweep or study"))
-    given_arms = reader.get("arms", (dict,), "arms such as {rms: norm=rmsnorm, ln: norm=layernorm}")
-    arms = {}
-    for name, given in given_arms.items():
-        if not str(name).isidentifier() or name in NAMES:
-            raise reader.blame(f"arms.{name}", f"arms: {name} cannot name an arm: use letters, digits and _")
-        arms[str(name)] = reader.conditions(f"arms.{name}", given)
+    arms = read_arms(reader)
     kind_text = reader.text("kind")
     if kind_text not in list(Kind):
         raise reader.blame("kind", f"kind: {kind_text} is unknown: {nearest(kind_text, Kind)}use {either(Kind)}")
@@ -381,6 +380,20 @@ def read_claim(path: Path) -> Claim:
     )
     content = {key: as_json(getattr(claim, key)) for key in KEYS}
     return replace(claim, content=content, digest=digest_of(content))
+
+
+def read_arms(reader: Reader) -> dict[str, Conditions]:
+    """Return what the runs of each arm of a claim have in common.
+
+    Raises:
+        UsageError: there are none, or a name or condition cannot be read.
+    """
+    arms = {}
+    for name, given in reader.get("arms", (dict,), "arms such as {rms: norm=rmsnorm, ln: norm=layernorm}").items():
+        if not str(name).isidentifier() or name in NAMES:
+            raise reader.blame(f"arms.{name}", f"arms: {name} cannot name an arm: use letters, digits and _")
+        arms[str(name)] = reader.conditions(f"arms.{name}", given)
+    return arms
 
 
 def read_effect(reader: Reader, arms: Sequence[str]) -> Effect:

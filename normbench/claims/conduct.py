@@ -21,7 +21,7 @@ from rich.console import Console
 
 import normbench
 from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, seed_word, study_of
-from normbench.claims.claim import Claim, why_unregistered
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim, why_unregistered
 from normbench.claims.measuring import (
     Measured,
     effects_of,
@@ -46,8 +46,6 @@ from normbench.sweep.folder import Entry, SweepFolder, say
 from normbench.sweep.plan import read_grid
 from normbench.sweep.words import settings_in
 
-OLDER = "older"  # the folder of what was made for earlier registrations
-FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,16 +56,16 @@ class Point:
 Points = Mapping[str, Sequence[Point]]  # of one seed, by arm
 
 
-class Node:
+class Node(ABC):
     """A part of an effect."""
 
+    @abstractmethod
     def values(self, points: Points, keys: Sequence[str]) -> Values:
         """Return the values at one seed, by the values of keys; nan where a function is not defined.
 
         Raises:
             EffectError: the points leave a key open, lack one, or are none.
         """
-        raise NotImplementedError
 
     def parts(self) -> Sequence[Node]:
         """Return the parts that it consists of."""
@@ -208,9 +209,9 @@ class OverKeys(Node):
             grouped.setdefault(outer, {})[coordinate[len(keys) :]] = value
         return {outer: self.reduce(values) for outer, values in grouped.items()}
 
+    @abstractmethod
     def reduce(self, values: Mapping[Coordinate, float]) -> float:
         """Return one number for the values at some coordinates."""
-        raise NotImplementedError
 
 
 class Slope(OverKeys):

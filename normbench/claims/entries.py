@@ -21,14 +21,13 @@ from normbench.analysis.wording import (
     span,
     with_unit,
 )
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, read_results
 from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts
 
-OLDER = "older"  # the folder of what was made for earlier registrations
 NOT_RUN = "not run"
 ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, NOT_RUN)  # of what claims have come to, in tables
 SMALL = 1e-4  # an effect below it is written with an exponent
-FIRST_NEW_SEED = 100  # of trials: those below are for claims alone
 
 
 @dataclass(frozen=True)
@@ -242,8 +241,8 @@ def settling_command(entry: Entry) -> str:
     judgement = entry.judgement
     if judgement is None or not judgement.seeds_to_settle or judgement.verdict is not Verdict.INCONCLUSIVE:
         return ""
-    last = FIRST_NEW_SEED + judgement.seeds_to_settle
-    return f"normbench claims {entry.name} --trial 'seed=range({FIRST_NEW_SEED},{last})'"
+    last = FIRST_TRIAL_SEED + judgement.seeds_to_settle
+    return f"normbench claims {entry.name} --trial 'seed=range({FIRST_TRIAL_SEED},{last})'"
 
 
 def write_machine(result: ClaimResult) -> str:

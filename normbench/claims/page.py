@@ -16,6 +16,7 @@ from normbench.analysis.safe import to_csv
 from normbench.analysis.shown import ShownFigure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, count, tex, with_unit
+from normbench.claims.claim import FIGURES
 from normbench.claims.entries import (
     Entry,
     list_notes,
@@ -39,7 +40,6 @@ from normbench.claims.verdicts import Kind, Suite
 from normbench.record.files import write_bytes, write_json
 
 PAGE = "claims.html"
-FIGURES = "figures"
 TITLE = "Published claims, tested again"
 
 
