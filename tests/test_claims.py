@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -449,3 +450,12 @@ def test_a_killed_claim_goes_on_to_the_same_numbers(
     whole, killed = results
     assert whole is not None and killed is not None
     assert (killed.values, killed.arms, killed.judgement) == (whole.values, whole.arms, whole.judgement)
+
+
+@pytest.mark.parametrize("before", [None, "copies"])
+def test_where_data_are_is_said_for_one_command(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    monkeypatch.delenv("NORMBENCH_DATA", raising=False)
+    if before is not None:
+        monkeypatch.setenv("NORMBENCH_DATA", before)
+    assert main(["claims", "data.root=elsewhere"]) == 0
+    assert os.environ.get("NORMBENCH_DATA") == before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench.errors import UsageError
-from normbench.settings import nearest
+from normbench.settings import key_of, nearest
+from normbench.sweep.words import settings_in
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the word
     from normbench.claims.standing import ClaimStanding, Way
 
 ALL = "all"
+DATA_ROOT = "data.root"
+DATA_VARIABLE = "NORMBENCH_DATA"  # of the environment, where data of the hub are looked for
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,18 @@ def claims(request: Request) -> int:
     check_flags(request)
     if request.new:
         return draft(request)
+    with data_root_of(request.words):
+        return use_claims(request)
+
+
+def use_claims(request: Request) -> int:
+    """List, run, plan, register or verify claims; return the exit status."""
     from normbench.claims.claim import read_claims
     from normbench.claims.standing import ClaimStanding, Way
 
     known = read_claims(request.folders)
-    way = Way(use_data_root(request.words), request.trial, request.at_scale)
+    words = tuple(word for word in request.words if key_of(word) != DATA_ROOT)
+    way = Way(words, request.trial, request.at_scale)
     way.check()
     names = chosen_names(request, list(known))
     if request.register:
@@ -111,19 +122,24 @@ def check_flags(request: Request) -> None:
         raise UsageError("--reason is for --register: add it, or leave --reason out")
 
 
-def use_data_root(words: Sequence[str]) -> tuple[str, ...]:
-    """Let all data of the hub be looked for where data.root= says, if a word does; return the other words.
+@contextmanager
+def data_root_of(words: Sequence[str]) -> Iterator[None]:
+    """Let all data of the hub be looked for where data.root= says, if a word does.
 
-    As a word of a run it would be refused by claims whose data are not of the hub.
+    As a word of a run it would be refused by claims whose data are not of the hub. Runs in processes of their own read
+    the environment too; a command that is given next in this one has its own words.
     """
-    kept = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key == "data.root":
-            os.environ["NORMBENCH_DATA"] = os.path.expanduser(value.strip("'\""))
+    before = os.environ.get(DATA_VARIABLE)
+    root = settings_in(words).get(DATA_ROOT)
+    if root is not None:
+        os.environ[DATA_VARIABLE] = os.path.expanduser(root.strip("'\""))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(DATA_VARIABLE, None)
         else:
-            kept.append(word)
-    return tuple(kept)
+            os.environ[DATA_VARIABLE] = before
 
 
 def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
