@@ -15,11 +15,12 @@ from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from normbench.errors import LINE, UsageError
 
 Tree = Mapping[str, Any]
+Value = TypeVar("Value")
 
 # Settings of norms that those in a model of another library take from the norms in whose place they come, with
 # model.norm_settings=own, unless a word gives them.
@@ -274,6 +275,11 @@ def lookup(tree: Tree, path: str) -> Any:
         KeyError: nothing is there.
     """
     return reduce(getitem, path.split("."), tree)
+
+
+def drop_keys(values: Mapping[str, Value], *keys: str) -> dict[str, Value]:
+    """Return a copy of values by key that is without some keys, which need not be there."""
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from normbench.analysis.comparisons import Baseline
 from normbench.analysis.measures import final_values, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, RecordedStudy
+from normbench.settings import drop_keys
 
 SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would come to again
 
@@ -75,5 +76,4 @@ def settled_seeds(arm: Arm) -> set[int]:
 
 def without_settings(arm: Arm, *keys: str) -> Arm:
     """Return an arm without some settings, which so has the name of all that differ only in these."""
-    kept = {key: value for key, value in arm.settings.items() if key not in keys}
-    return replace(arm, settings=kept)
+    return replace(arm, settings=drop_keys(arm.settings, *keys))

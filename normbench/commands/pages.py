@@ -13,7 +13,7 @@ from normbench.config.refusals import REFUSALS
 from normbench.config.rules import RULES, WORDS, group_of, rule_sections
 from normbench.config.schema import KEYS, LEFT_OUT, class_sections, section_settings
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
-from normbench.settings import Setting, Tree, flat, lookup, show
+from normbench.settings import Setting, Tree, drop_keys, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
 LISTED = (*PARTS, "weights", "scheme", "experiment", "places", "refusals")
@@ -181,7 +181,7 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         rows.append((f"{key}={option}", f"{group_of(key)} of some places"))
     formatter.write_dl(rows)
     values = {}
-    without_rules = {section: value for section, value in config.tree.items() if section != RULES}
+    without_rules = drop_keys(config.tree, RULES)
     for path in flat(without_rules):
         if not path.endswith(HYDRA_KEYS):
             values[path] = show(lookup(config.tree, path))

@@ -17,7 +17,7 @@ from normbench.config.rules import group_of
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, nearest
+from normbench.settings import Setting, drop_keys, nearest
 
 # What a reader must know besides the options' own lines.
 NOTES = {
@@ -183,7 +183,7 @@ def section_of(group: str, option: str, *more: Path) -> dict[str, Any]:
     if group in whole:
         section: dict[str, Any] = whole[group]
         return section
-    return {key: value for key, value in whole.items() if key != "defaults"}
+    return drop_keys(whole, "defaults")
 
 
 def recipe_of(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from types import NoneType, SimpleNamespace
 from typing import Any, get_type_hints
 
 from normbench.errors import UsageError, explain, explain_torchvision, place_of
-from normbench.settings import Setting, nearest, setting_from
+from normbench.settings import Setting, drop_keys, nearest, setting_from
 
 OURS = ("normbench.", "torch.")
 
@@ -161,7 +161,7 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
             bare[parameter.name] = setting
     if len(bare) <= MOST_BARE:
         found |= bare
-    return {name: setting for name, setting in found.items() if name not in GIVEN}
+    return drop_keys(found, *GIVEN)
 
 
 def fields_of(made: type) -> dict[str, Setting]:
@@ -307,7 +307,7 @@ class Source(dict[str, Any]):
         if without_default <= MOST_BARE:
             for argument in positional[:without_default]:
                 found[argument.arg] = self.read_setting(argument.annotation)
-        return {name: setting for name, setting in found.items() if name not in GIVEN}
+        return drop_keys(found, *GIVEN)
 
     def read_fields(self, node: ast.ClassDef) -> dict[str, Setting]:
         """Return the settings that the fields of a dataclass are."""

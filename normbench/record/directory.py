@@ -16,6 +16,7 @@ from typing import IO, Any, Literal
 from normbench.errors import HeldElsewhere, UsageError
 from normbench.record.files import inside, lock, parse_yaml, read_bytes, read_json, read_object, write_json
 from normbench.record.shapes import DIGESTS, EXTENDED
+from normbench.settings import drop_keys
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -153,7 +154,7 @@ class RunDirectory:
             OSError: the file cannot be read.
         """
         if name == self.summary.name:
-            others = {key: value for key, value in summary.items() if key != DIGESTS}
+            others = drop_keys(summary, DIGESTS)
             content = json.dumps(others, sort_keys=True).encode()
         else:
             content = read_bytes(self.path / name)

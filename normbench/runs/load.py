@@ -19,7 +19,7 @@ from normbench.record.directory import RECORD, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
-from normbench.settings import flat
+from normbench.settings import drop_keys, flat
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +186,7 @@ def row_of(name: str, run: RunDirectory, summary: dict[str, Any]) -> dict[str, A
         if not key.endswith("_partial_"):  # which is Hydra's
             row[key] = value
     row |= summary.get("metrics", {})
-    others = {key: value for key, value in summary.items() if key not in PLACED}
+    others = drop_keys(summary, *PLACED)
     row |= flat(others)
     return row
 
