@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -16,7 +16,7 @@ from normbench.claims.measuring import WILDCARD, fits
 from normbench.config import compose
 from normbench.config.groups import check_option
 from normbench.errors import UsageError
-from normbench.settings import either, flat, key_of, show
+from normbench.settings import drop_keys, either, flat, key_of, show
 from normbench.studies.conduct import grid_words
 from normbench.studies.frame import Study, make_study, study_class
 from normbench.sweep.plan import exclude, read_grid
@@ -93,15 +93,23 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
     Raises:
         UsageError: a mistake in the words.
     """
-    grid = [word for word in words if not key_of(word).startswith("study.")] if kind else list(words)
+    grid = list(words)
     if kind is not None:
-        make_study(kind, [word for word in words if key_of(word).startswith("study.")])
-        grid = grid_words(kind, claim.study, grid)
+        of_study = []
+        of_runs = []
+        for word in words:
+            if key_of(word).startswith("study."):
+                of_study.append(word)
+            else:
+                of_runs.append(word)
+        make_study(kind, of_study)
+        grid = grid_words(kind, claim.study, of_runs)
     points, own = read_grid(grid)
     settings, _ = read_settings(own)
     points, _ = exclude(points, settings.exclude or ())
+    configs = compose.read_each([point.words for point in points])
     found = []
-    for point, config in zip(points, compose.read_each([point.words for point in points]), strict=True):
+    for point, config in zip(points, configs, strict=True):
         known = {**flat(config.tree), **config.choices.groups}
         found.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"])))
     return found
@@ -116,16 +124,25 @@ def check_arms(claim: Claim, points: Sequence[PlannedPoint], seeds: Sequence[int
     for arm, conditions in claim.arms.items():
         chosen = [point for point in points if fits(conditions, point.settings)]
         if not chosen:
-            told = []
-            for key in conditions:
-                values = {show(point.settings[key]): None for point in points if key in point.settings}
-                told.append(f"{key} is {either(values)}" if values else f"{key} is no setting of theirs")
-            raise claim.blame(f"arms.{arm}", f"arms: {arm} fits none of the runs of the words ({'; '.join(told)})")
+            offered = tell_values(points, conditions)
+            raise claim.blame(f"arms.{arm}", f"arms: {arm} fits none of the runs of the words ({offered})")
         own = {point.seed for point in chosen}
         if own != set(seeds):
             missing = ", ".join(map(str, sorted(set(seeds) - own)))
             what = f"{arm} lacks seed {missing}, and arms are paired"
             raise claim.blame(f"arms.{arm}", f"arms: {what}: give all the same seeds")
+
+
+def tell_values(points: Sequence[PlannedPoint], keys: Iterable[str]) -> str:
+    """Say which values planned runs have of some settings."""
+    told = []
+    for key in keys:
+        values: dict[str, None] = {}
+        for point in points:
+            if key in point.settings:
+                values[show(point.settings[key])] = None
+        told.append(f"{key} is {either(values)}" if values else f"{key} is no setting of theirs")
+    return "; ".join(told)
 
 
 def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> None:
@@ -136,15 +153,17 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
     """
     own = [point for point in points if point.seed == seed]
     pattern = WILDCARD.search(claim.measure)
+    places = (1, 2) if pattern else (0,)
     found: dict[str, list[Point]] = {}
     for number, point in enumerate(own):
-        keys = {key: value for key, value in point.varied.items() if key != "seed"}
+        keys = drop_keys(point.varied, "seed")
         for arm, conditions in claim.arms.items():
             if not fits(conditions, point.settings):
                 continue
-            for place in (1, 2) if pattern else (0,):
+            for place in places:
                 own_keys = {**keys, pattern[1]: str(place)} if pattern else keys
-                found.setdefault(arm, []).append(Point(own_keys, 1.5 + number + place / 10, PRETENDED))
+                value = 1.5 + number + place / 10
+                found.setdefault(arm, []).append(Point(own_keys, value, PRETENDED))
     try:
         claim.effect.of(found)
     except EffectError as error:
@@ -162,14 +181,14 @@ def check_rows(claim: Claim, kind: type[Study], points: Sequence[PlannedPoint]) 
     if claim.measure not in kind.columns:
         columns = ", ".join(kind.columns)
         raise claim.blame("measure", f"measure: study {claim.study} has no column {claim.measure}: it has {columns}")
+    known = set[str]()
+    for point in points:
+        known.update(point.settings)
     for arm, conditions in claim.arms.items():
-        of_runs = {key: values for key, values in conditions.items() if any(key in one.settings for one in points)}
+        of_runs = {key: values for key, values in conditions.items() if key in known}
         if not any(fits(of_runs, point.settings) for point in points):
-            told = []
-            for key in of_runs:
-                values = {show(point.settings[key]): None for point in points if key in point.settings}
-                told.append(f"{key} is {either(values)}")
-            raise claim.blame(f"arms.{arm}", f"arms: {arm} fits nothing that the study measures ({'; '.join(told)})")
+            offered = tell_values(points, of_runs)
+            raise claim.blame(f"arms.{arm}", f"arms: {arm} fits nothing that the study measures ({offered})")
 
 
 # ---- what must be there

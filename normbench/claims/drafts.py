@@ -13,7 +13,7 @@ from normbench.claims.effects import NAMES
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.settings import key_of
-from normbench.sweep.folder import SweepFolder
+from normbench.sweep.folder import Entry, SweepFolder
 
 DRAFT = """\
 claim: {sentence}
@@ -58,10 +58,25 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
     entries = sweep.read_plans()
     if not notes or not entries:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/sweep")
-    words = []
-    for word in notes[-1]["words"]:
-        if key_of(word) not in FORBIDDEN and key_of(word).partition(".")[0] not in ("launcher", "hydra"):
-            words.append(word)
+    text = fill_draft(name, notes[-1]["words"], entries)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(inside(into, "claim", path.name), text.encode())
+    return path
+
+
+def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str:
+    """Return the YAML of a claim with the words, arms and seeds of a sweep.
+
+    Args:
+        name: of the claim.
+        words: of the sweep's command line.
+        entries: its runs.
+    """
+    own_words = []
+    for word in words:
+        key = key_of(word)
+        if key not in FORBIDDEN and key.partition(".")[0] not in ("launcher", "hydra"):
+            own_words.append(word)
     seeds = {entry.seed for entry in entries}
     arms: dict[str, Mapping[str, str]] = {}
     for entry in entries:
@@ -71,17 +86,14 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
         conditions = [f"{key}={value}" for key, value in settings.items()]
         lines.append(f"\n  {arm}: {in_yaml(conditions)}")
     first, *rest = arms
-    text = DRAFT.format(
+    return DRAFT.format(
         name=name,
         sentence="one sentence, as it was published",
-        words=in_yaml(words),
+        words=in_yaml(own_words),
         seeds=len(seeds),
         arms="".join(lines),
         effect=f"{rest[0]} - {first}" if rest else first,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(inside(into, "claim", path.name), text.encode())
-    return path
 
 
 def name_arm(settings: Mapping[str, str], taken: Mapping[str, Mapping[str, str]]) -> str:
@@ -91,7 +103,7 @@ def name_arm(settings: Mapping[str, str], taken: Mapping[str, Mapping[str, str]]
             return name
     words = []
     for value in settings.values():
-        words.append("".join(letter for letter in value if letter.isalnum()))
+        words.append("".join(filter(str.isalnum, value)))
     name = "_".join(words) or "runs"
     if not name.isidentifier() or name in NAMES:
         name = f"arm_{name}"

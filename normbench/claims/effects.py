@@ -38,6 +38,13 @@ class Descent:
     losses: Sequence[float]
     length: int
 
+    def first_step(self, target: float) -> int:
+        """Return the first evaluated step with at most this loss; the length of the run where there is none."""
+        for step, loss in zip(self.steps, self.losses, strict=True):
+            if loss <= target:
+                return step
+        return self.length
+
 
 @dataclass(frozen=True)
 class Point:
@@ -123,7 +130,11 @@ class ArmValue(Node):
 def differing_keys(points: Sequence[Point]) -> list[str]:
     """Return the keys in which points differ."""
     first, *others = points
-    return [key for key, value in first.keys.items() if any(other.keys.get(key) != value for other in others)]
+    differing = []
+    for key, value in first.keys.items():
+        if any(other.keys.get(key) != value for other in others):
+            differing.append(key)
+    return differing
 
 
 @dataclass(frozen=True)
@@ -139,24 +150,18 @@ class Elementwise(Node):
 
     def values(self, points: Points, keys: Sequence[str]) -> Values:
         given = [part.values(points, keys) for part in self.of]
+        constants = []
         places: dict[Coordinate, None] = {}
         for one in given:
-            if not isinstance(one, float):
+            if isinstance(one, float):
+                constants.append(one)
+            else:
                 places.update(dict.fromkeys(one))
         if not places:
-            return self.apply([one for one in given if isinstance(one, float)])
+            return self.apply(constants)
         found = {}
         for place in places:
-            numbers = []
-            for one in given:
-                if isinstance(one, float):
-                    numbers.append(one)
-                elif place in one:
-                    numbers.append(one[place])
-                else:
-                    where = ", ".join(f"{key}={value}" for key, value in zip(keys, place, strict=True))
-                    raise EffectError(f"not all arms have a value at {where}")
-            found[place] = self.apply(numbers)
+            found[place] = self.apply([value_at(one, place, keys) for one in given])
         return found
 
     def apply(self, numbers: Sequence[float]) -> float:
@@ -165,6 +170,20 @@ class Elementwise(Node):
             return float(self.function(*numbers))
         except (ValueError, ZeroDivisionError, OverflowError):
             return math.nan
+
+
+def value_at(values: Values, place: Coordinate, keys: Sequence[str]) -> float:
+    """Return the value at a place; a constant is the same at all.
+
+    Raises:
+        EffectError: there is none, with the place by its keys.
+    """
+    if isinstance(values, float):
+        return values
+    if place not in values:
+        where = ", ".join(f"{key}={value}" for key, value in zip(keys, place, strict=True))
+        raise EffectError(f"not all arms have a value at {where}")
+    return values[place]
 
 
 @dataclass(frozen=True)
@@ -270,8 +289,7 @@ class Steps(Node):
             if coordinate not in references:
                 raise EffectError(f"{self.reference.name} has no value to which {self.arm.name} is compared")
             target = references[coordinate].losses[-1]
-            reached = [step for step, loss in zip(own.steps, own.losses, strict=True) if loss <= target]
-            found[coordinate] = float(min(reached, default=own.length))
+            found[coordinate] = float(own.first_step(target))
         return found
 
     def descents(self, arm: ArmValue, points: Points, keys: Sequence[str]) -> dict[Coordinate, Descent]:
@@ -311,6 +329,11 @@ class Effect:
 
 
 # ---- reading
+
+
+def mean_of(*values: float) -> float:
+    """Return the mean of values."""
+    return sum(values) / len(values)
 
 
 def kendall(*values: float) -> float:
@@ -409,8 +432,9 @@ class Parser:
         if not others:
             return MeanOfArm(self.read_arm(first))
         if all(self.is_key(one) for one in others):
-            return MeanOver(self.read(first), [self.read_key(one) for one in others])
-        return Elementwise("mean", lambda *numbers: sum(numbers) / len(numbers), [self.read(one) for one in given])
+            keys = [self.read_key(one) for one in others]
+            return MeanOver(self.read(first), keys)
+        return Elementwise("mean", mean_of, [self.read(one) for one in given])
 
     def is_key(self, node: ast.expr) -> bool:
         """Tell whether a part is the name of a key, and of no arm."""

@@ -113,8 +113,7 @@ def read_entries(
         digests: sha256 of each as it is registered.
     """
     found = read_results(folder)
-    earlier = [read_result(path) for path in sorted(folder.glob(f"{OLDER}/*/{CLAIM_FILE}"))]
-    older = [result for result in earlier if result and result.judgement]
+    older = read_older(folder)
     current = dict[str, ClaimResult]()
     for name, result in found.items():
         if digests.get(name) == result.digest:
@@ -132,6 +131,16 @@ def read_entries(
         entries.append(Entry(name, claim, current.get(name), before, suite.corrected[name]))
     entries.sort(key=lambda entry: (ORDER.index(entry.standing), entry.name))
     return entries, suite
+
+
+def read_older(folder: Path) -> list[ClaimResult]:
+    """Return the results with a verdict that were put aside below a folder, each for an earlier registration."""
+    found = []
+    for path in sorted(folder.glob(f"{OLDER}/*/{CLAIM_FILE}")):
+        result = read_result(path)
+        if result and result.judgement:
+            found.append(result)
+    return found
 
 
 # ---- words

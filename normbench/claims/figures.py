@@ -10,7 +10,7 @@ import pandas as pd
 
 from normbench.analysis.figures.figure import Drawing, Figure, make_figures
 from normbench.analysis.figures.panes import blank, breadth, fit, wrap
-from normbench.analysis.figures.style import INK, NORMS, use_our_style
+from normbench.analysis.figures.style import INK, NORMS, split_evenly, use_our_style
 from normbench.analysis.statistics import Interval
 from normbench.claims.entries import Entry, write_effect, write_interval
 from normbench.claims.verdicts import IN_FAVOUR, Kind, Verdict
@@ -46,11 +46,10 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
     drawings = []
     with use_our_style():
         for is_difference, title in TITLES.items():
-            own = [entry for entry in shown if (entry.kind is Kind.LARGER) == is_difference]
-            panels = -(-len(own) // MOST_ROWS)
-            for number in range(panels):
-                part = own[len(own) * number // panels : len(own) * (number + 1) // panels]
-                heading = f"{title}, {number + 1} of {panels}" if panels > 1 else title
+            own = [entry for entry in shown if is_of_difference(entry) == is_difference]
+            parts = split_evenly(own, MOST_ROWS)
+            for number, part in enumerate(parts, 1):
+                heading = f"{title}, {number} of {len(parts)}" if len(parts) > 1 else title
                 drawings.append(Drawing(draw_rows(part), heading, explain_panel(part), data_of(part)))
         if not drawings:
             return []
@@ -59,7 +58,8 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
             f"An arrow leads to what lies beyond {FARTHEST:g} margins. Filled dots: reproduced or parity; crosses: "
             "contradicted."
         )
-        if any(published_effect(entry) is not None for entry in shown):
+        published = [published_effect(entry) for entry in shown]
+        if any(value is not None for value in published):
             caption += " Diamonds: what was published, where the same was measured."
         if len(drawings) == 1:
             caption = f"{caption} {drawings[0].caption}"
@@ -68,11 +68,16 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
         return make_figures("claims", "Effects in units of their margins", caption, alt, drawings)
 
 
+def is_of_difference(entry: Entry) -> bool:
+    """Tell whether a claim says that one arm is larger than another."""
+    return entry.kind is Kind.LARGER
+
+
 def explain_panel(entries: Sequence[Entry]) -> str:
     """Say what the lines and the band of a panel are."""
     levels = [entry.judgement.level for entry in entries if entry.judgement is not None]
     outer = tell_coverage(levels)
-    if entries[0].kind is Kind.LARGER:
+    if is_of_difference(entries[0]):
         return f"Reproduced: the interval is above 0 and reaches 1, the dashed line. Intervals are of {outer}."
     inner = tell_coverage([2 * level for level in levels])
     return (
@@ -83,8 +88,14 @@ def explain_panel(entries: Sequence[Entry]) -> str:
 
 def tell_coverage(levels: Sequence[float]) -> str:
     """Write what intervals of 1 − level cover, such as `95 %`; claims with two looks have a smaller level."""
-    least, most = (f"{100 * (1 - level):.4g} %" for level in (max(levels), min(levels)))
+    least = write_coverage(max(levels))
+    most = write_coverage(min(levels))
     return least if least == most else f"{least}, or {most} where two looks are planned"
+
+
+def write_coverage(level: float) -> str:
+    """Write what an interval of 1 − level covers."""
+    return f"{100 * (1 - level):.4g} %"
 
 
 def in_margins(entry: Entry, value: float) -> float:
@@ -136,9 +147,10 @@ def draw_rows(entries: Sequence[Entry]) -> Axes:
     below, above = 0.62, 0.06
     height = ROW * len(entries) + above + below
     canvas = blank(height)
-    pane = canvas.add_axes((SIDE / width, below / height, 1 - 2 * SIDE / width, 1 - (above + below) / height))
+    across = 1 - 2 * SIDE / width
+    up = 1 - (above + below) / height
+    pane = canvas.add_axes((SIDE / width, below / height, across, up))
     pane.spines["left"].set_visible(False)
-    is_difference = entries[0].kind is Kind.LARGER
     data = data_of(entries)
     ends = data[["effect", "low", "high", "outer_low", "outer_high", "published"]].to_numpy()
     least = max(min(-1.4, float(np.nanmin(ends))), -FARTHEST)
@@ -147,7 +159,7 @@ def draw_rows(entries: Sequence[Entry]) -> Axes:
     pane.set_xlim(least - pad, most + pad)
     pane.set_ylim(len(entries) - 0.5, -0.55)
     pane.set_yticks([])
-    if is_difference:
+    if is_of_difference(entries[0]):
         pane.axvline(0, color=INK, linewidth=0.8)
         pane.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         words = "effect / margin; right of 0 is as published"
@@ -260,7 +272,9 @@ def tell_values(entry: Entry) -> str:
 def draw_arms(pane: Axes, arms: Mapping[str, Mapping[int, float]], inches: float) -> None:
     """Draw the values of arms side by side, those of one seed joined."""
     places = range(len(arms))
-    seeds = set.union(*(set(by_seed) for by_seed in arms.values()))
+    seeds = set[int]()
+    for by_seed in arms.values():
+        seeds.update(by_seed)
     for seed in sorted(seeds):
         values = [by_seed.get(seed, np.nan) for by_seed in arms.values()]
         pane.plot(places, values, "-o", color=NORMS["layernorm"], linewidth=0.6, markersize=2.6, alpha=0.75)

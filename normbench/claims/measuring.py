@@ -26,7 +26,7 @@ from normbench.claims.effects import Descent, EffectError, Point
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
-from normbench.settings import either, show
+from normbench.settings import drop_keys, either, show
 from normbench.sweep.folder import Entry
 
 ROUND = "round"  # the column of repeated measurements within a process, of which the median counts
@@ -63,7 +63,9 @@ class Measured:
                     found.setdefault(arm, {})[seed] = points[0].value
                 else:
                     several.add(arm)
-        return {arm: values for arm, values in found.items() if arm not in several}
+        for arm in several:
+            found.pop(arm, None)
+        return found
 
 
 def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[int, float]:
@@ -75,7 +77,8 @@ def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[i
     found: dict[int, float] = {}
     for seed in seeds:
         arms = measured.points.get(seed, {})
-        if any(not arms.get(arm) for arm in claim.arms):
+        is_complete = all(arms.get(arm) for arm in claim.arms)
+        if not is_complete:
             continue
         try:
             value = claim.effect.of(arms)
@@ -156,26 +159,34 @@ def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool)
     Raises:
         UsageError: the run has not logged the measure.
     """
-    keys = dict(entry.arm)
     descent = descent_of(run)
     if run.status != "finished":
         value = value_at_start(claim, run)
-        return [Point(keys, value, descent)], True
-    pattern = WILDCARD.search(claim.measure)
+        return [Point(dict(entry.arm), value, descent)], True
     points = []
-    if pattern:
-        before, after = claim.measure[: pattern.start()], claim.measure[pattern.end() :]
-        for tag in run.curves:
-            matched = re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(after)}", tag)
-            if matched:
-                own_keys = {**keys, pattern[1]: str(int(matched[1]))}
-                points.append(Point(own_keys, final_value(run, tag, recompute), descent))
-    else:
-        points.append(Point(keys, final_value(run, claim.measure, recompute), descent))
-    if not points or not all(math.isfinite(point.value) for point in points):
+    for tag, key_of_tag in tags_measured(claim, run).items():
+        value = final_value(run, tag, recompute)
+        points.append(Point({**entry.arm, **key_of_tag}, value, descent))
+    are_finite = all(math.isfinite(point.value) for point in points)
+    if not points or not are_finite:
         tags = sorted(run.metrics)
         raise claim.blame("measure", f"measure: {run.name} has no {claim.measure}: it has {either(tags)}, for example")
     return points, False
+
+
+def tags_measured(claim: Claim, run: RecordedRun) -> dict[str, dict[str, str]]:
+    """Return the tags of a run that a measure names, with the key that its wildcard is in each, such as depth=3."""
+    pattern = WILDCARD.search(claim.measure)
+    if not pattern:
+        return {claim.measure: {}}
+    before = re.escape(claim.measure[: pattern.start()])
+    after = re.escape(claim.measure[pattern.end() :])
+    found = {}
+    for tag in run.curves:
+        matched = re.fullmatch(rf"{before}(\d+){after}", tag)
+        if matched:
+            found[tag] = {pattern[1]: str(int(matched[1]))}
+    return found
 
 
 def final_value(run: RecordedRun, tag: str, recompute: bool) -> float:
@@ -249,9 +260,8 @@ def measure_rows(claim: Claim, rows: Sequence[Mapping[str, str]]) -> Measured:
             if row[claim.measure] and fits(conditions, row) and fits(claim.where, row):
                 chosen.append(row)
         if not chosen:
-            raise claim.blame(
-                f"arms.{arm}", f"arms: {arm} fits no row of study {claim.study}: {offered(claim, arm, rows)}"
-            )
+            values = offered(claim, arm, rows)
+            raise claim.blame(f"arms.{arm}", f"arms: {arm} fits no row of study {claim.study}: {values}")
         for row in chosen:
             found.add(int(row["seed"]), arm, [point_of_row(claim, row)])
     return found
@@ -265,9 +275,11 @@ def check_columns(claim: Claim, rows: Sequence[Mapping[str, str]]) -> None:
     """
     known = list(rows[0]) if rows else []
     asked = [("measure", claim.measure)]
-    asked += [("where", key) for key in claim.where]
+    for column in claim.where:
+        asked.append(("where", column))
     for arm, conditions in claim.arms.items():
-        asked += [(f"arms.{arm}", key) for key in conditions]
+        for column in conditions:
+            asked.append((f"arms.{arm}", column))
     for key, column in asked:
         if column not in known:
             raise claim.blame(key, f"{key}: study {claim.study} has no column {column}: it has {', '.join(known)}")
@@ -293,7 +305,7 @@ def point_of_row(claim: Claim, row: Mapping[str, str]) -> Point:
     except ValueError:
         what = f"column {claim.measure} of study {claim.study} has {row[claim.measure]:.40}, which is not a number"
         raise claim.blame("measure", f"measure: {what}") from None
-    keys = {key: each for key, each in row.items() if key not in (claim.measure, "seed")}
+    keys = drop_keys(row, claim.measure, "seed")
     return Point(keys, value)
 
 
@@ -319,11 +331,13 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
         first = points[0]
         differing = set[str]()
         for point in points:
-            differing |= {key for key, value in point.keys.items() if first.keys.get(key) != value}
-        if differing - aside:
-            keys = " and ".join(sorted(differing - aside))
+            for key, value in point.keys.items():
+                if key not in aside and first.keys.get(key) != value:
+                    differing.add(key)
+        if differing:
+            keys = " and ".join(sorted(differing))
             raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
-        kept = {key: value for key, value in first.keys.items() if key not in aside}
+        kept = drop_keys(first.keys, *aside)
         found.add(number, arm, [Point(kept, median(point.value for point in points))])
     return found
 
@@ -344,7 +358,11 @@ def join(parts: Sequence[Measured]) -> Measured:
 def note_missing_seeds(claim: Claim, measured: Measured, seeds: Sequence[int]) -> None:
     """Note which arms have no value at a seed, where nothing else says so."""
     for arm in claim.arms:
-        lacking = [seed for seed in seeds if not measured.points.get(seed, {}).get(arm)]
+        lacking = []
+        for seed in seeds:
+            arms = measured.points.get(seed, {})
+            if not arms.get(arm):
+                lacking.append(seed)
         if lacking:
             numbers = ", ".join(map(str, lacking))
             measured.missing.append(f"arm {arm} has no value at seed {numbers}")

@@ -64,9 +64,14 @@ class Way:
         return tuple(word for word in self.words if is_of_machine(word))
 
     @property
+    def of_claims(self) -> list[str]:
+        """Return the words that change a claim."""
+        return [word for word in self.words if not is_of_machine(word)]
+
+    @property
     def changing(self) -> tuple[str, ...]:
         """Return the words that change a claim, but for those on seeds."""
-        return tuple(word for word in self.words if not is_of_machine(word) and key_of(word) != "seed")
+        return tuple(word for word in self.of_claims if key_of(word) != "seed")
 
     @property
     def is_quiet(self) -> bool:
@@ -79,9 +84,8 @@ class Way:
         Raises:
             UsageError: with the word.
         """
-        others = [word for word in self.words if not is_of_machine(word)]
-        if others and not self.trial:
-            what = f"{others[0]} would change what claims say"
+        if self.of_claims and not self.trial:
+            what = f"{self.of_claims[0]} would change what claims say"
             raise UsageError(f"{what}: leave it out, or add --trial, which runs them without a verdict")
 
     def apply(self, claim: Claim) -> Claim:
@@ -161,5 +165,9 @@ class ClaimStanding:
     def count_runs(self) -> tuple[int, int]:
         """Return how many runs of its sweep are over, and how many are planned so far."""
         folder = SweepFolder(self.runs_folder)
-        standings = [folder.read_standing(entry) for entry in folder.read_plans()]
-        return sum(standing.over for standing in standings), len(standings)
+        entries = folder.read_plans()
+        over = 0
+        for entry in entries:
+            if folder.read_standing(entry).over:
+                over += 1
+        return over, len(entries)

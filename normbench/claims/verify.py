@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normbench.analysis.records import ASIDE, LEARNING_RATE, canonical, read_run
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
-from normbench.claims.claim import why_unregistered
+from normbench.claims.claim import Claim, why_unregistered
 from normbench.claims.conduct import ClaimRun, block_name, judge_values
 from normbench.claims.measuring import Measured, as_word, effects_of, fits
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
@@ -17,11 +18,13 @@ from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
+from normbench.settings import drop_keys
 from normbench.sweep.folder import Entry, SweepFolder
 from normbench.sweep.words import settings_in
 
 LENGTH, STEPS = "trainer.epochs", "trainer.steps"  # of epochs a run keeps the steps alone
 CLOSE = 1e-9  # of values that were written and read again
+Arm = tuple[tuple[str, str], ...]  # its settings and their values, sorted
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,7 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
         UsageError, OSError: the runs do not fit the claim, or cannot be read.
     """
     claim = one.claim
-    wrong = []
-    unregistered = why_unregistered(claim)
-    if unregistered:
-        wrong.append(unregistered)
-    if result.digest != claim.digest:
-        wrong.append(f"it was judged by another registration, of {result.registered}")
-    if one.read_note().get("digest") != one.owner.digest:
-        wrong.append("its runs were made for another registration")
+    wrong = find_other_registrations(one, result)
     judgement = result.judgement
     if result.status is not Status.COMPLETE or judgement is None:
         return [*wrong, f"it is {result.status}: {result.reason}"]
@@ -83,18 +79,37 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
     wrong += measured.missing
     values = effects_of(claim, measured, seeds)
     wrong += compare_values(result.values, values)
-    if wrong:
-        return wrong
-    first = claim.seeds[0]
-    if len(seeds) > first:
-        early = judge_values(claim, {seed: values[seed] for seed in seeds[:first]}, len(claim.seeds)).verdict
+    return wrong or compare_verdicts(claim, judgement.verdict, values)
+
+
+def find_other_registrations(one: ClaimRun, result: ClaimResult) -> list[str]:
+    """Return in what a claim, its result and its runs do not belong to one registration."""
+    wrong = []
+    unregistered = why_unregistered(one.claim)
+    if unregistered:
+        wrong.append(unregistered)
+    if result.digest != one.claim.digest:
+        wrong.append(f"it was judged by another registration, of {result.registered}")
+    if one.read_note().get("digest") != one.owner.digest:
+        wrong.append("its runs were made for another registration")
+    return wrong
+
+
+def compare_verdicts(claim: Claim, verdict: Verdict, values: dict[int, float]) -> list[str]:
+    """Return in what a verdict, and the look at which it was given, do not follow from the effects by seed."""
+    wrong = []
+    looks = len(claim.seeds)
+    first, last = claim.seeds[0], claim.seeds[-1]
+    if len(values) > first:
+        first_values = {seed: values[seed] for seed in sorted(values)[:first]}
+        early = judge_values(claim, first_values, looks).verdict
         if early is not Verdict.INCONCLUSIVE:
             wrong.append(f"it was {early} after {first} seeds, and was not to go on")
-    again = judge_values(claim, values, len(claim.seeds))
-    if again.verdict is not judgement.verdict:
-        wrong.append(f"its verdict is {again.verdict} by its runs, and not {judgement.verdict}")
-    if judgement.verdict is Verdict.INCONCLUSIVE and len(seeds) < claim.seeds[-1]:
-        wrong.append(f"it is inconclusive after {len(seeds)} seeds, and was to go on to {claim.seeds[-1]}")
+    again = judge_values(claim, values, looks).verdict
+    if again is not verdict:
+        wrong.append(f"its verdict is {again} by its runs, and not {verdict}")
+    if verdict is Verdict.INCONCLUSIVE and len(values) < last:
+        wrong.append(f"it is inconclusive after {len(values)} seeds, and was to go on to {last}")
     return wrong
 
 
@@ -131,7 +146,7 @@ def find_mislabelled(
         points: which runs there are to be, as the words of the claim have it.
         chosen: settings that the sweep has chosen.
     """
-    asked = {(arm_of(point.varied), point.seed): point.settings for point in points}
+    asked = index_points(points)
     found = []
     for entry in entries:
         try:
@@ -139,15 +154,38 @@ def find_mislabelled(
         except (ValueError, OSError):  # which is said where it is measured
             continue
         config = {**list_unwritten(run.config), **run.config}
-        planned = {key: (value,) for key, value in entry.arm.items() if key != LENGTH}
+        arm = arm_of(entry.arm)
+        planned = dict[str, tuple[str, ...]]()
+        for key, word in entry.arm.items():
+            if key != LENGTH:
+                planned[key] = (word,)
         if run.seed != entry.seed or not fits(planned, config):
-            found.append(f"{entry.run} is not the run of {describe_arm(arm_of(entry.arm))} with seed {entry.seed}")
+            found.append(f"{entry.run} is not the run of {describe_arm(arm)} with seed {entry.seed}")
             continue
-        for key, value in asked.get((arm_of(entry.arm), entry.seed), {}).items():
-            is_open = is_aside(key) or key in chosen or key == LENGTH or (key == STEPS and value is None)
-            own = as_word(config.get(key))
-            if key in config and not is_open and canonical(own) != canonical(as_word(value)):
-                found.append(f"{entry.run} has {key}={own}, where the claim has {as_word(value)}")
+        point = asked.get((arm, entry.seed))
+        if point is not None:
+            found += compare_settings(entry.run, config, point.settings, chosen)
+    return found
+
+
+def compare_settings(run: str, config: Mapping[str, Any], asked: Mapping[str, Any], chosen: Sequence[str]) -> list[str]:
+    """Return in which settings a run differs from what the words of a claim ask for.
+
+    Args:
+        run: its name.
+        config: its settings.
+        asked: those of the words.
+        chosen: settings that the sweep has chosen.
+    """
+    found = []
+    for key, value in asked.items():
+        is_open = is_aside(key) or key in chosen or key == LENGTH or (key == STEPS and value is None)
+        if key not in config or is_open:
+            continue
+        own = as_word(config[key])
+        wanted = as_word(value)
+        if canonical(own) != canonical(wanted):
+            found.append(f"{run} has {key}={own}, where the claim has {wanted}")
     return found
 
 
@@ -164,8 +202,11 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
         entries: which runs there are.
         seeds: of the claim.
     """
-    wanted = {(arm_of(point.varied), point.seed) for point in points}
-    there = {(arm_of(entry.arm), entry.seed) for entry in entries if entry.seed in seeds}
+    wanted = set(index_points(points))
+    there = set[tuple[Arm, int]]()
+    for entry in entries:
+        if entry.seed in seeds:
+            there.add((arm_of(entry.arm), entry.seed))
     found = []
     for arm, seed in sorted(wanted - there):
         found.append(f"the run of {describe_arm(arm)} with seed {seed} is missing")
@@ -174,12 +215,21 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
     return found
 
 
-def arm_of(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[Arm, int], PlannedPoint]:
+    """Return planned runs by arm and seed."""
+    found = {}
+    for point in points:
+        found[arm_of(point.varied), point.seed] = point
+    return found
+
+
+def arm_of(settings: Mapping[str, str]) -> Arm:
     """Return the settings of an arm, without the seed, in an order of their own."""
-    return tuple(sorted((key, value) for key, value in settings.items() if key != "seed"))
+    own = drop_keys(settings, "seed")
+    return tuple(sorted(own.items()))
 
 
-def describe_arm(arm: tuple[tuple[str, str], ...]) -> str:
+def describe_arm(arm: Arm) -> str:
     """Write the settings of an arm."""
     return " ".join(f"{key}={value}" for key, value in arm) or "the only arm"
 

@@ -7,6 +7,7 @@ captions.py. A norm has the same colour in all figures.
 from __future__ import annotations
 
 import logging
+import math
 import tomllib
 import warnings
 from collections import Counter
@@ -15,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from normbench.analysis.records import Arm, RecordedRun, join_first, sort_key
 from normbench.config.rules import short_name
 
+Item = TypeVar("Item")
 Dash = tuple[float, tuple[float, ...]]  # as matplotlib has it: where it begins, and the lengths of dashes and gaps
 
 
@@ -81,7 +83,7 @@ UNDER_WAY = ("running", "interrupted")
 
 NOT_RECORDED = "nothing of the kind was recorded"  # why an arm may be missing in a figure
 SEPARATOR = " · "  # between the settings in an arm's name
-VALUES = ("mean", "difference")  # columns of data, one of which says where something is drawn
+
 
 # ---- colours, and matplotlib's settings
 
@@ -219,8 +221,9 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     are_numbers = all(isinstance(value, int | float) for value in values)
     found: list[Panel] = []
     for title, entries in gathered.items():
-        apart = tell_apart(entries)
-        shown = [entry for entry in apart if drawn is None or entry.arm.name in drawn]
+        shown = tell_apart(entries)
+        if drawn is not None:
+            shown = [entry for entry in shown if entry.arm.name in drawn]
         found += [Panel(title, shown)] if are_numbers else divide(title, shown)
     return [panel for panel in found if panel.entries]
 
@@ -234,7 +237,10 @@ def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
             if other.color == entry.color:
                 dashes.append(other.dash)
                 markers.append(other.marker)
-        free = [stroke for stroke in STROKES if stroke.dash not in dashes and stroke.marker not in markers]
+        free = []
+        for stroke in STROKES:
+            if stroke.dash not in dashes and stroke.marker not in markers:
+                free.append(stroke)
         if free and entry.dash in dashes:
             entry = replace(entry, dash=free[0].dash)
         if free and entry.marker in markers:
@@ -247,17 +253,24 @@ def divide(title: str, entries: Sequence[Entry]) -> list[Panel]:
     """Return arms as one panel, or, where they are more than can be told apart, as several of about as many each."""
     if len(entries) <= MOST_TOGETHER:
         return [Panel(title, entries)]
-    panels = -(-len(entries) // TOGETHER)
     found: list[Panel] = []
-    for number in range(panels):
-        start = len(entries) * number // panels
-        stop = len(entries) * (number + 1) // panels
-        own = entries[start:stop]
+    for own in split_evenly(entries, TOGETHER):
         words = f"{own[0].label} to {own[-1].label}"
         if title:
             words = f"{title}{SEPARATOR}{words}"
         found.append(Panel(words, own))
     return found
+
+
+def split_evenly(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+    """Return items in as few parts of at most so many as there can be, which differ in length by one at most."""
+    number = math.ceil(len(items) / most)
+    parts = []
+    for place in range(number):
+        start = len(items) * place // number
+        stop = len(items) * (place + 1) // number
+        parts.append(items[start:stop])
+    return parts
 
 
 def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
@@ -365,7 +378,7 @@ def tell_absent(
 
 def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
     """Tell whether an arm is in the data: a row names it by some of its settings, and columns tell the others."""
-    value = next(data[name] for name in VALUES if name in data)
+    value = data["mean"] if "mean" in data else data["difference"]  # which say where something is drawn
     is_shown = value.notna()
     if "diverged" in data:
         is_shown |= data["diverged"] > 0
