@@ -531,7 +531,9 @@ def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Modul
 
     In a block that is the role of the branch; the slot is `out` where the branch names what writes to the stream.
     """
-    inside_norms = {module for norm in norms for module in norm.modules()}
+    inside_norms = set[nn.Module]()
+    for norm in norms:
+        inside_norms.update(norm.modules())
     anatomy = model.anatomy()
     sides = Counter(block.side for block in anatomy.blocks)
     found: dict[nn.Module, Site] = {}
@@ -603,7 +605,9 @@ def choose_treatments(
 
 def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
     """Return the names of matrices and kernels in branches that no treatment knows, such as those of an nn.LSTM."""
-    known = {parameter for norm in norms for parameter in norm.parameters()}
+    known = set[nn.Parameter]()
+    for norm in norms:
+        known.update(norm.parameters())
     for module in model.modules():
         if isinstance(getattr(module, "treated_as", None), TreatedAs):
             known.update(module.parameters())

@@ -19,7 +19,7 @@ from normbench.config.rules import Rule, say_places
 from normbench.config.schema import check_section
 from normbench.errors import ArgumentError, CombinationRefused, UsageError
 from normbench.hosts import Findings
-from normbench.hosts.replacing import Keep
+from normbench.hosts.replacing import Keep, first_floating
 from normbench.norms.foreign import make_fitted, takes_place
 from normbench.types import NormFactory, NormFacts
 
@@ -108,7 +108,8 @@ def choose(findings: Findings, where: str | Sequence[str] | None) -> Findings:
     """
     if not findings.found:
         left = [f"{each.path} {each.reason}" for each in findings.left[:3]]
-        raise UsageError(f"the model has no norm that can be replaced{': ' if left else ''}{', '.join(left)}")
+        why = f": {', '.join(left)}" if left else ""
+        raise UsageError(f"the model has no norm that can be replaced{why}")
     if where is None:
         return findings
     places = [where] if isinstance(where, str) else list(where)
@@ -119,7 +120,10 @@ def choose(findings: Findings, where: str | Sequence[str] | None) -> Findings:
     for rule in rules:
         if not any(rule.fits(site) for site in sites):
             raise UsageError(f"where={rule.place} fits no norm of this model: {say_places(rule, sites)}")
-    chosen = [found for found in findings.found if any(rule.fits(found.site) for rule in rules)]
+    chosen = []
+    for found in findings.found:
+        if any(rule.fits(found.site) for rule in rules):
+            chosen.append(found)
     return replace(findings, found=tuple(chosen))
 
 
@@ -152,7 +156,9 @@ def make_example(model: nn.Module) -> dict[str, Tensor] | Tensor:
     Raises:
         UsageError: it is neither.
     """
-    like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+    like = first_floating(model.parameters())
+    if like is None:
+        like = torch.empty(0)
     config = getattr(model, "config", None)
     vocabulary = getattr(config, "vocab_size", None)
     if isinstance(vocabulary, int) and getattr(model, "main_input_name", "") == "input_ids":
@@ -161,11 +167,11 @@ def make_example(model: nn.Module) -> dict[str, Tensor] | Tensor:
         if getattr(config, "is_encoder_decoder", False):
             batch["decoder_input_ids"] = tokens
         return batch
-    convolution = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
-    if convolution is not None:
-        height, width = image_size(model)
-        shape = (2, convolution.in_channels, height, width)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            height, width = image_size(model)
+            shape = (2, module.in_channels, height, width)
+            return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)
     cure = "give example=, a small batch that the model takes, as a tensor, a tuple or a mapping of arguments"
     raise UsageError(f"no input is known for {type(model).__name__}: {cure}")
 

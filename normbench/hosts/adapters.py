@@ -13,7 +13,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +64,10 @@ class Adapter:
 
     def write_eps(self, norm: nn.Module, eps: float) -> None:
         """Give a norm another ε, where it has an attribute with it."""
-        name = next((name for name in self.eps if hasattr(norm, name)), None)
-        if name is not None:
-            setattr(norm, name, eps)
+        for name in self.eps:
+            if hasattr(norm, name):
+                setattr(norm, name, eps)
+                return
 
     def read_gain(self, norm: nn.Module) -> Tensor | None:
         """Return γ, of shape (features,); None where it has none."""
@@ -216,18 +216,30 @@ def refuse_other_forms(norm: nn.Module, arguments: int, x: Tensor) -> None:
     Raises:
         Unreadable: with what it takes or has.
     """
-    parameters = [each for each in inspect.signature(norm.forward).parameters.values() if "VAR" not in each.kind.name]
-    others = [each.name for each in parameters[1:]]
+    others = name_arguments(norm)[1:]
     if others:
         raise Unreadable(f"takes {' and '.join(others)} beside its input")
     if arguments != 1:
         raise Unreadable(f"is called with {arguments} tensors")
     vectors = dict(norm.named_parameters())
     sizes = {x.shape[axis] for axis in axes_of(x)}
-    odd = [name for name, each in vectors.items() if each.numel() not in sizes]
-    odd += [name for name, _ in norm.named_buffers()]
+    odd = []
+    for name, vector in vectors.items():
+        if vector.numel() not in sizes:
+            odd.append(name)
+    for name, _ in norm.named_buffers():
+        odd.append(name)
     if odd or len(vectors) > 2:
         raise Unreadable(f"has {' and '.join(odd or vectors)} beside what a norm has")
+
+
+def name_arguments(norm: nn.Module) -> list[str]:
+    """Return the names of what a norm's forward takes, but for *args and **kwargs."""
+    names = []
+    for name, parameter in inspect.signature(norm.forward).parameters.items():
+        if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            names.append(name)
+    return names
 
 
 def axes_of(x: Tensor) -> tuple[int, ...]:
@@ -246,8 +258,7 @@ def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
     generator = torch.Generator("cpu").manual_seed(0)
     trial = make_trial(norm, generator)
     for adapter in candidates(trial, x):
-        features = x.shape[adapter.axis]
-        if all(agrees(trial, adapter, features, x.ndim, scale, generator) for scale in SCALES):
+        if all(agrees(trial, adapter, x, generator, scale) for scale in SCALES):
             return adapter
     raise Unreadable("computes neither LayerNorm nor RMSNorm")
 
@@ -263,23 +274,43 @@ def make_trial(norm: nn.Module, generator: torch.Generator) -> nn.Module:
 
 def candidates(norm: nn.Module, x: Tensor) -> Iterator[Adapter]:
     """Give the ways in which a norm with at most two vectors may be read."""
-    vectors = [name for name, _ in norm.named_parameters()]
-    shift = next((name for name in vectors if name in SHIFT_NAMES), "")
-    gain = next((name for name in vectors if name != shift), "")
+    gain, shift = name_vectors(norm)
     says_eps = any(hasattr(norm, name) for name in EPS_NAMES)
+    usual = (None,) if says_eps else USUAL_EPS
+    offsets = (0.0, 1.0) if gain else (0.0,)
     for axis in axes_of(x):
         is_fitting = all(each.numel() == x.shape[axis] for each in norm.parameters())
+        if not is_fitting:
+            continue
         for formula in ("rmsnorm", "layernorm"):
-            for offset in (0.0, 1.0):
-                if not is_fitting or (offset and not gain):
-                    continue
-                for eps in (None,) if says_eps else USUAL_EPS:
+            for offset in offsets:
+                for eps in usual:
                     yield Adapter(axis, formula, gain, shift, offset, usual_eps=eps)
 
 
-def agrees(trial: nn.Module, adapter: Adapter, features: int, ndim: int, scale: float, generator: Any) -> bool:
-    """Tell whether a norm computes what our formula with its parameters does, on a random input of a scale."""
-    shape = [2, *range(3, ndim + 1), features]
+def name_vectors(norm: nn.Module) -> tuple[str, str]:
+    """Return the names of γ and β in a norm with at most two vectors; empty where it has none."""
+    gain = shift = ""
+    for name, _ in norm.named_parameters():
+        if name in SHIFT_NAMES and not shift:
+            shift = name
+        elif not gain:
+            gain = name
+    return gain, shift
+
+
+def agrees(trial: nn.Module, adapter: Adapter, like: Tensor, generator: torch.Generator, scale: float) -> bool:
+    """Tell whether a norm computes what our formula with its parameters does, on a random input.
+
+    Args:
+        trial: the norm.
+        adapter: how it is read.
+        like: an input, of which the shape counts.
+        generator: of the random numbers.
+        scale: by which they are multiplied.
+    """
+    features = like.shape[adapter.axis]
+    shape = [2, *range(3, like.ndim + 1), features]
     x = scale * torch.randn(shape, generator=generator, device="cpu").movedim(-1, adapter.axis)
     try:
         theirs = trial(x.clone())

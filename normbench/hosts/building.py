@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -386,15 +387,16 @@ class Timm(ImageLibrary):
         if "patch_size" in options:
             return {}
         outline = outline_of(self.load().create_model, name, pretrained=False, **options)
-        patch = getattr(getattr(outline, "patch_embed", None), "patch_size", None)
+        embedding = getattr(outline, "patch_embed", None)
+        patch = getattr(embedding, "patch_size", None)
         if outline is None or "patch_size" not in parameters_of(type(outline)) or patch is None:
             return {}
         side = min(size)
         largest = max(patch) if isinstance(patch, tuple | list) else int(patch)
         if side // largest >= FEWEST_PATCHES:
             return {}
-        fitting = [number for number in range(1, side // FEWEST_PATCHES + 1) if not any(each % number for each in size)]
-        return {"patch_size": max(fitting, default=1)}
+        common = math.gcd(*size)  # patches must fill height and width
+        return {"patch_size": largest_divisor(common, side // FEWEST_PATCHES)}
 
 
 class Torchvision(ImageLibrary):
@@ -555,17 +557,12 @@ class Transformers(Library):
             UsageError: with the first names.
         """
         head = call.head(module)
-        in_head = [name for name, each in module.named_modules() if each is head]
-        other = [str(key[0]) for key in loaded["mismatched_keys"]]
-        missing = sorted(loaded["missing_keys"])
-        anew = [name for name in (*other, *missing) if name.rpartition(".")[0] in in_head]
-        check_fit(
-            where,
-            missing=[name for name in missing if name not in anew],
-            unknown=sorted(loaded["unexpected_keys"]),
-            other=[name for name in other if name not in anew],
-        )
-        return anew
+        head_paths = [path for path, each in module.named_modules() if each is head]
+        mismatched = [str(key[0]) for key in loaded["mismatched_keys"]]
+        other_in_head, other = split_names(mismatched, head_paths)
+        missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), head_paths)
+        check_fit(where, missing=missing, unknown=sorted(loaded["unexpected_keys"]), other=other)
+        return [*other_in_head, *missing_in_head]
 
     def decide(self, default: Any, options: Options, task: LanguageModeling | TextClassification) -> dict[str, Any]:
         """Return what the task and the given sizes decide of a configuration, less what the options say themselves."""
@@ -589,6 +586,19 @@ class Transformers(Library):
             if is_there and own_name(default, key) not in names:
                 found[own_name(default, key)] = value
         return found
+
+
+def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the names of tensors of the modules at some paths, and the other names."""
+    inside = []
+    outside = []
+    for name in names:
+        path = name.rpartition(".")[0]
+        if path in paths:
+            inside.append(name)
+        else:
+            outside.append(name)
+    return inside, outside
 
 
 LIBRARIES: dict[str, Library] = {library.word: library for library in (Timm(), Torchvision(), Transformers())}
@@ -699,8 +709,10 @@ def take_one_name_each(default: Any, options: Options) -> dict[str, Any]:
         for name in names:
             if options[name] == USUAL_SIZES.get(name):
                 del found[name]
-        given = [f"model.config.{name}={show(options[name])}" for name in names if name in found]
-        if len({options[name] for name in names if name in found}) > 1:
+        left = [name for name in names if name in found]
+        values = {options[name] for name in left}
+        if len(values) > 1:
+            given = [f"model.config.{name}={show(options[name])}" for name in left]
             raise UsageError(f"{' and '.join(given)} are the same setting of {default.model_type}: give one of them")
     return found
 
@@ -772,8 +784,7 @@ def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
     if not isinstance(usual_heads, int):
         return {}
     most = max(1, width // HEAD_SIZE)
-    dividing = [number for number in range(1, most + 1) if width % number == 0]
-    heads = given.get(own_name(default, "num_attention_heads"), dividing[-1])
+    heads = given.get(own_name(default, "num_attention_heads"), largest_divisor(width, most))
     found: dict[str, Any] = {"num_attention_heads": heads}
     usual_shared = getattr(default, "num_key_value_heads", None)
     if isinstance(usual_shared, int):
@@ -784,6 +795,15 @@ def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
         found["head_dim"] = size
         if getattr(default, "query_pre_attn_scalar", None) == usual_size:
             found["query_pre_attn_scalar"] = size
+    return found
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is not above `most`; 1 where `most` is below 1."""
+    found = 1
+    for divisor in range(2, most + 1):
+        if number % divisor == 0:
+            found = divisor
     return found
 
 

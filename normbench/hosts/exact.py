@@ -115,14 +115,21 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
             found.refused[path] = str(reason)
     carry_out(plans, found)
     after = first_tensor(call(changed))
-    found.change = float((after - before).abs().max() / before.abs().max())
+    change = (after - before).abs().max()
+    found.change = float(change / before.abs().max())
     if not found.change <= EXACT:  # "not <=" is true of NaN as well
         raise UsageError(f"{type(model).__name__} computes in a way that is not seen through: {instead}")
-    for name, tensor in tensors_of(changed).items():
-        if tensor.is_floating_point():
-            of_module = f"{name.rpartition('.')[0]}.weight"  # where the parameter is a new bias
-            tensor.data = tensor.data.to(dtypes[name if name in dtypes else of_module])
+    restore_precision(changed, dtypes)
     return found
+
+
+def restore_precision(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Bring the tensors of a model to the dtypes that they had, by name; a new bias to that of its layer's weight."""
+    for name, tensor in tensors_of(model).items():
+        if tensor.is_floating_point():
+            weight = f"{name.rpartition('.')[0]}.weight"
+            dtype = dtypes[name] if name in dtypes else dtypes[weight]
+            tensor.data = tensor.data.to(dtype)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -188,29 +195,45 @@ def carry_out(plans: Sequence[Plan], found: Exact) -> None:
     done = set[Writer]()
     for plan in plans:
         for reader in plan.readers:  # no two norms have the same
-            layer: Any = model.get_submodule(reader.path)
-            if layer.bias is None:
-                layer.bias = nn.Parameter(reader.shift)
-                found.biases.append(reader.path)
-            else:
-                layer.bias.add_(reader.shift)
+            take_over_shift(reader, found)
         for name in plan.untied:
             if name not in found.untied:
-                path, _, own_name = name.rpartition(".")
-                module = model.get_submodule(path)
-                setattr(module, own_name, nn.Parameter(module.get_parameter(own_name).clone()))
-                found.untied.append(name)
+                untie(name, found)
         for writer in plan.writers:
             if writer not in done:
-                tensors = tensors_of(model)
-                tensor = tensors[writer.names[0]]
-                gain = tensors[writer.gain].flatten() if writer.gain else None
-                tensor.copy_(centre(tensor, writer.axis, gain))
+                take_mean(writer, model)
                 done.add(writer)
         model.set_submodule(plan.path, plan.rms)
         found.norms[plan.path] = plan.rms
-    for gain_name in {writer.gain for writer in done if writer.gain}:
-        tensors_of(model)[gain_name].fill_(1)  # it is in what it multiplied
+    for writer in done:
+        if writer.gain:
+            tensors_of(model)[writer.gain].fill_(1)  # it is in what it multiplied
+
+
+def take_over_shift(reader: Reader, found: Exact) -> None:
+    """Add what a norm shifts the output of a layer by to the layer's bias, or make it one."""
+    layer: Any = found.model.get_submodule(reader.path)
+    if layer.bias is None:
+        layer.bias = nn.Parameter(reader.shift)
+        found.biases.append(reader.path)
+    else:
+        layer.bias.add_(reader.shift)
+
+
+def untie(name: str, found: Exact) -> None:
+    """Give a parameter of this name a tensor of its own."""
+    path, _, own_name = name.rpartition(".")
+    module = found.model.get_submodule(path)
+    setattr(module, own_name, nn.Parameter(module.get_parameter(own_name).clone()))
+    found.untied.append(name)
+
+
+def take_mean(writer: Writer, model: nn.Module) -> None:
+    """Take its mean from a tensor that writes to a stream, once it has the gain, if there is one."""
+    tensors = tensors_of(model)
+    tensor = tensors[writer.names[0]]
+    gain = tensors[writer.gain].flatten() if writer.gain else None
+    tensor.copy_(centre(tensor, writer.axis, gain))
 
 
 # ---- how a model computes
@@ -280,6 +303,14 @@ class ExportedGraph:
     def users(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes that read what a node gives, and give tensors themselves."""
         return [user for user in node.users if user.op == "output" or gives_tensor(user)]
+
+    def users_of(self, tensor: int) -> set[fx.Node]:
+        """Return the nodes that read a tensor of the model, which is given by its id."""
+        found = set[fx.Node]()
+        for node, own in self.tensors.items():
+            if id(own) == tensor:
+                found.update(self.users(node))
+        return found
 
     def plan(self, path: str, nodes: Sequence[fx.Node]) -> Plan:
         """Return what makes the LayerNorm at a path an RMSNorm, which stands in some nodes.
@@ -390,9 +421,10 @@ class ExportedGraph:
     def multiplies(self, node: fx.Node, operand: fx.Node, gain: fx.Node, axis: int) -> bool:
         """Tell whether all that a gain does in the model is to multiply an operand of this node feature by feature."""
         tensor = self.tensors[gain]
-        users = {user for other, own in self.tensors.items() if own is tensor for user in self.users(other)}
         x = operand.meta["val"]
-        if users != {node} or x.shape != node.meta["val"].shape or tensor.numel() != x.shape[axis]:
+        is_used_once = self.users_of(id(tensor)) == {node}
+        keeps_shape = x.shape == node.meta["val"].shape
+        if not is_used_once or not keeps_shape or tensor.numel() != x.shape[axis]:
             return False
         values = random_operands(node)
         return agree(compute(node, values), multiply(values[operand], values[gain].flatten(), axis))
@@ -477,9 +509,7 @@ class ExportedGraph:
         found = list[Writer]()
         untied = list[str]()
         for (tensor, part), users in used_at.items():
-            others = {
-                user for node, own in self.tensors.items() if id(own) == tensor for user in self.users(node)
-            } - users
+            others = self.users_of(tensor) - users
             here = {self.name_at(user, tensor) for user in users}
             elsewhere = {self.name_at(user, tensor) for user in others}
             if here & elsewhere:
@@ -545,10 +575,9 @@ class ExportedGraph:
         layer = self.model.get_submodule(path)
         place = READERS[user.target][1]
         bias = argument(user, place)
-        calls = [other for other in self.graph.nodes if other.target is user.target and self.path(other) == path]
         own = layer._parameters.get("bias", layer)  # None where it has none yet
         used = self.tensors.get(bias) if bias is not None else None
-        if own is not used or len(calls) > 1:
+        if own is not used or self.count_calls(user) > 1:
             raise NotExact(f"{path or self.name(user)} reads its β, and has no bias of its own to take it over")
         values = {operand: self.tensors[operand] for operand in user.all_input_nodes if operand in self.tensors}
         values[node] = add_along(torch.zeros(node.meta["val"].shape, dtype=torch.float64), shift, axis)
@@ -562,6 +591,14 @@ class ExportedGraph:
         if not torch.allclose(rows, rows[:1].expand_as(rows)):
             raise NotExact(f"{path} reads its β, and pads with zeros, which a shift would change")
         return Reader(path, rows[0].clone())
+
+    def count_calls(self, node: fx.Node) -> int:
+        """Return how often the module of a node calls the node's operator."""
+        count = 0
+        for other in self.graph.nodes:
+            if other.target is node.target and self.path(other) == self.path(node):
+                count += 1
+        return count
 
 
 def see_inputs(

@@ -86,7 +86,10 @@ def find(model: nn.Module, call: Callable[[nn.Module], object], causal: bool = F
     Raises:
         UsageError: the pass fails.
     """
-    candidates = {module: path for path, module in model.named_modules() if module is not model and may_be_norm(module)}
+    candidates: dict[nn.Module, str] = {}
+    for path, module in model.named_modules():
+        if module is not model and may_be_norm(module):
+            candidates[module] = path
     tape = record(model, call, candidates)
     calls = calls_by_norm(tape, candidates)
     adapters: dict[nn.Module, Adapter] = {}

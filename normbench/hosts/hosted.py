@@ -136,7 +136,9 @@ class Hosted(Model):
         batch = task.random_batch(EXAMPLES, torch.Generator().manual_seed(0))
         self.check_forward(name, task, batch)
         findings = find(self.host, lambda host: self.call(host, *batch.arguments), task.causal)
-        self.left = {left.path: f"{left.kind} {left.reason}" for left in findings.left}
+        self.left: dict[str, str] = {}
+        for left in findings.left:
+            self.left[left.path] = f"{left.kind} {left.reason}"
         self.warnings = findings.warnings
         self.block_paths = paths_of(findings, self.host)
         self.roles = roles_of(findings)
@@ -169,9 +171,13 @@ class Hosted(Model):
                 replaced[frozenset(given)].append(found)
             kind = type(found.module).__name__
             places.append(Place(found.path, site, kind, found.features, found.adapter.read_eps(found.module), stays))
+
+        def take_made(features: int, *, site: Site, **_: Any) -> nn.Module:
+            return made[site.name]
+
         for given, alike in replaced.items():
             part = replace(findings, found=tuple(alike))
-            replace_norms(self.host, part, lambda _, *, site, **__: made[site.name], keep="weights", given=given)
+            replace_norms(self.host, part, take_made, keep="weights", given=given)
         for new in made.values():
             start_as_asked(new)
             if task.may_pad:
@@ -189,24 +195,32 @@ class Hosted(Model):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 logits = self.call(self.host, *batch.arguments)
-                if task.causal:
-                    half = batch.inputs.shape[1] // 2
-                    changed = batch.inputs.clone()
-                    changed[:, half:] = (changed[:, half:] + 1) % task.num_classes
-                    moved = self.call(self.host, changed)[:, :half] - logits[:, :half]
+                change = self.change_by_future(batch.inputs, logits, task.num_classes) if task.causal else 0.0
         except UsageError:
             raise
         except Exception as error:  # of another library, which may raise anything
-            given = f"{task.examples} of {' × '.join(map(str, batch.inputs.shape[1:]))}"
+            shape = " × ".join(map(str, batch.inputs.shape[1:]))
+            given = f"{task.examples} of {shape}"
             cure = self.library.cure_of_forward
             raise UsageError(f"{what} cannot be called with {given} ({explain(error)}): {cure}") from error
         expected = (*batch.targets.shape, task.num_classes)
         if logits.shape != expected:
             cure = "choose another model.name"
             raise UsageError(f"{what} gives logits of {tuple(logits.shape)}, and the data need {expected}: {cure}")
-        if task.causal and moved.abs().max() > TOLERANCE * logits.abs().max():
+        if change > TOLERANCE * float(logits.abs().max()):
             cure = "choose a causal language model, such as model.name=llama or gpt2"
             raise UsageError(f"{what} sees the tokens that it is to predict: {cure}")
+
+    def change_by_future(self, tokens: Tensor, logits: Tensor, num_classes: int) -> float:
+        """Return by how much a logit of the first half of the positions changes if the tokens of the second half do.
+
+        logits: those of the tokens as they are.
+        """
+        half = tokens.shape[1] // 2
+        later = (tokens[:, half:] + 1) % num_classes
+        changed = torch.cat([tokens[:, :half], later], dim=1)
+        difference = self.call(self.host, changed)[:, :half] - logits[:, :half]
+        return float(difference.abs().max())
 
     def hand_mask(
         self, norm: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
@@ -238,14 +252,20 @@ class Hosted(Model):
     def anatomy(self) -> Anatomy:
         """Return the blocks that were found, and the norms in the order in which they are called."""
         here = norms_in(self.host)
-        norms = {place.site.name: here[place.site.name] for place in self.places if place.site.name in here}
+        norms: dict[str, nn.Module] = {}
+        for place in self.places:
+            if place.site.name in here:
+                norms[place.site.name] = here[place.site.name]
         blocks: list[Block] = []
         for paths in self.block_paths:
             branches: dict[str, nn.Module] = {}
             for role, own_paths in paths.branches.items():
                 modules = [self.host.get_submodule(path) for path in own_paths]
                 branches[role] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-            own = {place.site.name: norms[place.site.name] for place in self.places if place.site.layer == paths.layer}
+            own: dict[str, nn.Module] = {}
+            for place in self.places:
+                if place.site.layer == paths.layer:
+                    own[place.site.name] = norms[place.site.name]
             module = self.host.get_submodule(paths.path)
             blocks.append(Block(module, paths.layer, paths.side, branches, own, paths.channel_dim))
         return Anatomy(self.call.stem(self.host), tuple(blocks), norms, self.head)

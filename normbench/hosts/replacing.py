@@ -122,10 +122,11 @@ def check_runs(
 
 def put_in(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
     """Put modules in the places of others, at all paths that lead to these."""
-    places = [(path, each) for path, each in model.named_modules(remove_duplicate=False) if each in made]
-    for path, each in places:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made[each])
+    named = list(model.named_modules(remove_duplicate=False))  # as it is before any is replaced
+    for path, module in named:
+        if module in made:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, made[module])
 
 
 def take_over_settings(new: Any, found: Found, given: Collection[str]) -> None:
@@ -149,8 +150,7 @@ def place_like(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
 
     Some models ask the weight of a norm for its device or dtype, as timm's Swin and Mamba 2 do.
     """
-    tensors = [*old.parameters(), *old.buffers(), *model.parameters()]
-    like = next((each for each in tensors if each.is_floating_point()), None)
+    like = first_floating([*old.parameters(), *old.buffers(), *model.parameters()])
     if like is not None:
         new.to(device=like.device, dtype=like.dtype)
     weight = getattr(old, "weight", None)
@@ -158,22 +158,41 @@ def place_like(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
         new.register_buffer("weight", torch.ones_like(weight, requires_grad=False), persistent=False)
 
 
+def first_floating(tensors: Iterable[Tensor]) -> Tensor | None:
+    """Return the first of some tensors that is of floating point; None where there is none."""
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            return tensor
+    return None
+
+
 def keepable(new: nn.Module, found: Found) -> dict[str, list[tuple[Tensor, Tensor]]]:
     """Return what a new norm can have of the old one's: pairs of its own tensor and its content, by what they are."""
     adapter = found.adapter
     old = found.module
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for what, name, theirs in ((GAIN, "weight", adapter.read_gain(old)), (SHIFT, "bias", adapter.read_shift(old))):
+    of_old = ((GAIN, "weight", adapter.read_gain(old)), (SHIFT, "bias", adapter.read_shift(old)))
+    for what, name, theirs in of_old:
         own = getattr(new, name, None)
         if theirs is not None and isinstance(own, nn.Parameter) and own.shape == theirs.shape:
             pairs[what] = [(own, theirs)]
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    statistics = [(getattr(new, name, None), getattr(old, name, None)) for name in names]
-    known = [(own, theirs) for own, theirs in statistics if isinstance(own, Tensor) and isinstance(theirs, Tensor)]
+    statistics = pair_statistics(new, old)
     over_batches = isinstance(new, RunningNorm) and new.facts.crosses_samples
     are_alike = over_batches == (adapter.formula != "instancenorm")
-    if adapter.running and are_alike and len(known) >= 2 and all(own.shape == theirs.shape for own, theirs in known):
-        pairs[STATISTICS] = known
+    have_same_shapes = all(own.shape == theirs.shape for own, theirs in statistics)
+    if adapter.running and are_alike and len(statistics) >= 2 and have_same_shapes:
+        pairs[STATISTICS] = statistics
+    return pairs
+
+
+def pair_statistics(new: nn.Module, old: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the running statistics that two norms both have."""
+    pairs = []
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        own = getattr(new, name, None)
+        theirs = getattr(old, name, None)
+        if isinstance(own, Tensor) and isinstance(theirs, Tensor):
+            pairs.append((own, theirs))
     return pairs
 
 
@@ -235,7 +254,8 @@ def tabulate(findings: Findings, made: Mapping[str, nn.Module] | None = None, ke
             about["kept"] = ", ".join(what for what in has if what in kept)
             about["lost"] = ", ".join(what for what in has if what not in kept)
         rows.append(Row(found.path, type(old).__name__, **about))
-    rows += [Row(left.path, left.kind, left=left.reason) for left in findings.left]
+    for left in findings.left:
+        rows.append(Row(left.path, left.kind, left=left.reason))
     return rows
 
 

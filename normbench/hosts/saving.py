@@ -124,7 +124,8 @@ def explain_reading(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> 
             imported = "from torchvision.models import get_model"
         lines = [imported, "", f"model = {make}"]
     code = "\n".join(["import normbench", *lines, f'normbench.load_swapped(model, "{folder.name}")'])
-    kinds = ", ".join(dict.fromkeys(each["class"].rpartition(".")[2] for each in note["norms"]))
+    names = [entry["class"].rpartition(".")[2] for entry in note["norms"]]
+    kinds = ", ".join(dict.fromkeys(names))
     return f"""# {note["name"]} with other norms
 
 {len(note["norms"])} norms are {kinds} here, made by

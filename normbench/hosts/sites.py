@@ -121,22 +121,32 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
         return skips[kind], -deepest, len(calls)
 
     kinds = sorted(by_class, key=rank, reverse=True)
-    candidates = [call for calls in by_class.values() for call in calls]
+    candidates: list[Call] = []
+    for calls in by_class.values():
+        candidates += calls
     blocks = [narrow(call, candidates, norms) for call in by_class[kinds[0]]]
     lists = {NUMBER.sub("*", block.path) for block in blocks}
     for kind in kinds[1:]:
         for call in by_class[kind]:
             is_like_them = NUMBER.sub("*", call.path) in lists and len(maps_in(call)) > 1
-            overlaps = any(is_within(call.path, each.path) or is_within(each.path, call.path) for each in blocks)
-            if (skips[kind] or is_like_them) and not overlaps:
+            if (skips[kind] or is_like_them) and not overlaps(call, blocks):
                 blocks.append(call)
     order = {call: number for number, call in enumerate(tape.calls())}
     return sorted(blocks, key=order.__getitem__)
 
 
+def overlaps(call: Call, blocks: Iterable[Call]) -> bool:
+    """Tell whether a module is inside of a block, or a block inside of it."""
+    return any(is_within(call.path, block.path) or is_within(block.path, call.path) for block in blocks)
+
+
 def norms_inside(call: Call, norms: Collection[nn.Module]) -> set[nn.Module]:
     """Return the norms that were called inside of a call."""
-    return {each.module for each in call.inside() if each is not call and each.module in norms}
+    found = set[nn.Module]()
+    for each in call.inside():
+        if each is not call and each.module in norms:
+            found.add(each.module)
+    return found
 
 
 def narrow(block: Call, candidates: Iterable[Call], norms: Collection[nn.Module]) -> Call:
@@ -199,8 +209,10 @@ class BlockParts:
         for child in block.children:
             for part in self.take_apart(child):
                 self.child_of[part] = child
-                is_shortcut = SHORTCUT.search(self.path_of(part)) is not None
-                (self.shortcut if is_shortcut else self.parts).append(part)
+                if SHORTCUT.search(self.path_of(part)):
+                    self.shortcut.append(part)
+                else:
+                    self.parts.append(part)
         self.feeders = self.find_feeders()
         self.branch_of: dict[Call, Branch] = {}
         self.branches = self.find_branches()
@@ -215,7 +227,9 @@ class BlockParts:
 
     def path_of(self, call: Call) -> str:
         """Return the path of a part in the block."""
-        return call.path.removeprefix(f"{self.block.path}.") if self.block.path else call.path
+        if not self.block.path:
+            return call.path
+        return call.path.removeprefix(f"{self.block.path}.")
 
     def is_norm(self, call: Call) -> bool:
         """Tell whether a part is a norm."""
@@ -383,13 +397,15 @@ class BlockParts:
             children: dict[nn.Module, None] = {}
             for part in branch.maps:
                 child = self.child_of[part]
-                is_shared = any(
-                    self.child_of[each] is child for each in self.branch_of if self.branch_of[each] is not branch
-                )
-                children[part.module if is_shared else child.module] = None
+                own = part if self.is_shared(child, branch) else child
+                children[own.module] = None
             modules = list(children)
             found[branch.key] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
         return found
+
+    def is_shared(self, child: Call, branch: Branch) -> bool:
+        """Tell whether a child of the block has maps of another branch too."""
+        return any(own is not branch and self.child_of[part] is child for part, own in self.branch_of.items())
 
     def channel_dim(self) -> int:
         """Return the axis of features of the stream, by the first part that reads it."""
@@ -438,8 +454,11 @@ def lay_out(
             places.setdefault(part.module, site.at(place.role, place.slot, sole=alone))
     for call, site in place_outside(tape, calls, norms, adapters, sides).items():
         places[call.module] = replace(site, **about)
-    order = [call.module for call in tape.calls() if call.module in norms]
-    return number_alike({norm: places[norm] for norm in dict.fromkeys(order)}), tuple(blocks)
+    in_order: dict[nn.Module, Site] = {}
+    for call in tape.calls():
+        if call.module in norms:
+            in_order[call.module] = places[call.module]
+    return number_alike(in_order), tuple(blocks)
 
 
 def count_around(parts: BlockParts, branch: Branch) -> int:
@@ -480,20 +499,25 @@ def place_outside(
     A norm that is called several times stands where it is called last. Where there are no blocks, all of the model is
     read as one.
     """
+    found: dict[Call, Site] = {}
     if not blocks:
         root = Call("", nn.Identity(), None, (), children=tape.roots)
         whole = BlockParts(root, norms, adapters)
-        return {call: Site(place.role, slot=place.slot) for call, place in whole.places().items()}
-    inside = {call for block in blocks for call in block.inside()}
-    inner_norms = {call.module for call in inside}
+        for call, place in whole.places().items():
+            found[call] = Site(place.role, slot=place.slot)
+        return found
+    inner_norms = set[nn.Module]()
+    for block in blocks:
+        for call in block.inside():
+            inner_norms.add(call.module)
     layers = {block: layer for layer, block in enumerate(blocks)}
-    found: dict[Call, Site] = {}
     last_call: dict[nn.Module, Call] = {}
     layer = 0  # of the next block
     for call in tape.calls():
         if call in layers:
             layer = layers[call] + 1
-        if call.module not in norms or call.module in inner_norms:
+        is_outside = call.module in norms and call.module not in inner_norms
+        if not is_outside:
             continue
         found.pop(last_call.get(call.module, call), None)
         last_call[call.module] = call

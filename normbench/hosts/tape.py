@@ -126,7 +126,11 @@ class Tape(TorchFunctionMode):
 
     def note_sum(self, operands: tuple[Any, ...]) -> None:
         """Note which of the modules that are being called add their own input to something."""
-        keys = {look_at(each).key for each in operands if isinstance(each, Tensor)} - {None}
+        keys = set[Key]()
+        for each in operands:
+            key = look_at(each).key if isinstance(each, Tensor) else None
+            if key is not None:
+                keys.add(key)
         for call in self.stack:
             for number, seen in enumerate(call.inputs):
                 if seen.key in keys:
@@ -168,7 +172,10 @@ def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterabl
     """
     paths = {module: path for path, module in model.named_modules()}
     tape = Tape(paths, norms)
-    inside_norms = {module for norm in tape.norms for module in norm.modules()} - tape.norms
+    inside_norms = set[nn.Module]()
+    for norm in tape.norms:
+        inside_norms.update(norm.modules())
+    inside_norms -= tape.norms
     with ExitStack() as stack:
         for module in paths.keys() - inside_norms:
             if isinstance(module, torch.jit.ScriptModule):

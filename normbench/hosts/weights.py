@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain
+from normbench.settings import drop_keys
 
 RANDOM = "random"
 PRETRAINED = "pretrained"
@@ -123,31 +124,39 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     own = module.state_dict()
     paths = {each: path for path, each in module.named_modules()}
     anew = list[str]()
-    if head is not None and any(
-        tensors[name].shape != own[name].shape for name in names_below(paths[head], own, tensors)
-    ):
-        anew = names_below(paths[head], own, own)
-    known = {name: tensor for name, tensor in tensors.items() if name not in anew}
-    wanted = {name: tensor for name, tensor in own.items() if name not in anew}
-    check_fit(
-        where,
-        missing=[name for name in wanted if name not in known and not is_shared(name, own, known)],
-        unknown=[name for name in known if name not in own],
-        other=[name for name in wanted if name in known and known[name].shape != own[name].shape],
-    )
+    if head is not None and has_other_shape(paths[head], own, tensors):
+        anew = names_below(paths[head], own)
+    known = drop_keys(tensors, *anew)
+    missing = []
+    other = []
+    for name, tensor in own.items():
+        if name in anew:
+            continue
+        if name not in known:
+            if not is_shared(name, own, known):
+                missing.append(name)
+        elif known[name].shape != tensor.shape:
+            other.append(name)
+    unknown = [name for name in known if name not in own]
+    check_fit(where, missing, unknown, other)
     module.load_state_dict(known, strict=False)
     return anew
 
 
-def names_below(path: str, *states: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors of a module, by its path, which all of some states have."""
-    first, *others = states
-    return [name for name in first if name.startswith(f"{path}.") and all(name in other for other in others)]
+def names_below(path: str, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors of a module, by its path."""
+    return [name for name in state if name.startswith(f"{path}.")]
+
+
+def has_other_shape(path: str, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether tensors for a module, by its path, are of other shapes than its own."""
+    return any(name in tensors and tensors[name].shape != own[name].shape for name in names_below(path, own))
 
 
 def is_shared(name: str, own: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> bool:
     """Tell whether a tensor of a model is the same as one of another name that is known."""
-    return any(own[other].data_ptr() == own[name].data_ptr() for other in known if other in own)
+    place = own[name].data_ptr()
+    return any(other in own and own[other].data_ptr() == place for other in known)
 
 
 def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]) -> None:
@@ -165,8 +174,11 @@ def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other:
     said = []
     for names, what in ((other, "of another shape"), (missing, "missing"), (unknown, "not the model's")):
         if names:
-            more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-            said.append(f"{', '.join(names[:MOST])}{more} {'is' if len(names) == 1 else 'are'} {what}")
+            listed = ", ".join(names[:MOST])
+            if len(names) > MOST:
+                listed += f" and {len(names) - MOST} more"
+            verb = "is" if len(names) == 1 else "are"
+            said.append(f"{listed} {verb} {what}")
     if said:
         cure = "give the weights of a model of this name and these sizes"
         raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {cure}")
