@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -166,8 +166,9 @@ class Sweep:
         except RunFailure as error:
             return f"the time of {whole} is not known: {error}"
         together = min(number, self.planner.jobs)
-        total = timedelta(seconds=math.ceil(mean(times) * (number + later) / together))
-        shortest, longest = (timedelta(seconds=math.ceil(seconds)) for seconds in (min(times), max(times)))
+        total = in_whole_seconds(mean(times) * (number + later) / together)
+        shortest = in_whole_seconds(min(times))
+        longest = in_whole_seconds(max(times))
         each = f"{shortest}" if len(set(times)) == 1 else f"{shortest} to {longest}"
         line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
         if left:
@@ -196,16 +197,18 @@ class Sweep:
 
     def examples_of(self, plan: SweepPlan) -> list[PlannedRun]:
         """Return runs of a plan that are to do, by which the time of all is told: every n-th where these are many."""
-        folder = SweepFolder(plan.folder)
-        to_do = [run for run in plan.runs if not folder.read_standing(run).over] or plan.runs
+        to_do = self.list_to_do(plan) or list(plan.runs)
         by_work: dict[str, list[PlannedRun]] = {}
         for run in to_do:
             by_work.setdefault(work_of(run), []).append(run)
         if len(by_work) <= MOST_TIMED:
-            return list(to_do)
+            return to_do
         works = list(by_work.values())
-        step = -(-len(works) // MOST_TIMED)
-        return [run for runs in works[::step] for run in runs]
+        step = math.ceil(len(works) / MOST_TIMED)
+        chosen: list[PlannedRun] = []
+        for runs in works[::step]:
+            chosen += runs
+        return chosen
 
     def seconds_of(self, run: PlannedRun) -> float:
         """Return about how many seconds a run takes; those that choose take as long as those that are reported.
@@ -238,14 +241,14 @@ class Sweep:
             raise RunFailure(f"runs of {left} more sizes are to be timed, and the others took minutes")
         return mean(times) * number / min(number, self.planner.jobs)
 
+    def list_to_do(self, plan: SweepPlan) -> list[PlannedRun]:
+        """Return the runs of a plan that are not over."""
+        folder = SweepFolder(plan.folder)
+        return [run for run in plan.runs if not folder.read_standing(run).over]
+
     def count_to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
-        folder = SweepFolder(plan.folder)
-        number = 0
-        for run in plan.runs:
-            if not folder.read_standing(run).over:
-                number += 1
-        return number
+        return len(self.list_to_do(plan))
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -284,7 +287,8 @@ class Sweep:
             say_done(self.console, self.folder, standings, self.command)
         if self.console.quiet and not is_part:
             print(self.plan.folder)
-        if self.settings.report and any(one.state != "failed" for one in standings):
+        has_results = any(one.state != "failed" for one in standings)
+        if self.settings.report and has_results:
             report(self.plan.folder, self.console.quiet)
         return show_failures(list(self.failed.values()), self.command)
 
@@ -385,10 +389,19 @@ def describe_count(number: int, later: int) -> str:
     return f"{number:,} runs"
 
 
+def in_whole_seconds(seconds: float) -> timedelta:
+    """Return a time that is printed without fractions of a second, rounded up."""
+    return timedelta(seconds=math.ceil(seconds))
+
+
 def work_of(run: PlannedRun) -> str:
     """Return what runs that take about as long have in common: model, data, steps and batch, whatever their norm."""
     tree = run.prepared.config.tree
-    trainer = {"steps": run.steps, **{key: tree["trainer"][key] for key in ("accumulate", "precision")}}
+    trainer = {
+        "steps": run.steps,
+        "accumulate": tree["trainer"]["accumulate"],
+        "precision": tree["trainer"]["precision"],
+    }
     data = {"name": run.prepared.config.choices.groups["data"], "batch": tree["data"]["batch_size"]}
     return fingerprint({"model": tree["model"], "data": data, "trainer": trainer})
 
@@ -479,10 +492,8 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     settings["outputs"] = quote(str(folder.parent))
     commands: list[tuple[str, ...]] = []
     for note in notes:
-        asked = set(note["asked"])
         command = replace_settings(note["words"], settings)
-        is_part = any(asked < set(other["asked"]) for other in notes)
-        if command not in commands and not is_part:
+        if command not in commands and not is_part_of_another(note, notes):
             commands.append(command)
 
     status = 0
@@ -492,6 +503,12 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
         if status >= 128:  # stopped by a signal
             break
     return status
+
+
+def is_part_of_another(note: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether another sweep makes all runs of a sweep, and further ones."""
+    asked = set(note["asked"])
+    return any(asked < set(other["asked"]) for other in notes)
 
 
 def quote(path: str) -> str:
@@ -520,8 +537,9 @@ def watch(folder: Path) -> int:
     over = follow(console, reported, (choosing, reported))
     planned = reported.read_plans()
     is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
-    every_run = {entry.run for entry in (*choosing.read_plans(), *planned)}
-    if is_planned and every_run <= over.keys():
+    every_entry = [*choosing.read_plans(), *planned]
+    is_over = all(entry.run in over for entry in every_entry)
+    if is_planned and is_over:
         standings = [over[entry.run] for entry in planned]
         say_done(console, reported, standings, reported.command())
     else:

@@ -111,9 +111,11 @@ class SweepFolder:
             asked: names of the runs that the words ask for, where learning rates are still to be chosen.
         """
         runs: list[dict[str, Any]] = []
+        names_of_runs: list[str] = []
         for entry in entries:
             runs.append({name: getattr(entry, name) for name in ENTRY})
-        names = sorted(asked) or sorted(run["run"] for run in runs)
+            names_of_runs.append(entry.run)
+        names = sorted(asked) or sorted(names_of_runs)
         digest = fingerprint({"runs": names})
         path = self.plans / f"{digest}.json"
         if not runs:
@@ -204,7 +206,8 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
     """
     swept = set(folders)
     for folder in folders:
-        swept.update(path.parent for path in folder.glob("*/.sweep"))
+        for path in folder.glob("*/.sweep"):
+            swept.add(path.parent)
     missing: dict[str, str] = {}
     for folder in sorted(swept):
         missing |= SweepFolder(folder).missing()
@@ -270,7 +273,10 @@ class View:
         standings = self.read()
         self.bars.update(self.whole, description=summarize(standings), completed=steps_done(standings))
         if self.bars.disable:
-            ended = [one for one in standings if one.over and one.entry.run not in known]
+            ended = []
+            for one in standings:
+                if one.over and one.entry.run not in known:
+                    ended.append(one)
             self.print_lines(ended)
         else:
             running = [one for one in standings if one.state == "running"]
@@ -344,7 +350,8 @@ def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing
     if any(folder.path.glob("*/events.out.tfevents.*")):
         show_curves = shlex.join(["normbench", "tensorboard", str(folder.path)])
         say(console, f"look at the curves: {show_curves}")
-    if any(one.state != "failed" for one in standings):
+    has_results = any(one.state != "failed" for one in standings)
+    if has_results:
         say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
 
 
@@ -415,6 +422,7 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
 def repeat_command(entry: Entry) -> str:
     """Return the command that makes one failed run again, by itself."""
     words = ["normbench", "train", *entry.words]
-    if any(is_own(word) for word in entry.words):  # one seed of a stack
+    is_of_stack = any(is_own(word) for word in entry.words)
+    if is_of_stack:
         words = ["normbench", "sweep", *entry.words, "sweep.retry_failed=true"]
     return shlex.join(words)

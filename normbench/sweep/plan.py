@@ -23,7 +23,7 @@ from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.record.directory import fingerprint
 from normbench.runs.plan import Run, prepare
-from normbench.settings import Tree, key_of, show
+from normbench.settings import Tree, drop_keys, key_of, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Here, Launcher
 from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, read_settings, settings_in
@@ -372,7 +372,7 @@ class Planner:
                 continue
             path = run.directory.path
             if path not in runs:
-                arm = {key: value for key, value in point.varied.items() if key != "seed"}
+                arm = drop_keys(point.varied, "seed")
                 words = run.command[1:]
                 runs[path] = PlannedRun(path.name, arm, config.tree["seed"], run.steps, words, prepared=run)
         if not runs:

@@ -11,7 +11,7 @@ from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json, write_json
-from normbench.settings import key_of
+from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
 from normbench.sweep.words import SETTINGS, SweepConfig
@@ -166,7 +166,7 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
             check_unaltered(directory)
             if summary["status"] == "finished":
                 loss = summary["metrics"].get("loss/val")
-        arm = {key: value for key, value in run.arm.items() if key != RATE}
+        arm = drop_keys(run.arm, RATE)
         name = arm_name(arm)
         arms[name] = arm
         lr = run.prepared.config.tree["optim"]["lr"]
