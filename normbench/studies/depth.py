@@ -60,7 +60,8 @@ class Depth(Study):
         batch = to_device(subject.data.train_batch(0), subject.device)
         if batch.previous is not None:
             raise UsageError("study depth is for one stack of blocks, and a translator has two: use model=nano")
-        if not any(keep_shape(streams_of(subject, batch))):
+        keeps = keep_shape(streams_of(subject, batch))
+        if not any(keeps):
             raise UsageError(
                 "study depth skips blocks that keep the stream's shape, and none here does: use model=nano"
             )

@@ -273,7 +273,8 @@ def move_scale_and_shift(norm: Any, parts: NormParts, graph: ModelGraph) -> str:
         what = "γ"
     else:
         what = "γ and β"
-    return f"{what} into {' and '.join(graph.paths[layer] for layer in layers)}"
+    paths = [graph.paths[layer] for layer in layers]
+    return f"{what} into {' and '.join(paths)}"
 
 
 def move_into_layer_before(norm: Any, layer: Any) -> None:
@@ -493,6 +494,9 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
         for row in changed:
             table[f"by {row['of']} in {PRECISIONS[row['bits']]}"] = show_value(row[metric])
         show_table(what, table)
-    show_table("saved", {study.columns[name].label: show_value(value) for name, value in saved.items()})
+    table = {}
+    for name, value in saved.items():
+        table[study.columns[name].label] = show_value(value)
+    show_table("saved", table)
     print(out)
     return 0

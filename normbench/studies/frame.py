@@ -275,7 +275,10 @@ class Study(ABC):
 
 def place_in(rows: pd.DataFrame) -> str | None:
     """Return the column of the coordinate that orders rows, one of PLACES; None where they have none."""
-    return next((name for name in PLACES if name in rows), None)
+    for name in PLACES:
+        if name in rows:
+            return name
+    return None
 
 
 def measured_numbers(rows: pd.DataFrame, columns: Mapping[str, Column]) -> list[str]:

@@ -29,7 +29,7 @@ from normbench.hosts.weights import PRETRAINED, find_saved
 from normbench.record.directory import RunDirectory
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import prepare
-from normbench.settings import LIKE_HOST, Tree, key_of
+from normbench.settings import LIKE_HOST, Tree, drop_keys, key_of
 from normbench.training.evaluation import to_device
 from normbench.types import Batch, Data, Model
 
@@ -79,18 +79,29 @@ def read_given(words: Sequence[str], trust: bool) -> Given:
     Raises:
         UsageError: any mistake in the words.
     """
-    named = [word for word in words if "=" not in word]
-    others = [word for word in words if "=" in word]
+    named = []
+    others = []
+    for word in words:
+        if "=" in word:
+            others.append(word)
+        else:
+            named.append(word)
     if len(named) != 1:
         given = " and ".join(named) or "no model"
         raise UsageError(f"swap is given {given}, and takes one: {MODELS}")
     keys = {key_of(word) for word in others}
-    if not any(key.startswith(("norm@", "norm._target_")) or key == "norm" for key in keys):
+    has_norm = any(is_norm_section(key) or key.startswith("norm._target_") for key in keys)
+    if not has_norm:
         raise UsageError("swap is given no norm: say which takes the place of the model's own, such as norm=rmsnorm")
     path = Path(os.path.expanduser(named[0]))
     if RunDirectory(path).config.exists():
         return read_run(path, others, trust)
     return read_library(named[0], others)
+
+
+def is_norm_section(key: str) -> bool:
+    """Tell whether a key chooses the norm, of all places or of some."""
+    return key == "norm" or key.startswith("norm@")
 
 
 # ---- a model of another library
@@ -123,7 +134,8 @@ def model_words(name: str, others: Sequence[str]) -> list[str]:
     own = words_of_model(name)
     if given_keys.isdisjoint(["norm", "norm._target_"]):
         own.append("norm=own")  # rules name some places alone
-    return [*(word for word in own if key_of(word) not in given_keys), *others]
+    kept = [word for word in own if key_of(word) not in given_keys]
+    return [*kept, *others]
 
 
 def words_of_model(word: str) -> list[str]:
@@ -152,13 +164,15 @@ def words_of_model(word: str) -> list[str]:
         found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={place}"]
         given = about.get("model_args")
         options = given if isinstance(given, Mapping) else {}
-        return [*found, *(f"model.kwargs.{key}={in_hydra_grammar(value)}" for key, value in options.items())]
+        for key, value in options.items():
+            found.append(f"model.kwargs.{key}={in_hydra_grammar(value)}")
+        return found
     raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
 
 
 def own_tree(tree: Tree) -> dict[str, Any]:
     """Return a configuration with the norms that the model has by itself."""
-    found = {key: value for key, value in tree.items() if key != "norm"}
+    found = drop_keys(tree, "norm")
     rules = {key: value for key, value in tree.get(RULES, {}).items() if not key.startswith("norm@")}
     found.pop(RULES, None)
     if rules:
@@ -199,13 +213,25 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     made.model.to(device)
     take_over(own, made, found, staying, words)
     made.model.eval().call_every_norm()
+    places = places_of(found, made, staying)
+    return Given(own, made, places, tree, data, choices["data"], device)
+
+
+def places_of(found: Mapping[str, Found], made: Assembled, staying: Collection[str]) -> list[Place]:
+    """Return what stands at the places of a model's norms.
+
+    Args:
+        found: the norms by the name of their site.
+        made: the model with other norms, which has the same sites.
+        staying: the names of sites whose norms stay as they are.
+    """
     sites = {site.name: site for site in made.norm_sections}
     places: list[Place] = []
     for name, norm in found.items():
         kind = type(norm.module).__name__
         eps = norm.adapter.read_eps(norm.module)
         places.append(Place(norm.path, sites[name], kind, norm.features, eps, name in staying))
-    return Given(own, made, places, tree, data, choices["data"], device)
+    return places
 
 
 def refuse_other_words(words: Sequence[str], path: Path) -> None:
@@ -219,7 +245,9 @@ def refuse_other_words(words: Sequence[str], path: Path) -> None:
         key = key_of(word)
         if key.startswith("norm.") and keys.isdisjoint(["norm", "norm._target_"]):
             raise UsageError(f"{word} is a setting of norm=, which is not given: add it")
-        if not (key in ("norm", *OF_LOOKING, compose.SEARCH_PATH) or key.startswith(("norm.", "norm@"))):
+        is_of_norm = is_norm_section(key) or key.startswith("norm.")
+        is_of_looking = key in (*OF_LOOKING, compose.SEARCH_PATH)
+        if not is_of_norm and not is_of_looking:
             cure = f"give norms, and of all else {', '.join(OF_LOOKING)}"
             raise UsageError(f"{word} would change more of the run {path} than its norms: {cure}")
 
@@ -235,8 +263,11 @@ def words_beside(run: TrainedRun, words: Sequence[str]) -> list[str]:
 
 def chosen_norms(config: Config) -> dict[str, str]:
     """Return what a configuration chooses of norms, by section."""
-    groups = config.choices.groups
-    return {section: option for section, option in groups.items() if section.startswith("norm@") or section == "norm"}
+    chosen = {}
+    for section, option in config.choices.groups.items():
+        if is_norm_section(section):
+            chosen[section] = option
+    return chosen
 
 
 def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
@@ -260,7 +291,11 @@ def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
 
 def sections_by_site(tree: Tree, made: Assembled) -> dict[str, dict[str, Any]]:
     """Return the section of the norm at each site that has one, by its name."""
-    return {site.name: section_at(tree, key) for site, key in made.norm_sections.items() if key is not None}
+    found = {}
+    for site, key in made.norm_sections.items():
+        if key is not None:
+            found[site.name] = section_at(tree, key)
+    return found
 
 
 def refuse_other_places(before: Collection[str], after: Collection[str], path: Path) -> None:
@@ -332,24 +367,29 @@ def take_over(
     """
     norms = made.model.anatomy().norms
     section_at_site = {site.name: key for site, key in made.norm_sections.items()}
-    swapped = [norms[site] for site in found if site not in staying]
-    before = [each.module for site, each in found.items() if site not in staying]
-    theirs = state_beside(own, before)
-    ours = state_beside(made.model, swapped)
+    swapped = drop_keys(found, *staying)
+    theirs = state_beside(own, [norm.module for norm in swapped.values()])
+    ours = state_beside(made.model, [norms[site] for site in swapped])
     if theirs.keys() != ours.keys():
         name = sorted(theirs.keys() ^ ours.keys())[0]
         raise UsageError(f"the model has another {name} with these norms than without: choose another norm")
     for name, tensor in ours.items():
         tensor.copy_(theirs[name])
-    for site, norm in found.items():
-        if site not in staying:
-            section = section_at_site[site]
-            given = [key for key in LIKE_HOST if is_overridden(f"{section}.{key}", words)]
-            take_over_settings(norms[site], norm, given)
-            keep_weights(norms[site], norm)
+    for site, norm in swapped.items():
+        section = section_at_site[site]
+        given = [key for key in LIKE_HOST if is_overridden(f"{section}.{key}", words)]
+        take_over_settings(norms[site], norm, given)
+        keep_weights(norms[site], norm)
 
 
 def state_beside(model: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a model that are not of some norms, by name."""
-    paths = tuple(f"{path}." for path, module in model.named_modules() if module in norms)
-    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(paths)}
+    of_norms = []
+    for path, module in model.named_modules():
+        if module in norms:
+            of_norms.append(f"{path}.")
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if not name.startswith(tuple(of_norms)):
+            found[name] = tensor
+    return found

@@ -177,7 +177,8 @@ def order_of(norm: Any) -> tuple[int, int]:
     site: Site = norm.stands_at
     if site.layer is None:
         return len(ROLES) + 1, 0
-    rank = ROLES.index(site.role) if site.role in ROLES and site.slot in ("", "in", "out") else len(ROLES)
+    is_of_branch = site.role in ROLES and site.slot in ("", "in", "out")
+    rank = ROLES.index(site.role) if is_of_branch else len(ROLES)
     return rank, site.layer
 
 
@@ -332,7 +333,8 @@ def fix(norm: Any, x: Tensor, held: HeldNorm | None = None) -> FixedNorm | None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(x[:2].shape, dtype=torch.float64, generator=generator).to(x.device)
     held = held or read_norm(norm, x)
-    positions = [axis for axis in range(x.ndim) if axis != held.axis % x.ndim]
+    positions = list(range(x.ndim))
+    positions.remove(held.axis % x.ndim)
     shift = shift_of(norm, x)
     centered = held.center(x)
     scaled = held.hold(norm, (x,), norm(x)) - shift
@@ -358,10 +360,10 @@ def fold_held(
         batches: on which logits are compared.
     """
     seen = see_norms(model, norms, batches[0])
-    fixed = {site: fix(norms[site], seen[site][0], one) for site, one in held.items()}
     changed, own_norms = copy.deepcopy((model, dict(norms)))
     paths = {module: path for path, module in changed.named_modules()}
-    for site, norm in fixed.items():
+    for site, one in held.items():
+        norm = fix(norms[site], seen[site][0], one)
         assert norm is not None  # as it is linear
         changed.set_submodule(paths[own_norms[site]], norm)
         own_norms[site] = norm

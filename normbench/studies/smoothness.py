@@ -252,7 +252,10 @@ def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> WatchedModel:
         in_norms.update(norm.parameters())
     weights = []
     for layer in layers:
-        own = [weight for weight in layer if weight.ndim > 1 and weight not in in_norms]
+        own = []
+        for parameter in layer:
+            if parameter.ndim > 1 and parameter not in in_norms:
+                own.append(parameter)
         weights.append(own)
     return WatchedModel(model, list(model.parameters()), layers, weights)
 

@@ -133,7 +133,9 @@ class Trial:
             raise UsageError("swap changes nothing, as all norms stay as they are: choose another norm")
         fresh = copy.deepcopy(kept)
         start_anew(fresh, places, self.given.tree)
-        self.calibrate(kept, [site for site in sites if not has_statistics(self.own.anatomy().norms[site])])
+        own_norms = self.own.anatomy().norms
+        without_statistics = [site for site in sites if not has_statistics(own_norms[site])]
+        self.calibrate(kept, without_statistics)
         self.calibrate(fresh, sites)
         fitted = copy.deepcopy(kept)
         left = fit_all(self.own, fitted, sites, self.batch)
@@ -144,12 +146,7 @@ class Trial:
         }
         exact = self.exactly(kept, places)
         if exact is not None:
-            model = copy.deepcopy(kept)
-            if isinstance(model, Hosted):
-                model.host = exact.model
-            else:
-                assert isinstance(exact.model, Model)
-                model = exact.model
+            model = put_in_place(kept, exact.model)
             found["exact"] = Swapped(model, self.judge(model), exact=exact)
         return found
 
@@ -163,7 +160,8 @@ class Trial:
     def exactly(self, kept: Model, swapped: Sequence[Place]) -> Exact | None:
         """Return the model with RMSNorms in place of LayerNorms where that changes nothing; None where it does."""
         norms = kept.anatomy().norms
-        if not all(type(norms[place.site.name]) is RMSNorm for place in swapped):
+        kinds = {type(norms[place.site.name]) for place in swapped}
+        if kinds != {RMSNorm}:
             self.why_not_exact = "only norm=rmsnorm is, in place of LayerNorms"
             return None
         if self.own.recurrent:
@@ -181,7 +179,8 @@ class Trial:
         if missing:
             path = missing[0]
             reason = found.refused.get(path, "it is no LayerNorm")
-            self.why_not_exact = f"{path} and {len(missing) - 1} more: {reason}" if missing[1:] else f"{path}: {reason}"
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            self.why_not_exact = f"{path}{more}: {reason}"
             return None
         for place in swapped:
             norm: Any = found.norms[place.path]
@@ -221,6 +220,16 @@ class Trial:
         section = self.given.made.norm_sections[place.site]
         assert section is not None
         return describe_norm(place.path, norm, place.features, build.arguments_in(self.given.tree, section))
+
+
+def put_in_place(model: Model, root: nn.Module) -> Model:
+    """Return a copy of a model with another root, as `root_of` has it; of one of ours that is the root itself."""
+    if not isinstance(model, Hosted):
+        assert isinstance(root, Model)
+        return root
+    copied = copy.deepcopy(model)
+    copied.host = root
+    return copied
 
 
 def has_statistics(norm: nn.Module) -> bool:
@@ -269,7 +278,10 @@ def fit_all(own: Model, fitted: Model, sites: Sequence[str], batch: Batch) -> di
 def fit_one(old: nn.Module, new: nn.Module, entered: Sequence[Batch]) -> float:
     """Fit a norm to what another makes of what entered it; return the share of variance that is left."""
     x = torch.cat([call.inputs for call in entered])
-    mask = None if entered[0].mask is None else torch.cat([call.mask for call in entered if call.mask is not None])
+    mask = None
+    if entered[0].mask is not None:
+        masks = [call.mask for call in entered if call.mask is not None]
+        mask = torch.cat(masks)
     call = Batch(x, x, mask)
     if has_statistics(new):
         average(new, [new], [call])
@@ -281,9 +293,12 @@ def fit_one(old: nn.Module, new: nn.Module, entered: Sequence[Batch]) -> float:
 @contextmanager
 def without_activation(norm: Any) -> Iterator[None]:
     """Let a norm that ends in an activation, as timm's BatchNormAct2d does, leave it out inside."""
-    kept = {name: getattr(norm, name) for name in ("drop", "act") if isinstance(getattr(norm, name, None), nn.Module)}
-    for name in kept:
-        setattr(norm, name, nn.Identity())
+    kept = dict[str, nn.Module]()
+    for name in ("drop", "act"):
+        module = getattr(norm, name, None)
+        if isinstance(module, nn.Module):
+            kept[name] = module
+            setattr(norm, name, nn.Identity())
     try:
         yield
     finally:
@@ -303,18 +318,7 @@ def print_trial(trial: Trial, ways: Mapping[str, Swapped]) -> None:
     if screen.measure(table, options=without_limit).maximum > screen.width:  # a sentence says the classes
         table = table_of_norms(rows, ("place", "norm", "is now", "ε", "fit leaves"))
     screen.print(table)
-    metrics = Table(box=SIMPLE_HEAD, pad_edge=False)
-    metrics.add_column(Text(f"over {trial.given.data_name}"))
-    names = list(trial.before)
-    for name in names:
-        metrics.add_column(Text(f"{name}/val"), justify="right")
-    metrics.add_column(Text("change of loss"), justify="right")
-    metrics.add_row("as they are", *(readable(trial.before[name]) for name in names), "")
-    for way, swapped in ways.items():
-        change = swapped.metrics["loss"] - trial.before["loss"]
-        numbers = [readable(swapped.metrics[name]) for name in names]
-        metrics.add_row(WAYS[way], *numbers, f"{change:+.2g}")
-    screen.print(metrics)
+    screen.print(table_of_metrics(trial, ways))
     classes = Counter(row["becomes"] for row in rows)
     changes = ", ".join(f"{number} {becomes}" for becomes, number in classes.items())
     for sentence in (changes, *ways["weights"].model.notes(), *about_exactness(trial, ways)):
@@ -357,7 +361,23 @@ def table_of_norms(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) ->
     for name in columns:
         table.add_column(Text(name), overflow="fold", justify="right" if name == "fit leaves" else "left")
     for row in rows:
-        table.add_row(*(Text(row[name]) for name in columns))
+        cells = [Text(row[name]) for name in columns]
+        table.add_row(*cells)
+    return table
+
+
+def table_of_metrics(trial: Trial, ways: Mapping[str, Swapped]) -> Table:
+    """Return a table of the metrics before the swap and after it, by each way in which norms may start."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(Text(f"over {trial.given.data_name}"))
+    for name in trial.before:
+        table.add_column(Text(f"{name}/val"), justify="right")
+    table.add_column(Text("change of loss"), justify="right")
+    table.add_row("as they are", *map(readable, trial.before.values()), "")
+    for way, swapped in ways.items():
+        change = swapped.metrics["loss"] - trial.before["loss"]
+        numbers = [readable(swapped.metrics[name]) for name in trial.before]
+        table.add_row(WAYS[way], *numbers, f"{change:+.2g}")
     return table
 
 

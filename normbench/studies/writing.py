@@ -277,22 +277,23 @@ def is_factor_large(one: PairedDifference) -> bool:
 
 def notes_on(findings: Findings, differences: Sequence[PairedDifference]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
-    baseline = [f"{name}={word}" for name, word in findings.baseline.items()]
-    against = ", ".join(baseline)
+    against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
     means = "Geometric means" if findings.ratio else "Means"
     what = "ratios to" if findings.ratio else "differences from"
     notes = [
         f"{means} over {findings.seeds} seeds with Student's 95 % interval; {what} the arm with {against} are paired "
         "by seed."
     ]
-    if any(one.corrected is not None for one in differences):
+    are_corrected = any(one.corrected is not None for one in differences)
+    have_factors = any(one.detectable_factor is not None for one in differences)
+    if are_corrected:
         family = differences[0].family
         if family == 1:
             tests = "the one test of this study"
         else:
             tests = f"the {family} tests of this study, its finding included"
         notes.append(f"p values, but not intervals, are corrected by Holm's method for {tests}.")
-    if findings.ratio and any(one.detectable_factor is not None for one in differences):
+    if findings.ratio and have_factors:
         notes.append(DETECTABLE)
         if any(is_factor_large(one) for one in differences):
             notes.append(TOO_FEW)
