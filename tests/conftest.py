@@ -6,49 +6,25 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import wraps
 from importlib import import_module
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 gc.disable()  # until all tests are collected: what is imported for them stays
 
-import torch  # noqa: E402
-
-# Compiled kernels are the tests' own, and those of one instruction set apart from those of another: `avx2` may be asked
-# for on a CPU that has more, and what torch.compile writes for vectors of one width is garbage for another.
-CACHE = Path(tempfile.gettempdir()) / f"normbench-tests-{os.getuid()}" / torch.backends.cpu.get_cpu_capability()
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
-
 # Small tensors gain nothing from a second thread, and tests run side by side: also in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def bear_lacking_operators() -> None:
-    """Let torchvision be imported where its operators are not there; no test calls one of them.
-
-    So it is where its build is for CUDA and torch's for the CPU, as two package indices may give them. Its import then
-    fails where it describes its operators to torch, and with it that of timm and of transformers.
-    """
-    register = torch.library.register_fake
-
-    @wraps(register)
-    def register_if_there(op: Any, func: Any = None, /, **how: Any) -> Any:
-        namespace, _, name = str(op).partition("::")
-        if namespace == "torchvision" and not hasattr(torch.ops.torchvision, name):
-            return lambda function: function
-        return register(op, func, **how)
-
-    torch.library.register_fake = register_if_there
-
-
-bear_lacking_operators()
+def pytest_configure(config: pytest.Config) -> None:
+    """Import torch where tests are collected: a process that hands them to workers starts these sooner without it."""
+    hands_out = config.getoption("dist", "no") != "no" and "PYTEST_XDIST_WORKER" not in os.environ
+    if not hands_out or config.getoption("collectonly"):
+        import_module("torch_of_tests")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,6 +36,8 @@ def interruptible() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """As in the processes that tests start, whatever torch has read of the environment."""
+    import torch
+
     torch.set_num_threads(1)
 
 

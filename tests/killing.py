@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 PATIENCE = 120.0  # seconds for anything
-PRELOADED = ["pytest", "conftest", "normbench.cli", "normbench.runs.train"]
+PRELOADED = ["pytest", "conftest", "torch_of_tests", "normbench.cli", "normbench.runs.train"]
 PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements", "well_read"]
 PRELOADED += ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]  # which several processes need
 
