@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -106,21 +108,34 @@ def forks_runs(item: pytest.Item) -> bool:
 
 
 FORKING = 2  # workers, of several, that begin with tests that fork runs: each of them starts a server
+WAITING = ("test_sweep_pool.py",)  # for a cluster and for runs to end, most of the time: at the end all would wait
 
 
 def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Slow tests first in each worker's share of the list, file by file, so that none is left for the end."""
+    """Slow tests first in each worker's share of the list, file by file, so that none is left for the end.
+
+    Files with tests in a browser are one share's, which starts with them, and with one browser.
+    """
     slow = [item for item in items if item.get_closest_marker("slow")]
     fast = (item for item in items if not item.get_closest_marker("slow"))
-    forking, others = list[list[pytest.Item]](), list[list[pytest.Item]]()
-    for _, group in groupby(slow, lambda item: item.path):
+    forking, browsing, others = list[list[pytest.Item]](), list[list[pytest.Item]](), list[list[pytest.Item]]()
+    for path, group in groupby(slow, lambda item: item.path):
         tests = list(group)
-        (forking if any(map(forks_runs, tests)) else others).append(tests)
+        if path.name in WAITING:
+            forking.insert(0, tests)
+        elif any(map(forks_runs, tests)):
+            forking.append(tests)
+        elif any(test.get_closest_marker("browser") for test in tests):
+            browsing.append(tests)
+        else:
+            others.append(tests)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     few = FORKING if workers > FORKING else 0
     for number, tests in enumerate(forking):
         shares[number % (few or workers)] += tests
-    for number, tests in enumerate(others):
+    for tests in browsing:
+        shares[few] += tests
+    for number, tests in enumerate(others, len(browsing)):
         shares[few + number % (workers - few)] += tests
     size = len(items) // workers + 1
     return [item for share in shares for item in (*share, *islice(fast, max(0, size - len(share))))]
@@ -136,6 +151,23 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a temporary folder of all workers."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def make_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder of all workers, into which the first of them that asks for it has put what others find there.
+
+    make: is given the folder, which is empty then.
+    """
+    folder = shared_folder(tmp_path_factory) / name
+    whole = folder.with_name(f"{name}.whole")
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a worker has left that failed
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
 
 
 @pytest.fixture

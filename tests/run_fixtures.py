@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import shared_folder
+from conftest import make_once
 from killing import Server
 from run_records import Record, assert_steps_increase, read_record
 from tiny_runs import MODELS, run_directory, start
@@ -24,15 +24,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 @pytest.fixture(scope="session")
 def finished(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folder of each model's run without any disturbance."""
-    folders = {model: shared_folder(tmp_path_factory) / model for model in MODELS}
-    for model, folder in folders.items():
-        with open(f"{folder}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of several workers the first one makes it
-            if not folder.exists():
-                folder.mkdir()
-                child = start(server, model, folder)
-                assert child.wait() == 0, child.output
-    return folders
+
+    def make(model: str, folder: Path) -> None:
+        child = start(server, model, folder)
+        assert child.wait() == 0, child.output
+
+    return {model: make_once(tmp_path_factory, model, partial(make, model)) for model in MODELS}
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from PIL import Image
 from tensorboard import program
@@ -22,6 +21,7 @@ from tensorboard import program
 from normbench.cli import main
 from normbench.commands.tensorboard import start_page
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = [*needs_browser, pytest.mark.filterwarnings("ignore")]  # of TensorBoard, here in this process
 
 PATIENCE = 60.0  # seconds, for a machine that is busy with other tests

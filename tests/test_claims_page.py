@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from browsing import browser as browser  # a fixture
 from browsing import needs_browser
-from conftest import draw_for_pages_alone
+from conftest import draw_for_pages_alone, make_once
 from made_claims import SHAPE, claims_and_digests, complete, content, write_all
 from scipy import stats
 from test_report_browser import SIZES, ask, opened
@@ -34,17 +32,22 @@ from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.page import write_page
 from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
 
+pytest_plugins = ["browser_fixtures"]
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all claims, with its files."""
-    folder = tmp_path_factory.mktemp("claims")
+    return make_once(tmp_path_factory, "claims", write_claims)
+
+
+def write_claims(folder: Path) -> None:
+    """Write the results of all claims into a folder, and their page."""
     write_all(folder)
     with pytest.MonkeyPatch.context() as patch:
         draw_for_pages_alone(patch)
         written = write_page(folder, *claims_and_digests())
     assert [path.name for path in written] == ["claims.html", "claims.json", "claims.csv", "claims.tex"]
-    yield folder
 
 
 def section(page: str, name: str) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from made_runs import make_run
 from test_safe import HOSTILE, make_foreign_study
 
 from normbench.cli import main
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import make_once
 
 FOLDER = Path(__file__).parent / "pretended_gpu"
 sys.path.append(str(FOLDER))
@@ -52,13 +53,18 @@ PROBING = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each case has found; of one that failed a traceback."""
-    file = tmp_path_factory.mktemp("pretended") / "found.json"
-    paths = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parents[1]), str(FOLDER.parents[1] / "scripts/lib/gpu_check")]
-    own = {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, FOLDER / "cases.py", file], env=own, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    file = make_once(tmp_path_factory, "pretended", try_cases) / "found.json"
     cases: dict[str, Any] = json.loads(file.read_text())
     return cases
+
+
+def try_cases(folder: Path) -> None:
+    """Let a process with a pretended GPU try all cases, and write what it has found into a folder."""
+    paths = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parents[1]), str(FOLDER.parents[1] / "scripts/lib/gpu_check")]
+    own = {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, FOLDER / "cases.py", folder / "found.json"]
+    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_tool_sees_what_it_is_for(found: dict[str, Any]) -> None:

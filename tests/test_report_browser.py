@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import browser as browser  # a fixture
 from browsing import needs_browser
-from conftest import draw_for_pages_alone
+from conftest import draw_for_pages_alone, make_once
 from made_runs import make_report, make_run
 
 from normbench.analysis.report import save
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
 
 SIZES = {"desk": (1280, 900), "phone": (360, 780), "paper": (703, 1000)}  # the paper between its margins
@@ -25,7 +25,11 @@ PAGE = (Path(__file__).parent / "report_page.js").read_text()
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with all of its parts: eight arms at three rates, long names, runs that were lost, findings."""
-    folder = tmp_path_factory.mktemp("runs")
+    return make_once(tmp_path_factory, "report of many arms", write_report) / "report/report.html"
+
+
+def write_report(folder: Path) -> None:
+    """Write runs into a folder, and their report."""
     norms = enumerate(("layernorm", "rmsnorm", "batchnorm", "a_norm_with_quite_a_long_name"))
     for (n, norm), placement, lr, seed in product(norms, ("pre", "post"), (1e-3, 1e-2), range(3)):
         lost = placement == "post" and lr == 1e-2 and seed == n
@@ -36,7 +40,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     with pytest.MonkeyPatch.context() as patch:
         draw_for_pages_alone(patch)
-        return save(make_report([folder]), folder / "report")
+        save(make_report([folder]), folder / "report")
 
 
 def opened(browser: Any, report: Path, size: str, **media: Any) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import browser as browser  # a fixture
 from browsing import needs_browser
+from conftest import make_once
 from data_helpers import write_questions
 
 from normbench.analysis.figures.figure import Figure
@@ -24,6 +24,7 @@ from normbench.studies.frame import Study, Subject, make_study, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import plan_sweep
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()
@@ -44,8 +45,13 @@ def subjects_of(kind: type[Study], questions: Path) -> list[Subject]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every study has written, but for pictures as PDF and PNG."""
-    place, questions = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("questions")
+    questions = tmp_path_factory.mktemp("questions")
     write_questions(questions)
+    return make_once(tmp_path_factory, "studies", lambda place: make_studies(place, questions))
+
+
+def make_studies(place: Path, questions: Path) -> None:
+    """Make the miniature of every study in a folder; questions: labelled texts."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "render", lambda self, suffix, **how: b"")
@@ -59,7 +65,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             own.mkdir(parents=True)
             rows = measure_all(study, subjects_of(kind, questions), own / "rows.jsonl", quiet=True)
             save(study, name, rows, own, f"normbench study {name}")
-    return place
 
 
 def ids_in(page: str) -> list[str]:
