@@ -275,6 +275,7 @@ def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_pat
     assert status == 1, output
     assert statuses(there) == {"killer": "failed", "fine": "finished"}
     assert output.count("its process died twice without an error message") == 1
+    assert (there / "niceness").read_text() == str(os.nice(0))  # of a run: others of this machine do not come first
     for path in (path for name, path in run_directories(there).items() if name.startswith("killer")):
         (path / "config.yaml").unlink()
     assert_as(whole, there)

@@ -55,6 +55,7 @@ class Hangs(Counted):
 
 class Killer(Counted):
     def end(self):
+        Path("niceness").write_text(str(os.nice(0)))
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -379,6 +379,9 @@ class Ray(Launcher):
             options["num_cpus"] = jobs * self.cpus_per_run
             options["include_dashboard"] = False
             options["_temp_dir"] = str(temporary)
+            # Ray lets its workers give way to all other processes: beside two busy ones on two cores a run stood still.
+            options["_system_config"] = {"worker_niceness": 0}
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it tells its makers of each cluster
         with redirect_stdout(log), redirect_stderr(log):
             ray.init(self.address, log_to_driver=False, configure_logging=False, **options)
         logging.getLogger("ray").handlers = [logging.StreamHandler(log)]
