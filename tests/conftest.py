@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     Each worker takes five seconds of a core before its first test.
     """
     few_wait = config.getoption("markexpr") == "not slow"
-    return len(os.sched_getaffinity(0)) + (1 if few_wait else 3)
+    return len(os.sched_getaffinity(0)) + (1 if few_wait else 2)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # when warnings are errors already
@@ -57,7 +57,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
 
     To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is there then
-    lives as long as the tests: Python's collector need not look for garbage before.
+    lives as long as the tests: Python's collector need not look for garbage before, nor go through all of it after.
     """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
@@ -66,6 +66,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
+        gc.freeze()
         gc.enable()
 
 

@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> 
 def narrow(words: list[str]) -> list[str]:
     """Return the word that makes the model of a command narrow or shallow, where there is one."""
     if "model=hf" in words:
-        return ["model.config.num_hidden_layers=1"]
+        return ["model.config.num_hidden_layers=1", "model.config.hidden_size=32"]
     return [] if OF_OTHERS & {*words} else ["model.width=8"]
 
 

@@ -232,6 +232,7 @@ def test_inputs_beyond_the_cache_say_so_in_their_table(made: pd.DataFrame) -> No
     assert all("2.00 times the last level cache" in title for title in titles)
 
 
+@pytest.mark.slow
 def test_the_finding_is_of_the_size_asked_for_and_names_it(made: pd.DataFrame) -> None:
     beyond = made[made["rows"] == 64].assign(rows=2**14, caches=2.0, moved_bytes=2**30, ratio=100.0)
     rows = pd.concat([made.assign(ratio=3.0), beyond], ignore_index=True)

@@ -258,7 +258,7 @@ def test_a_large_text_trains_with_less_than_275_mib_of_memory_beside_torch_s_own
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """A text of more bytes than that; of 1 GB, which takes seconds to write, with the whole matrix."""
-    size = 1_000_000_000 if WHOLE else 400_000_000
+    size = 1_000_000_000 if WHOLE else 300_000_000
     path, block = tmp_path / "long.txt", (LONG * 4000).encode()
     with open(path, "wb") as file:
         for _ in range(-(-size // len(block))):
