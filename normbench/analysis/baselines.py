@@ -159,9 +159,9 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
     place = (folder or Path(word)).resolve()
     found = []
     for arm in study.arms:
-        runs = tuple(run for run in arm.runs if run.path.resolve().is_relative_to(place))
+        runs = [run for run in arm.runs if run.path.resolve().is_relative_to(place)]
         if runs and arm.has(wanted):
-            found.append(Arm(arm.settings, runs))
+            found.append(Arm(arm.settings, tuple(runs)))
     if len(found) != 1:
         names = join_first([arm.name for arm in found])
         raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")

@@ -107,7 +107,8 @@ class Comparison(PairedTest):
     @cached_property
     def torn(self) -> list[Arm]:
         """Return which of the two arms have runs that end in two groups far apart, as some did not train."""
-        return [arm for arm in (self.arm, self.baseline) if in_two_groups(arm, self.metric, self.seeds)]
+        sides = (self.arm, self.baseline)
+        return [arm for arm in sides if in_two_groups(arm, self.metric, self.seeds)]
 
     @property
     def interval(self) -> Interval | None:
@@ -243,7 +244,11 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
 
 def ends_by_seed(arm: Arm) -> dict[int, str]:
     """Return the status of the runs of an arm that have ended, by seed."""
-    return {run.seed: run.status for run in arm.runs if run.status in ENDS}
+    ends = {}
+    for run in arm.runs:
+        if run.status in ENDS:
+            ends[run.seed] = run.status
+    return ends
 
 
 def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:

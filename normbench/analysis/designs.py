@@ -195,19 +195,17 @@ def effect_weights(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int
         weights = x / (x @ x)
         return [(EffectKind.SLOPE, dict(zip(levels, weights, strict=True)))]
     first, *others = sorted(levels)
-    return [(EffectKind.CHANGE, {first: -1.0, other: 1.0}) for other in others]
+    changes: list[tuple[EffectKind, dict[int, float]]] = []
+    for other in others:
+        changes.append((EffectKind.CHANGE, {first: -1.0, other: 1.0}))
+    return changes
 
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors of some arms as a crossing. metric: in which runs ended."""
     levels = varied_levels(arms, baseline)
     keys = list(levels)
-    rows = []
-    for arm in arms:
-        places = [levels[key].index(arm.settings.get(key)) for key in keys]
-        for run in arm.runs:
-            rows.append((*places, run.seed, ending(run, metric)))
-    ends = pd.DataFrame(rows, columns=[*keys, "seed", "end"])
+    ends = tabulate_ends(arms, levels, metric)
     found = []
     for subject, factor in combinations(keys, 2):
         gathered = [gather(arms, {subject: level}) for level in levels[subject]]
@@ -215,6 +213,18 @@ def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[C
         cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
         found.append(Crossing(subject, factor, gathered, levels[factor], cells, metric))
     return found
+
+
+def tabulate_ends(arms: Sequence[Arm], levels: Mapping[str, list[Any]], metric: Metric) -> pd.DataFrame:
+    """Return a row for each run: the place of its level in each setting, its seed, and how it ended."""
+    rows = []
+    for arm in arms:
+        places = []
+        for key, own_levels in levels.items():
+            places.append(own_levels.index(arm.settings.get(key)))
+        for run in arm.runs:
+            rows.append((*places, run.seed, ending(run, metric)))
+    return pd.DataFrame(rows, columns=[*levels, "seed", "end"])
 
 
 def varied_levels(arms: Sequence[Arm], baseline: Baseline) -> dict[str, list[Any]]:

@@ -158,7 +158,11 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
         "versions": join_distinct(runs, versions),
         "code": join_distinct(runs, code),
     }
-    return {name: one_line(text) for name, text in found.items() if text}
+    known = {}
+    for name, text in found.items():
+        if text:
+            known[name] = one_line(text)
+    return known
 
 
 # ---- of a run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
 from statistics import median
@@ -175,11 +176,16 @@ def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comp
     if not comparisons:
         return True
     for one in comparisons:
-        own = [value for value, names in values.items() if one.arm.name in names]
-        other = [value for value, names in values.items() if one.baseline.name in names]
+        own = values_of_arm(values, one.arm.name)
+        other = values_of_arm(values, one.baseline.name)
         if len(own) != 1 or own != other:
             return True
     return False
+
+
+def values_of_arm(values: Mapping[Any, Sequence[str]], arm: str) -> list[Any]:
+    """Return the values that an arm has. values: each with the names of the arms that have it."""
+    return [value for value, names in values.items() if arm in names]
 
 
 def evidence_of(values: Mapping[Any, Sequence[str]]) -> tuple[Evidence, ...]:
@@ -221,16 +227,23 @@ def is_of_schemes(study: RecordedStudy, rule: Alike, values: Mapping[Any, Sequen
         for key in matching(asked_for(study), pattern):
             if len(arms_by_setting(study, key)) > 1:  # a command sets it otherwise than another
                 return False
-    for scheme in {arm.settings["scheme"] for arm in study.arms}:
-        own = {arm.name for arm in study.arms if arm.settings["scheme"] == scheme}
-        if sum(not own.isdisjoint(names) for names in values.values()) > 1:
+    arms_of_schemes = defaultdict[Any, set[str]](set)
+    for arm in study.arms:
+        arms_of_schemes[arm.settings["scheme"]].add(arm.name)
+    for own in arms_of_schemes.values():
+        having = [value for value, names in values.items() if not own.isdisjoint(names)]
+        if len(having) > 1:
             return False
     return True
 
 
 def differences_of_schemes(study: RecordedStudy) -> tuple[str, ...]:
     """Return in what arms differ since their schemes set it, beside what schemes are chosen for."""
-    return tuple(rule.of_scheme for rule, values in differing_facts(study) if is_of_schemes(study, rule, values))
+    found = []
+    for rule, values in differing_facts(study):
+        if is_of_schemes(study, rule, values):
+            found.append(rule.of_scheme)
+    return tuple(found)
 
 
 def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
@@ -252,9 +265,8 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
     asked = asked_for(study)
     aside = {*GROUPS, *study.varied, *SAID_ELSEWHERE}
     for key in candidate_settings(study.runs):
-        is_of_option = key in compared or any(
-            belongs_to(key, option) for option in compared
-        )  # whose own values these are
+        is_below_option = any(belongs_to(key, option) for option in compared)  # whose own values these are
+        is_of_option = key in compared or is_below_option
         is_asked_for = key in asked and not key.endswith("._target_")
         if key in aside or (is_of_option and not is_asked_for):
             continue
@@ -317,7 +329,7 @@ def waiting_gpus(study: RecordedStudy) -> Iterator[Caveat]:
     found = []
     named = []  # an arm's name, and that of its GPU
     for arm in study.arms:
-        waiting = [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
+        waiting = [run for run in arm.runs if waits_for_host(run)]
         if 2 * len(waiting) <= len(arm.runs):
             return
         for run in waiting:
@@ -328,6 +340,11 @@ def waiting_gpus(study: RecordedStudy) -> Iterator[Caveat]:
     gpus = [Evidence(gpu, tuple(names)) for gpu, names in arms_by_value(named).items()]
     text = sentences.say_launches(gpus, found)
     yield Caveat(kind=CaveatKind.STEP_TIMES, serious=False, found=(*gpus, *found), text=text)
+
+
+def waits_for_host(run: RecordedRun) -> bool:
+    """Tell whether the GPU of a run, whose operators are known, has probably waited for its host."""
+    return run.host_share >= LAUNCH_BOUND and run.operators > 0
 
 
 # ---- learning rates
@@ -359,22 +376,24 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
 
 def growing_rates(study: RecordedStudy) -> Iterator[Caveat]:
     """Find runs whose learning rate grew until they no longer learned, and those that bore all of it."""
-    ramps = [(arm, run) for arm, run in study.pairs if run.ramp]
-    if not ramps:
-        return
-    bore_all: dict[str, list[RecordedRun]] = {}
-    for arm, run in ramps:
+    runs = diverged = 0
+    bore_all: dict[str, list[float]] = {}  # the largest rates of such runs, by arm
+    for arm, run in study.pairs:
+        if not run.ramp:
+            continue
+        runs += 1
+        diverged += run.ramp["diverged"]
         own = bore_all.setdefault(arm.name, [])
         if run.ramp["bore_all"] and run.ramp["largest_rate"]:
-            own.append(run)
-    diverged = sum(run.ramp["diverged"] for _, run in ramps)
-    found = Evidence("", tuple(bore_all), numbers={"diverged": diverged, "runs": len(ramps)})
+            own.append(run.ramp["largest_rate"])
+    if not runs:
+        return
+    found = Evidence("", tuple(bore_all), numbers={"diverged": diverged, "runs": runs})
     yield Caveat(kind=CaveatKind.RAMP, serious=False, found=(found,), text=sentences.say_ramp(found))
     censored = []
-    for name, runs in bore_all.items():
-        if runs:
-            rate = max(run.ramp["largest_rate"] for run in runs)
-            censored.append(Evidence(in_words(rate), (name,), numbers={"bore_all": len(runs)}))
+    for name, rates in bore_all.items():
+        if rates:
+            censored.append(Evidence(in_words(max(rates)), (name,), numbers={"bore_all": len(rates)}))
     if censored:
         text = sentences.say_bore_all(censored)
         yield Caveat(kind=CaveatKind.RAMP, found=tuple(censored), text=text)
@@ -397,8 +416,11 @@ def rates_at_an_edge(study: RecordedStudy) -> Iterator[Caveat]:
     """Find arms whose chosen learning rate is the lowest or the highest of those tried."""
     found = []
     for arm in study.arms:
-        choices = [study.choices[run.path] for run in arm.runs if run.path in study.choices]
-        edges = [choice["edge"] for choice in choices if choice.get("edge")]
+        edges = []
+        for run in arm.runs:
+            edge = study.choices.get(run.path, {}).get("edge")
+            if edge:
+                edges.append(edge)
         if edges:
             found.append(Evidence(str(edges[0]), (arm.name,)))
     if found:

@@ -121,7 +121,11 @@ METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all
 
 def finite_numbers(values: Iterable[float | None]) -> list[float]:
     """Return the values that are finite numbers."""
-    return [float(value) for value in values if value is not None and math.isfinite(value)]
+    found = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            found.append(float(value))
+    return found
 
 
 def final(run: RecordedRun, metric: Metric) -> float:
@@ -196,9 +200,11 @@ def check_logged(primary: str, finished: Sequence[RecordedRun], usual: Sequence[
             near = [metric.tag for metric in usual]
             near.append(BEST)
         raise ArgumentError("metric", primary, f"is not logged by these runs: give one such as {either(near)}")
-    if primary == BEST and finished and not any(has_comparable_evaluations(run) for run in finished):
-        why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
-        raise ArgumentError("metric", BEST, why)
+    if primary == BEST and finished:
+        has_several = any(has_comparable_evaluations(run) for run in finished)
+        if not has_several:
+            why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
+            raise ArgumentError("metric", BEST, why)
 
 
 def has_comparable_evaluations(run: RecordedRun) -> bool:

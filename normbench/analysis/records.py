@@ -126,7 +126,7 @@ class RecordedRun:
             return {}
         metrics: Mapping[str, float | None] = self.summary["metrics"]
         if self.ramp:  # at the rates of its end its losses say nothing
-            return {tag: value for tag, value in metrics.items() if tag == LARGEST_RATE}
+            return {LARGEST_RATE: metrics[LARGEST_RATE]} if LARGEST_RATE in metrics else {}
         return metrics
 
     @property
@@ -379,8 +379,13 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     read_others = run_beside(lambda: read_all(every[half:]))
     results = read_all(every[:half])
     results += read_others()
-    runs = [one for one in results if isinstance(one, RecordedRun)]
-    damaged = [(one.name, one.why) for one in results if isinstance(one, DamagedRun)]
+    runs = list[RecordedRun]()
+    damaged = list[tuple[str, str]]()
+    for result in results:
+        if isinstance(result, RecordedRun):
+            runs.append(result)
+        else:
+            damaged.append((result.name, result.why))
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
         why = ""
@@ -478,7 +483,9 @@ def read_config(directory: RunDirectory) -> dict[str, Any]:
     tree = directory.configuration()
     if not tree:
         raise ValueError("config.yaml is missing or damaged")
-    config = {path.removeprefix(f"{RULES}."): value for path, value in flat(tree).items()}
+    config = dict[str, Any]()
+    for path, value in flat(tree).items():
+        config[path.removeprefix(f"{RULES}.")] = value
     for key in NEEDED:
         if key not in config:
             raise ValueError(f"config.yaml is damaged (it has no {key})")
@@ -632,7 +639,10 @@ def varied_settings(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
 
 def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are tried."""
-    keys = {key for key in keys_in_configs(runs) if not key.startswith(("probes.", "logger."))}
+    keys = set[str]()
+    for key in keys_in_configs(runs):
+        if not key.startswith(("probes.", "logger.")):
+            keys.add(key)
     rules = set[str]()
     for run in runs:
         rules.update(run.rules)

@@ -172,7 +172,8 @@ def parameters_of(arm: Arm) -> int:
 
 def is_of_one_size(one: Comparison, keys: Sequence[str]) -> bool:
     """Tell whether an arm and its baseline have the same size. keys: the settings that make it."""
-    return all(one.arm.settings.get(key) == one.baseline.settings.get(key) for key in keys)
+    own, other = one.arm.settings, one.baseline.settings
+    return all(own.get(key) == other.get(key) for key in keys)
 
 
 def make_ladder(family: Sequence[Comparison], keys: Sequence[str]) -> Ladder | None:
@@ -211,7 +212,10 @@ def make_ladder(family: Sequence[Comparison], keys: Sequence[str]) -> Ladder | N
 
 def rung_of(one: Comparison, seeds: Collection[int], keys: Sequence[str]) -> Rung:
     """Return the size at which arms are compared. seeds: those to keep. keys: the settings that make the size."""
-    kept = {seed: value for seed, value in zip(one.seeds, one.values, strict=True) if seed in seeds}
+    kept = dict[int, float]()
+    for seed, value in zip(one.seeds, one.values, strict=True):
+        if seed in seeds:
+            kept[seed] = value
     settings = {key: one.arm.settings[key] for key in keys}
     return Rung(parameters_of(one.baseline), settings, Sample(tuple(kept.values()), one.resolution, tuple(kept)))
 

@@ -41,7 +41,8 @@ def say_change(one: Scaling) -> str:
         verb, certain = "shrink", "shrinks"
     verb = certain if one.p is None or one.real else f"may {verb}"
     digits = precision(one.mean, one.interval)
-    smallest, largest = rounded_count(one.sizes[0].parameters), rounded_count(one.sizes[-1].parameters)
+    smallest = rounded_count(one.sizes[0].parameters)
+    largest = rounded_count(one.sizes[-1].parameters)
     change = with_unit(fixed(one.mean, digits, sign=True), one.metric.unit)
     return (
         f"The difference between {one.arm} and {one.baseline} in the {one.metric.words} {verb} with the size of the "
@@ -53,7 +54,8 @@ def say_change(one: Scaling) -> str:
 
 def say_no_change(one: Scaling) -> str:
     """Say that no change with the size of the model was found, and how large one may be."""
-    smallest, largest = rounded_count(one.sizes[0].parameters), rounded_count(one.sizes[-1].parameters)
+    smallest = rounded_count(one.sizes[0].parameters)
+    largest = rounded_count(one.sizes[-1].parameters)
     text = (
         f"No change of the difference between {one.arm} and {one.baseline} in the {one.metric.words} with the size of "
         f"the model was found, over {len(one.sizes)} sizes from {smallest} to {largest} parameters"

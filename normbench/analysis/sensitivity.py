@@ -191,7 +191,10 @@ class Search:
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs diverged or failed, by rate."""
-        return {rate: list(own).count(None) for rate, own in self.losses.items()}
+        found = dict[float, int]()
+        for rate, own in self.losses.items():
+            found[rate] = list(own).count(None)
+        return found
 
 
 def searches(study: RecordedStudy) -> list[Search]:
@@ -281,7 +284,8 @@ def are_numbers(levels: Sequence[Any]) -> bool:
 
 def failing_settings(arms: Sequence[Arm]) -> list[str]:
     """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
-    if all(count_trained(arm.runs) == len(arm.runs) for arm in arms):
+    none_is_lost = all(count_trained(arm.runs) == len(arm.runs) for arm in arms)
+    if none_is_lost:
         return []
     found = []
     for key in arms[0].settings:

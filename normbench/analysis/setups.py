@@ -252,7 +252,10 @@ def alike_in_words(study: RecordedStudy, varied: Collection[str]) -> tuple[str, 
     sections = {key.partition(".")[0] for key in keys}
     found = []
     if not sections & {"model", "init"}:
-        gains = {str(run.ledger.get("branch_gain")) for run in study.runs if run.summary}
+        gains = set[str]()
+        for run in study.runs:
+            if run.summary:
+                gains.add(str(run.ledger.get("branch_gain")))
         weights = "start from the same weights"
         if len(gains) > 1:
             weights += " (up to the scaling that the placement prescribes)"

@@ -479,7 +479,8 @@ def scaling_table(found: Sequence[Scaling]) -> Table:
     for one in found:
         digits = precision(one.mean, one.interval)
         unit = one.metric.unit
-        smallest, largest = rounded_count(one.sizes[0].parameters), rounded_count(one.sizes[-1].parameters)
+        smallest = rounded_count(one.sizes[0].parameters)
+        largest = rounded_count(one.sizes[-1].parameters)
         row = {
             **columns_of_pair(one),
             "sizes": str(len(one.sizes)),

@@ -6,8 +6,9 @@ large as it was drawn, also on a phone. matplotlib is imported only when it is u
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
@@ -65,12 +66,7 @@ def draw_panels(
     width = blank(1.0).get_figwidth()
     labels = [label_entries(panel, width - SAMPLE) for panel in panels]
     most = max(map(len, labels))
-    longest, deepest = 0.0, 1  # inches, and lines, of a label
-    for own in labels:
-        for label in own:
-            lines = label.split("\n")
-            longest = max(longest, *map(breadth, lines))
-            deepest = max(deepest, len(lines))
+    longest, deepest = measure_labels(labels)
     beside = RIGHT + 0.32 + longest
     has_room = width - LEFT - beside >= NARROWEST
     at_ends = named == "ends" and most <= MOST_TOGETHER and deepest == 1 and has_room
@@ -79,7 +75,7 @@ def draw_panels(
     if at_ends:
         right = beside
     else:
-        rows = -(-most // columns)
+        rows = math.ceil(most / columns)
         top += LINE * deepest * rows
     height = max(LOWEST, FLAT * (width - LEFT - right))
     panes: list[Axes] = []
@@ -88,7 +84,8 @@ def draw_panels(
         pane = draw_pane(height, x, y, top=top, right=right, sharex=first_pane, sharey=first_pane)
         pane.locator_params(nbins=5, min_n_ticks=3, steps=STEPS)
         if not at_ends:
-            samples = [make_sample(entry, line=named != "points") for entry in own.values()]
+            with_line = named != "points"
+            samples = [make_sample(entry, with_line) for entry in own.values()]
             pane.figure.legend(samples, list(own), loc="upper center", ncols=min(columns, len(own)))
         panes.append(pane)
     return panes
@@ -101,6 +98,17 @@ def label_entries(panel: Panel, inches: float) -> dict[str, Entry]:
         label = "\n".join(wrap(entry.label, inches))
         found[label] = entry
     return found
+
+
+def measure_labels(labels: Iterable[Iterable[str]]) -> tuple[float, int]:
+    """Return how wide the widest label is, in inches, and how many lines the longest has. labels: of each panel."""
+    longest, deepest = 0.0, 1
+    for own in labels:
+        for label in own:
+            lines = label.split("\n")
+            longest = max(longest, *map(breadth, lines))
+            deepest = max(deepest, len(lines))
+    return longest, deepest
 
 
 def draw_pane(
