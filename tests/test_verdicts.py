@@ -185,8 +185,13 @@ def test_power_and_the_seeds_that_settle_a_claim() -> None:
     random = np.random.default_rng(5).standard_normal((20_000, 60))
     # A difference of one standard deviation needs ten seeds, and so does parity within one.
     larger = judge(dict(enumerate(shape)), Kind.LARGER, 1.0)
-    assert larger.power == pytest.approx(paired_power(1.0, 1.0, 10), abs=1e-3)
-    assert larger.power == pytest.approx(0.803, abs=1e-3) and not larger.is_underpowered
+    assert larger.power is not None and larger.power == pytest.approx(0.8, abs=5e-3)
+    assert larger.power == pytest.approx(share(verdicts(random[:, :10] + 1, Kind.LARGER, 1.0), "reproduced"), abs=0.01)
+    # That the interval is above 0 is not all: an effect that is just the margin is called too small now and then.
+    assert paired_power(1.0, 1.0, 10) - 0.025 < larger.power < paired_power(1.0, 1.0, 10)
+    sure = judge(dict(enumerate(0.1 * shape)), Kind.LARGER, 1.0)
+    assert sure.power == pytest.approx(0.975, abs=1e-3)
+    assert share(verdicts(0.1 * random[:, :10] + 1, Kind.LARGER, 1.0), "reproduced") == pytest.approx(0.975, abs=0.003)
     parity = judge(dict(enumerate(shape)), Kind.PARITY, 0.9)
     assert parity.power == pytest.approx(share(verdicts(random[:, :10], Kind.PARITY, 0.9), "parity"), abs=0.01)
     assert parity.is_underpowered

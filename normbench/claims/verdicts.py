@@ -63,7 +63,9 @@ class Judgement:
         p_against: the same for the opposite, which makes a claim contradicted.
         note: what the verdict leaves out; empty where that is nothing.
         power: share of repetitions that would find the claim to hold if the effect is the margin (larger), 0 (parity,
-            at_least) or the target (slope), with the standard deviation seen, at one look; None without one.
+            at_least) or the target (slope), with the standard deviation seen, at one look; None without one. A claim
+            of kind larger is found where the interval is above 0 and reaches the margin: however many seeds there are,
+            half of the level (2.5 %) of them miss an effect that is just the margin, as too small.
         seeds_to_settle: of an inconclusive claim: how many in all settle it, one way or the other, four times in five
             if mean and spread stay as they are. None where more than 1,000 are needed, or there is no spread.
     """
@@ -249,9 +251,12 @@ class _Rule:
         return ""
 
     def power(self, sd: float, n: int) -> float:
-        """Return the chance that n seeds find a true claim reproduced."""
+        """Return the chance that n seeds find a true claim reproduced: parity with an effect of 0, say."""
         truth = {Kind.LARGER: self.margin, Kind.SLOPE: self.target}.get(self.kind, 0.0)
-        return self._chance_within(self.bounds, truth, sd, n)
+        within = self._chance_within(self.bounds, truth, sd, n)
+        if self.kind is not Kind.LARGER:
+            return within
+        return within - self._chance_of_small(truth, sd, n)
 
     def seeds_to_settle(self, sample: Sample) -> int | None:
         """Return with how many seeds a verdict is found four times in five, if mean and spread are those seen."""
@@ -264,15 +269,19 @@ class _Rule:
         return numbers[place] if place < len(numbers) else None
 
     def _chance_of_a_verdict(self, truth: float, sd: float, n: int) -> float:
+        """Return the chance that n seeds leave a claim anything but inconclusive."""
         below = self._chance_within(Interval(-math.inf, self.bounds.lower), truth, sd, n)
         within = self._chance_within(self.bounds, truth, sd, n)
         above = self._chance_within(Interval(self.bounds.upper, math.inf), truth, sd, n)
         if self.kind is not Kind.LARGER:
             return below + within + above
         # Real but smaller than the margin counts twice: as above 0, and as below the margin.
-        small = self._chance_within(Interval(-math.inf, self.margin), truth, sd, n)
-        both = self._chance_within(Interval(0.0, self.margin), truth, sd, n)
-        return within + small - both
+        below_margin = self._chance_within(Interval(-math.inf, self.margin), truth, sd, n)
+        return within + below_margin - self._chance_of_small(truth, sd, n)
+
+    def _chance_of_small(self, truth: float, sd: float, n: int) -> float:
+        """Return the chance that n seeds find an effect real, but smaller than the margin."""
+        return self._chance_within(Interval(0.0, self.margin), truth, sd, n)
 
     def _chance_within(self, bounds: Interval, truth: float, sd: float, n: int) -> float:
         """Return the chance that an interval of n seeds lies within bounds.

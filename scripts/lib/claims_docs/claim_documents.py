@@ -28,8 +28,8 @@ from normbench.claims.entries import (
     write_suite,
 )
 from normbench.claims.figures import draw_forest
-from normbench.claims.results import Status, read_results, write_result
-from normbench.claims.verdicts import Suite, Verdict
+from normbench.claims.results import ClaimResult, Status, read_results, write_result
+from normbench.claims.verdicts import Judgement, Kind, Suite, Verdict, judge
 from normbench.record.files import write_bytes
 from normbench.settings import key_of
 
@@ -69,17 +69,29 @@ def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
 
 
 def publish(folder: Path, root: Path) -> list[str]:
-    """Copy the results of registered claims to docs/claims, without the places of a machine; return their names."""
+    """Copy the results of registered claims to docs/claims, without the places of a machine; return their names.
+
+    Their values are judged again, so that all that is published follows from the rules of today.
+    """
     _, digests = registered_claims()
     published = []
     for name, result in read_results(folder).items():
         if digests.get(name) != result.digest or result.status is Status.TRIAL:
             continue
         words = tuple(word for word in result.words if key_of(word) not in PLACES)
+        judgement = None if result.judgement is None else judge_again(result)
         (root / PUBLISHED).mkdir(exist_ok=True)
-        write_result(replace(result, words=words, report=""), root / PUBLISHED / f"{name}.json")
+        kept = replace(result, words=words, report="", judgement=judgement)
+        write_result(kept, root / PUBLISHED / f"{name}.json")
         published.append(name)
     return published
+
+
+def judge_again(result: ClaimResult) -> Judgement:
+    """Judge the values of a result by the rule of its claim."""
+    claim = result.claim
+    looks = len(claim["seeds"])
+    return judge(result.values, Kind(claim["kind"]), claim["margin"], target=claim["target"], looks=looks)
 
 
 def write_documents(root: Path) -> list[Path]:
