@@ -91,7 +91,8 @@ def write_all(folder: Path) -> None:
         if mean is not None:
             sd = 0.0 if name == "exact" else 0.01
             lost = {"two": 2} if name == "larger" else {}
-            results.append(complete(name, claim, mean, sd, lost=lost))
+            unreached = {"one": 3} if name == "larger" else {}
+            results.append(complete(name, claim, mean, sd, lost=lost, unreached=unreached))
     why = "data=wikitext2 is not there"
     results.append(ClaimResult("data", NOW, "2026-11-28", Status.NOT_RUN, why, claims["data"]))
     results.append(ClaimResult("tried", NOW, "", Status.TRIAL, "", claims["tried"], {100: 0.1, 101: 0.3}))

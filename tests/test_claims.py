@@ -129,7 +129,15 @@ def test_steps_are_those_to_the_last_loss_of_another_arm() -> None:
     fast = Descent([10, 20, 30], [2.4, 2.0, 1.5], 30)
     points = {"slow": [Point({}, 2.0, slow)], "fast": [Point({}, 1.5, fast)]}
     assert parse_effect("steps(fast, slow)", ["slow", "fast"]).of(points) == 20
-    assert parse_effect("log2(steps(slow, slow) / steps(slow, fast))", ["slow", "fast"]).of(points) == 0
+    assert parse_effect("steps(fast, slow)", ["slow", "fast"]).find_unreached(points) == set()
+    # The slow one never comes down to 1.5: the length of the run is a bound, and the effect says so.
+    bound = parse_effect("log2(steps(slow, slow) / steps(slow, fast))", ["slow", "fast"])
+    assert bound.of(points) == 0 and bound.find_unreached(points) == {"slow"}
+    by_depth = {"slow": [Point({"depth": "2"}, 2.0, slow), Point({"depth": "4"}, 2.0, slow)]}
+    by_depth["fast"] = [Point({"depth": "2"}, 2.0, slow), Point({"depth": "4"}, 1.5, fast)]
+    over_depths = parse_effect("mean(steps(slow, fast), depth)", ["slow", "fast"])
+    assert over_depths.of(by_depth) == 30 and over_depths.find_unreached(by_depth) == {"slow"}
+    assert parse_effect("slow - fast", ["slow", "fast"]).find_unreached(points) == set()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +224,14 @@ def test_a_lost_run_counts_as_a_model_before_training(tmp_path: Path) -> None:
         points, is_lost = points_of_run(read_one(tmp_path), recorded("diverged", **{measure: [9.0]}), entry, False)
         assert is_lost
         assert [point.value for point in points] == [pytest.approx(value)]
+    write_claim(tmp_path, effect="log2(steps(rms, ln))", measure="loss/val")
+    (lost,), _ = points_of_run(read_one(tmp_path), recorded("diverged", **{"loss/val": [3.0, 2.0]}), entry, False)
+    (slow,), _ = points_of_run(read_one(tmp_path), recorded("finished", **{"loss/val": [5.0, 4.0]}), entry, False)
+    steps = parse_effect("steps(rms, ln)", ["rms", "ln"])
+    assert steps.of({"ln": [lost], "rms": [slow]}) == 2  # where it first is below log 65, and not 2.0
+    assert steps.of({"ln": [slow], "rms": [lost]}) == 1
+    (never,), _ = points_of_run(read_one(tmp_path), recorded("diverged"), entry, False)
+    assert steps.of({"ln": [slow], "rms": [never]}) == 3
     write_claim(tmp_path, measure="rate/largest")
     with pytest.raises(UsageError, match="line 8: measure: run diverged"):
         points_of_run(read_one(tmp_path), recorded("diverged"), entry, False)

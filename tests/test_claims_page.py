@@ -85,6 +85,7 @@ def test_the_page_says_what_there_is(folder: Path) -> None:
     assert "Larger &lt;b&gt;&amp;&lt;/b&gt; better" in page and "<b>&" not in page
     assert "<s>" in section(page, "same") and "<s>" in section(page, "moved") and "<s>" not in section(page, "open")
     assert 'href="larger/report/report.html"' in section(page, "larger") and "two 2" in section(page, "larger")
+    assert "one at 3 seeds" in section(page, "larger") and "some of its steps are bounds" in page
     assert "normbench claims open --trial" in section(page, "open")
     assert "normbench claims larger --at-scale" in section(page, "larger") and "2.5 days" not in page
     assert "at this scale" not in section(page, "tried").partition("</p>")[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -244,6 +246,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         values=values,
         arms=arms,
         lost={"ln": 0},
+        unreached={"rms": 2},
         judgement=judgement,
         minutes=12.5,
         machine=machine,
@@ -260,8 +263,13 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     bare = ClaimResult("b-claim", "ab12", "2026-11-28", Status.NOT_RUN, "needs a GPU")
     write_result(bare, tmp_path / "b-claim.json")
     assert read_results(tmp_path) == {"a-claim": result, "b-claim": bare} and bare.minutes_to_settle is None
-    # What is damaged, or another's file, is left out.
+    # Results of before it was noted which arms were too slow do not have that.
     whole = (folder / "claim.json").read_text()
+    earlier = json.loads(whole)
+    assert earlier.pop("unreached") == {"rms": 2}
+    (folder / "claim.json").write_text(json.dumps(earlier))
+    assert read_result(folder / "claim.json") == replace(result, unreached=None)
+    # What is damaged, or another's file, is left out.
     damages = [('"complete"', '"done"'), ('"complete"', '"trial"'), ('"larger"', '"bigger"'), ('"0":', '"x":')]
     for text in ("{", "[]", "{}", *(whole.replace(*damage) for damage in damages)):
         assert text != whole

@@ -326,6 +326,7 @@ class ClaimRun(ClaimStanding):
             values=values,
             arms=measured.values_by_arm(),
             lost={arm: number for arm, number in measured.lost.items() if number},
+            unreached=dict(measured.unreached),
             minutes=round(self.read_note().get("minutes", 0.0), 2),
             machine=describe(measured.session),
             date=date.today().isoformat(),

@@ -38,12 +38,12 @@ class Descent:
     losses: Sequence[float]
     length: int
 
-    def first_step(self, target: float) -> int:
-        """Return the first evaluated step with at most this loss; the length of the run where there is none."""
+    def first_step(self, target: float) -> int | None:
+        """Return the first evaluated step with at most this loss; None where there is none."""
         for step, loss in zip(self.steps, self.losses, strict=True):
             if loss <= target:
                 return step
-        return self.length
+        return None
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,13 @@ class Node(ABC):
     def parts(self) -> Sequence[Node]:
         """Return the parts that it consists of."""
         return ()
+
+    def find_unreached(self, points: Points, keys: Sequence[str]) -> set[str]:
+        """Return the arms that, at one seed, never come down to the loss of their reference in `steps`."""
+        found = set[str]()
+        for part in self.parts():
+            found |= part.find_unreached(points, keys)
+        return found
 
     def walk(self) -> Iterator[Node]:
         """Yield it, and all that it consists of."""
@@ -218,8 +225,7 @@ class OverKeys(Node):
         return (self.of,)
 
     def values(self, points: Points, keys: Sequence[str]) -> Values:
-        own = [key.name for key in self.keys]
-        inner = self.of.values(points, [*keys, *own])
+        inner = self.of.values(points, self.inner_keys(keys))
         if isinstance(inner, float):
             raise EffectError("slope and mean are of arms, not of a number")
         grouped: dict[Coordinate, dict[Coordinate, float]] = {}
@@ -227,6 +233,13 @@ class OverKeys(Node):
             outer = coordinate[: len(keys)]
             grouped.setdefault(outer, {})[coordinate[len(keys) :]] = value
         return {outer: self.reduce(values) for outer, values in grouped.items()}
+
+    def find_unreached(self, points: Points, keys: Sequence[str]) -> set[str]:
+        return self.of.find_unreached(points, self.inner_keys(keys))
+
+    def inner_keys(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys by which its part is measured: those around it, and its own."""
+        return [*keys, *(key.name for key in self.keys)]
 
     @abstractmethod
     def reduce(self, values: Mapping[Coordinate, float]) -> float:
@@ -273,7 +286,8 @@ class MeanOfArm(Node):
 class Steps(Node):
     """The first evaluated step at which an arm's validation loss is at or below the last one of a reference.
 
-    Where it never is, the length of the run: what was seen is at least that.
+    Where it never is, the length of the run stands for it: the arm would need more steps than that, and by how many is
+    not known. `find_unreached` tells where.
     """
 
     arm: ArmValue
@@ -283,13 +297,25 @@ class Steps(Node):
         return (self.arm, self.reference)
 
     def values(self, points: Points, keys: Sequence[str]) -> Values:
-        references = self.descents(self.reference, points, keys)
+        lengths = self.descents(self.arm, points, keys)
         found = {}
+        for coordinate, step in self.find_first(points, keys).items():
+            found[coordinate] = float(lengths[coordinate].length if step is None else step)
+        return found
+
+    def find_unreached(self, points: Points, keys: Sequence[str]) -> set[str]:
+        is_unreached = None in self.find_first(points, keys).values()
+        return {self.arm.name} if is_unreached else set()
+
+    def find_first(self, points: Points, keys: Sequence[str]) -> dict[Coordinate, int | None]:
+        """Return the first step with the loss of the reference by coordinate, None where there is none."""
+        references = self.descents(self.reference, points, keys)
+        found: dict[Coordinate, int | None] = {}
         for coordinate, own in self.descents(self.arm, points, keys).items():
             if coordinate not in references:
                 raise EffectError(f"{self.reference.name} has no value to which {self.arm.name} is compared")
             target = references[coordinate].losses[-1]
-            found[coordinate] = float(own.first_step(target))
+            found[coordinate] = own.first_step(target)
         return found
 
     def descents(self, arm: ArmValue, points: Points, keys: Sequence[str]) -> dict[Coordinate, Descent]:
@@ -321,6 +347,14 @@ class Effect:
         if isinstance(found, float):
             return found
         return found[()]
+
+    def find_unreached(self, points: Points) -> set[str]:
+        """Return the arms that, at one seed, never come down to the loss of their reference in `steps`.
+
+        Raises:
+            EffectError: the points do not fit the expression.
+        """
+        return self.root.find_unreached(points, ())
 
     @property
     def arms(self) -> set[str]:

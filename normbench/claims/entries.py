@@ -97,6 +97,11 @@ class Entry:
         return sum(self.result.lost.values()) if self.result else 0
 
     @property
+    def unreached(self) -> Mapping[str, int]:
+        """Return at how many seeds an arm's steps are a bound, as it never comes down to the loss asked for, by arm."""
+        return (self.result.unreached or {}) if self.result else {}
+
+    @property
     def deciding(self) -> Interval | None:
         """Return the interval from which the verdict follows."""
         return deciding_interval(self.judgement, self.kind) if self.judgement else None
@@ -303,6 +308,10 @@ def list_notes(entry: Entry) -> list[str]:
     if result and entry.lost:
         by_arm = ", ".join(f"{arm} {number}" for arm, number in result.lost.items() if number)
         notes.append(f"Lost runs, which count with the loss at initialization: {by_arm}.")
+    if entry.unreached:
+        by_arm = ", ".join(f"{arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
+        stands = "The length of the run stands for the steps there, which are more, so that the effect is a bound"
+        notes.append(f"Never down to the loss that steps() asks for: {by_arm}. {stands}.")
     return notes
 
 

@@ -40,12 +40,14 @@ class Measured:
     Attributes:
         points: by seed and arm.
         lost: how many runs of each arm diverged, and count with what a model has before training.
+        unreached: at how many seeds each arm never comes down to the loss of its reference in `steps`.
         missing: what is not there, a phrase each.
         session: of one of its runs: the machine and versions.
     """
 
     points: dict[int, dict[str, list[Point]]] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
+    unreached: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
     session: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,7 +71,7 @@ class Measured:
 
 
 def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[int, float]:
-    """Return the effect at each seed; a seed without a finite one is noted as missing.
+    """Return the effect at each seed; note a seed without a finite one as missing, and which arms were not fast enough.
 
     Raises:
         UsageError: what was measured does not fit the effect.
@@ -82,10 +84,12 @@ def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[i
             continue
         try:
             value = claim.effect.of(arms)
+            unreached = claim.effect.find_unreached(arms)
         except EffectError as error:
             raise claim.blame("effect", f"effect: {error}") from error
         if math.isfinite(value):
             found[seed] = value
+            measured.unreached.update(unreached)
         else:
             measured.missing.append(f"the effect of seed {seed} is not a number")
     return found
@@ -208,7 +212,7 @@ def value_at_start(claim: Claim, run: RecordedRun) -> float:
     """
     kind = claim.measure.partition("/")[0]
     if kind in ("loss", "best"):
-        return math.log(int(run.session["task"]["num_classes"]))
+        return loss_at_start(run)
     if kind == "accuracy":
         constant = run.constant.get(claim.measure) or 1 / int(run.session["task"]["num_classes"])
         return 100 * constant
@@ -218,10 +222,22 @@ def value_at_start(claim: Claim, run: RecordedRun) -> float:
     raise claim.blame("measure", f"measure: {why}: choose words with which all runs last, or measure a loss")
 
 
+def loss_at_start(run: RecordedRun) -> float:
+    """Return the loss of a model before training, which holds all classes for equally likely."""
+    return math.log(int(run.session["task"]["num_classes"]))
+
+
 def descent_of(run: RecordedRun) -> Descent:
-    """Return how the validation loss of a run fell, as far as evaluations can be compared."""
+    """Return how the validation loss of a run fell, as far as evaluations can be compared.
+
+    That of a run that diverged ends with the loss before training, as its final loss counts.
+    """
     curve = finite_points(comparable(run, VALIDATION_LOSS))
-    return Descent(curve.steps.tolist(), curve.values.tolist(), run.steps)
+    steps, losses = curve.steps.tolist(), curve.values.tolist()
+    if run.status != "finished":
+        steps.append(run.steps)
+        losses.append(loss_at_start(run))
+    return Descent(steps, losses, run.steps)
 
 
 # ---- studies

@@ -168,6 +168,8 @@ def row_of(entry: Entry) -> Row:
         remarks.append(f"power {write_power(judgement)}")
     if entry.lost:
         remarks.append(count(entry.lost, "lost run"))
+    if entry.unreached:
+        remarks.append("some of its steps are bounds")
     if entry.reason and entry.result is not None:  # else "not run" has said it
         remarks.append(entry.reason)
     return Row(
@@ -294,7 +296,8 @@ def values_of(entries: Sequence[Entry]) -> pd.DataFrame:
                 "seeds_to_settle": judgement.seeds_to_settle,
             }
         if result:
-            row |= {"lost_runs": entry.lost, "minutes": result.minutes, "date": result.date}
+            unreached = sum(entry.unreached.values())
+            row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -51,6 +51,7 @@ SHAPE: Shape = {
     "values": {str: (int, float)},
     "arms": {str: {str: (int, float)}},
     "lost": {str: int},
+    "unreached": ({str: int}, NoneType),  # which results of before 2026-11-28 do not have
     "judgement": (NoneType, JUDGEMENT),
     "minutes": NUMBER,
     "machine": dict,
@@ -74,6 +75,8 @@ class ClaimResult:
         values: the effect by seed, in the claim's unit.
         arms: what was measured, by arm and seed, where that is one number.
         lost: how many runs were lost, by arm: those counted with the loss at initialization.
+        unreached: at how many seeds an arm never comes down to the loss of its reference in `steps`, by arm: those
+            counted with the length of the run; None where that was not noted.
         judgement: None where there is no verdict.
         minutes: that the runs took; None where that is not known.
         machine: `processor` or `gpu`, `cores`, `torch`, `normbench`, `commit`.
@@ -91,6 +94,7 @@ class ClaimResult:
     values: Mapping[int, float] = field(default_factory=dict)
     arms: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
+    unreached: Mapping[str, int] | None = None
     judgement: Judgement | None = None
     minutes: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +129,7 @@ def read_result(path: Path) -> ClaimResult | None:
     arms = {arm: _by_seed(measured) for arm, measured in content["arms"].items()}
     if values is None or None in arms.values():
         return None
-    known = {key: content[key] for key in SHAPE}
+    known: dict[str, Any] = {key: content.get(key) for key in SHAPE}
     known |= {
         "status": Status(content["status"]),
         "values": values,

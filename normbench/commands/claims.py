@@ -291,6 +291,8 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
     lost = sum(result.lost.values())
     if lost:
         said += f", {lost} runs lost"
+    for arm, number in (result.unreached or {}).items():
+        said += f", {arm} never down to the loss at {number} seeds"
     if judgement.note:
         said += f"; {judgement.note}"
     return f"{said}; at this scale: {claim.scope}"
