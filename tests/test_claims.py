@@ -333,10 +333,12 @@ def test_the_list_has_a_line_for_each_claim(
     lines = capsys.readouterr().out.splitlines()
     (own,) = (line for line in lines if line.startswith(path.stem))
     assert own.split()[-3:] == ["needs", "hub", "1"] and "…" in own and len(own) == width
-    assert len(lines) == 2 + len(read_claims([tmp_path / "conf"])) + 1
+    claims = read_claims([tmp_path / "conf"])
+    assert len(lines) == 2 + len(claims) + 2
+    assert lines[-2].startswith(f"0 of {len(claims) - 1} have a verdict") and lines[-1].startswith("0 of 1 of your own")
     path.write_text(path.read_text().replace("1000", "500"))
     assert main(["claims", "--config-dir", "conf"]) == 0
-    *_, reason, _ = capsys.readouterr().out.splitlines()
+    *_, reason, _, _ = capsys.readouterr().out.splitlines()
     assert reason.startswith(f"{path.stem}: is not as it was registered on 2026-11-28")
 
 

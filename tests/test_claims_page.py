@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from browsing import needs_browser
 from conftest import draw_for_pages_alone, make_once
-from made_claims import SHAPE, claims_and_digests, complete, content, write_all
+from made_claims import NOW, SHAPE, claims_and_digests, complete, content, write_all
 from scipy import stats
 from test_report_browser import SIZES, ask, opened
 
@@ -20,7 +20,7 @@ from normbench.analysis.statistics import holm
 from normbench.claims.entries import (
     Entry,
     read_entries,
-    settling_command,
+    settling_words,
     write_bound,
     write_effect,
     write_interval,
@@ -30,6 +30,7 @@ from normbench.claims.entries import (
 )
 from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.page import write_page
+from normbench.claims.results import write_result
 from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
 
 pytest_plugins = ["browser_fixtures"]
@@ -113,6 +114,39 @@ def test_all_files_say_the_same(folder: Path) -> None:
     assert "Larger $<$b$>$\\&" in latex and "contradicted" in latex
 
 
+def test_own_claims_are_a_family_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_for_pages_alone(monkeypatch)
+    ours = {"larger": content("Larger", Kind.LARGER, 0.02), "later": content("Later", Kind.LARGER, 0.02)}
+    mine = content("Mine is better", Kind.LARGER, 0.02)
+    for name, claim in {**ours, "mine": mine}.items():
+        if name != "later":
+            (tmp_path / name).mkdir()
+            write_result(complete(name, claim, 0.03, digest=NOW), tmp_path / name / "claim.json")
+    digests = dict.fromkeys([*ours, "mine"], NOW)
+    write_page(tmp_path, ours, digests)
+    alone = json.loads((tmp_path / "claims.json").read_text())
+    assert alone["own"]["claims"] == {} and "your own" not in section((tmp_path / "claims.html").read_text(), "larger")
+    write_page(tmp_path, {**ours, "mine": mine}, digests, own=["mine"], words=["--config-dir", "my folder"])
+    both = json.loads((tmp_path / "claims.json").read_text())
+    assert {**both, "own": None} == {**alone, "own": None} and both["registered"] == 2
+    # Ours is one of two, and theirs is the only one.
+    p = both["claims"]["larger"]["result"]["judgement"]["p"]
+    assert both["claims"]["larger"]["corrected"]["p"] == pytest.approx(2 * p)
+    assert both["own"]["claims"]["mine"]["corrected"]["p"] == pytest.approx(p) and both["own"]["registered"] == 1
+    table = pd.read_csv(tmp_path / "claims.csv", index_col="claim")
+    assert table["family"].to_dict() == {"larger": "claims", "later": "claims", "mine": "own-claims"}
+    page, latex = (tmp_path / "claims.html").read_text(), (tmp_path / "claims.tex").read_text()
+    assert "after Holm, over all 2<" in page and "after Holm, over all 1<" in page
+    assert "tab:own-claims" in latex and latex.index("tab:claims") < latex.index("Mine is better")
+    assert "normbench claims mine --config-dir &#39;my folder&#39;" in page
+    assert "normbench claims mine --at-scale --config-dir" in page
+    # Of a person's own alone, as on the page on trials.
+    write_page(tmp_path / "trials", {"mine": mine}, digests, own=["mine"], words=["--trial"])
+    page = (tmp_path / "trials" / "claims.html").read_text()
+    assert "No claim is registered" not in page
+    assert "normbench claims mine --trial<" in page and "--at-scale" not in page
+
+
 def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
     entries, _ = read_entries(folder, *claims_and_digests())
     figures = draw_forest(entries)
@@ -156,11 +190,11 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     assert write_interval(judgement, entry.kind).startswith("90 %: +0.000")
     assert write_interval(judgement, Kind.LARGER).startswith("95 %: −0.00")
     assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
-    assert settling_command(entry).endswith(f"'seed=range(100,{100 + seeds})'")
+    assert settling_words(entry) == ["--trial", f"seed=range(100,{100 + seeds})"]
     assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
     assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
     settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
-    assert settling_command(settled) == write_settling(settled) == ""
+    assert settling_words(settled) == [] and write_settling(settled) == ""
     two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Kind.LARGER, 0.02, looks=2)
     assert write_interval(two_looks, Kind.LARGER).startswith("97.06 %: ")
     # Nothing is run yet.

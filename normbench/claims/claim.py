@@ -135,6 +135,11 @@ class Claim:
     lines: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
+    def is_own(self) -> bool:
+        """Tell whether it is a person's own, and none of those that come with normbench."""
+        return self.path.parent != config_directory() / FOLDER
+
+    @property
     def runs(self) -> str:
         """Return the name of the claim whose runs are measured: its own, or another."""
         return self.runs_of or self.name

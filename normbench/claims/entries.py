@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from normbench.analysis.wording import (
 )
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, read_results
-from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts
+from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts, sample_of
 
 NOT_RUN = "not run"
 ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, NOT_RUN)  # of what claims have come to, in tables
@@ -107,10 +107,39 @@ class Entry:
         return deciding_interval(self.judgement, self.kind) if self.judgement else None
 
 
+@dataclass(frozen=True)
+class Family:
+    """Claims among which Holm's correction counts: those that come with normbench, or a person's own.
+
+    Attributes:
+        entries: of its registered claims, sorted by what they have come to.
+        suite: their corrected verdicts.
+    """
+
+    entries: Sequence[Entry]
+    suite: Suite
+
+
+def read_families(
+    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], own: Container[str] = ()
+) -> tuple[Family, Family]:
+    """Return normbench's registered claims, and a person's own, so that neither changes what is said of the other.
+
+    Args:
+        folder, claims, digests: as `read_entries` has them.
+        own: names of a person's own claims.
+    """
+    ours = {name: claim for name, claim in claims.items() if name not in own}
+    theirs = {name: claim for name, claim in claims.items() if name in own}
+    return Family(*read_entries(folder, ours, digests)), Family(*read_entries(folder, theirs, digests))
+
+
 def read_entries(
     folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]
 ) -> tuple[list[Entry], Suite]:
-    """Return all registered claims with what is found below a folder, sorted by `ORDER` and by name, and the suite.
+    """Return the registered claims of a family with what is found below a folder, and the suite that they are.
+
+    They are sorted by `ORDER` and by name.
 
     Args:
         folder: of NAME/claim.json, or of NAME.json where they are published.
@@ -201,6 +230,17 @@ def write_interval(judgement: Judgement, kind: Kind) -> str:
     return f"{100 * (1 - level):.4g} %: {span(interval, digits, sign=True)}"
 
 
+def write_mean(result: ClaimResult, unit: str) -> str:
+    """Write the mean effect of a claim that is not judged, such as a trial, with its interval of 95 % and its seeds."""
+    sample = sample_of(result.values)
+    digits = precision(sample.mean, sample.interval)
+    size = with_unit(fixed(sample.mean, digits, sign=True), unit)
+    seeds = count(sample.n, "seed")
+    if sample.interval is None:
+        return f"{size} ({seeds})"
+    return f"{size} (95 %: {span(sample.interval, digits, sign=True)}; {seeds})"
+
+
 def write_corrected(entry: Entry) -> str:
     """Write what Holm's correction leaves of a verdict; a dash where there is none."""
     verdict = entry.corrected.verdict
@@ -250,13 +290,13 @@ def write_minutes(minutes: float) -> str:
     return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
 
 
-def settling_command(entry: Entry) -> str:
-    """Return the command that tries an inconclusive claim with as many new seeds as settle it; empty for others."""
+def settling_words(entry: Entry) -> list[str]:
+    """Return the words that try an inconclusive claim with as many new seeds as settle it; none for other claims."""
     judgement = entry.judgement
     if judgement is None or not judgement.seeds_to_settle or judgement.verdict is not Verdict.INCONCLUSIVE:
-        return ""
+        return []
     last = FIRST_TRIAL_SEED + judgement.seeds_to_settle
-    return f"normbench claims {entry.name} --trial 'seed=range({FIRST_TRIAL_SEED},{last})'"
+    return ["--trial", f"seed=range({FIRST_TRIAL_SEED},{last})"]
 
 
 def write_machine(result: ClaimResult) -> str:

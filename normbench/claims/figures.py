@@ -40,8 +40,11 @@ TITLES = {
 # ---- all claims
 
 
-def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
-    """Draw the effect of each judged claim with its interval, in units of the margin; nothing where there are none."""
+def draw_forest(entries: Sequence[Entry], name: str = "claims") -> list[Figure]:
+    """Draw the effect of each judged claim with its interval, in units of the margin; nothing where there are none.
+
+    name: of the figures.
+    """
     shown = [entry for entry in entries if entry.deciding is not None]
     drawings = []
     with use_our_style():
@@ -65,7 +68,7 @@ def draw_forest(entries: Sequence[Entry]) -> list[Figure]:
             caption = f"{caption} {drawings[0].caption}"
         rows = [f"{entry.name} {entry.standing}" for entry in shown]
         alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(rows)}."
-        return make_figures("claims", "Effects in units of their margins", caption, alt, drawings)
+        return make_figures(name, "Effects in units of their margins", caption, alt, drawings)
 
 
 def is_of_difference(entry: Entry) -> bool:

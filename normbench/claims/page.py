@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from normbench.analysis.wording import NONE, count, tex, with_unit
 from normbench.claims.claim import FIGURES
 from normbench.claims.entries import (
     Entry,
+    Family,
     list_notes,
-    read_entries,
-    settling_command,
+    read_families,
+    settling_words,
     tell_p,
     write_bound,
     write_corrected,
@@ -29,6 +31,7 @@ from normbench.claims.entries import (
     write_effect,
     write_interval,
     write_machine,
+    write_mean,
     write_minutes,
     write_power,
     write_question,
@@ -36,11 +39,15 @@ from normbench.claims.entries import (
     write_suite,
 )
 from normbench.claims.figures import draw_forest, draw_seeds
-from normbench.claims.verdicts import Kind, Suite
+from normbench.claims.verdicts import Kind
 from normbench.record.files import write_bytes, write_json
 
 PAGE = "claims.html"
 TITLE = "Published claims, tested again"
+OWN_TITLE = "Claims of your own"
+OURS, OWN = "claims", "own-claims"  # the two families, in names of figures, tables and places of the page
+WAYS = frozenset({"--at-scale", "--trial"})  # in which claims are run elsewhere, of which the page is then one
+LATEX_HEAD = "% Made by normbench claims; it needs \\usepackage{booktabs}."
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,25 @@ class Row:
     seeds: str
     remarks: str
     older: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The table of a family's verdicts.
+
+    Attributes:
+        key: `claims` or `own-claims`.
+        title: above it.
+        sentences: about all of them.
+        rows: a claim each.
+        figures: of all effects.
+    """
+
+    key: str
+    title: str
+    sentences: Sequence[str]
+    rows: Sequence[Row]
+    figures: Sequence[ShownFigure]
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,11 @@ class Section:
 
 
 def write_page(
-    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], title: str = TITLE
+    folder: Path,
+    claims: Mapping[str, Mapping[str, Any]],
+    digests: Mapping[str, str],
+    own: Container[str] = (),
+    words: Sequence[str] = (),
 ) -> list[Path]:
     """Write claims.html, claims.json, claims.csv, claims.tex and the figures into the folder of the claims' results.
 
@@ -95,7 +125,8 @@ def write_page(
         folder: with NAME/claim.json.
         claims: key and value of the YAML of each registered claim, by name.
         digests: sha256 of each as it is registered.
-        title: of the page.
+        own: names of a person's own claims, which are corrected by themselves.
+        words: that each command on the page needs: `--at-scale` or `--trial`, where claims and results lie.
 
     Returns:
         the files that a person opens.
@@ -104,31 +135,44 @@ def write_page(
         OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries, suite = read_entries(folder, claims, digests)
-    drawings = draw_forest(entries)
+    ours, theirs = read_families(folder, claims, digests, own)
+    families = {}
+    if ours.entries or not theirs.entries:
+        families[OURS] = ours
+    if theirs.entries:
+        families[OWN] = theirs
     (folder / FIGURES).mkdir(exist_ok=True)
-    for figure in drawings:
-        for name, content in figure.files().items():
-            write_bytes(folder / FIGURES / name, content)
-    sections = [describe(entry, draw_seeds(entry)) for entry in entries]
-    page = page_of(
-        "claims.html",
-        title,
-        suite=write_suite(entries, suite),
-        rows=[row_of(entry) for entry in entries],
-        sections=sections,
-        figures=[show_figure(figure) for figure in drawings],
-        registered=len(entries),
-    )
+    tables, sections, values, latex = [], [], [], []
+    for key, family in families.items():
+        drawings = draw_forest(family.entries, key)
+        for figure in drawings:
+            for name, content in figure.files().items():
+                write_bytes(folder / FIGURES / name, content)
+        tables.append(tabulate(key, family, drawings))
+        sections += [describe(entry, draw_seeds(entry), words) for entry in family.entries]
+        values.append(values_of(key, family.entries))
+        latex.append(write_latex(key, family))
+    page = page_of("claims.html", TITLE, tables=tables, sections=sections)
     contents = {
         PAGE: page.encode(),
-        "claims.csv": to_csv(values_of(entries), lineterminator="\n"),
-        "claims.tex": write_latex(entries, suite).encode(),
+        "claims.csv": to_csv(pd.concat(values), lineterminator="\n"),
+        "claims.tex": "\n".join([LATEX_HEAD, *latex]).encode(),
     }
     for name, content in contents.items():
         write_bytes(folder / name, content)
-    write_json(folder / "claims.json", as_json(entries, suite))
+    write_json(folder / "claims.json", {**as_json(ours), "own": as_json(theirs)})
     return [folder / name for name in (PAGE, "claims.json", "claims.csv", "claims.tex")]
+
+
+def tabulate(key: str, family: Family, drawings: Sequence[Figure]) -> Verdicts:
+    """Return the table of a family's verdicts. key: of the family. drawings: of all its effects."""
+    return Verdicts(
+        key=key,
+        title="Verdicts at this scale" if key == OURS else OWN_TITLE,
+        sentences=write_suite(family.entries, family.suite),
+        rows=[row_of(entry) for entry in family.entries],
+        figures=[show_figure(figure) for figure in drawings],
+    )
 
 
 def show_figure(figure: Figure) -> ShownFigure:
@@ -187,10 +231,17 @@ def row_of(entry: Entry) -> Row:
     )
 
 
-def describe(entry: Entry, figure: Figure | None) -> Section:
-    """Return all that the page says of a claim."""
+def write_command(entry: Entry, words: Sequence[str]) -> str:
+    """Write the command that runs a claim with some words, as a shell takes it."""
+    return shlex.join(["normbench", "claims", entry.name, *words])
+
+
+def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> Section:
+    """Return all that the page says of a claim. words: of its commands."""
     result = entry.result
     at_scale = entry.claim.get("at_scale") or {}
+    is_here = WAYS.isdisjoint(words)
+    settling = settling_words(entry) if is_here else []
     link = f"{entry.name}/{result.report}" if result and result.report else ""
     return Section(
         name=entry.name,
@@ -205,11 +256,11 @@ def describe(entry: Entry, figure: Figure | None) -> Section:
         older=list_older(entry),
         figure=show_figure(figure) if figure else None,
         report=link,
-        command=f"normbench claims {entry.name}",
+        command=write_command(entry, words),
         settling=write_settling(entry),
-        settling_command=settling_command(entry),
+        settling_command=write_command(entry, [*settling, *words]) if settling else "",
         at_scale=tell_at_scale(at_scale),
-        at_scale_command=f"normbench claims {entry.name} --at-scale" if at_scale.get("words") else "",
+        at_scale_command=write_command(entry, ["--at-scale", *words]) if is_here and at_scale.get("words") else "",
     )
 
 
@@ -237,9 +288,7 @@ def list_facts(entry: Entry) -> dict[str, str]:
         after = [write_corrected(entry), write_corrected_p(entry)]
         facts["After Holm's correction"] = ", ".join(filter(None, after))
     elif result and result.values:
-        mean = sum(result.values.values()) / len(result.values)
-        size = with_unit(f"{mean:+.3g}".replace("-", "−"), entry.unit)
-        facts["Mean effect"] = f"{size} ({count(len(result.values), 'seed')})"
+        facts["Mean effect"] = write_mean(result, entry.unit)
     return facts
 
 
@@ -260,13 +309,14 @@ def list_details(entry: Entry) -> dict[str, str]:
 # ---- as data, and for LaTeX
 
 
-def values_of(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return a row for each claim, in numbers where there are any."""
+def values_of(key: str, entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return a row for each claim of a family, in numbers where there are any. key: of the family."""
     rows = []
     for entry in entries:
         judgement, result = entry.judgement, entry.result
         row: dict[str, Any] = {
             "claim": entry.name,
+            "family": key,
             "sentence": entry.claim["claim"],
             "source": entry.claim["source"],
             "published": entry.claim["published"],
@@ -302,8 +352,9 @@ def values_of(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def as_json(entries: Sequence[Entry], suite: Suite) -> dict[str, Any]:
-    """Return all that the page shows, as values."""
+def as_json(family: Family) -> dict[str, Any]:
+    """Return all that the page shows of a family, as values."""
+    entries, suite = family.entries, family.suite
     found = {}
     for entry in entries:
         found[entry.name] = {
@@ -323,8 +374,8 @@ def as_json(entries: Sequence[Entry], suite: Suite) -> dict[str, Any]:
     }
 
 
-def verdict_table(entries: Sequence[Entry]) -> Table:
-    """Return the table of verdicts as words, for LaTeX."""
+def verdict_table(key: str, entries: Sequence[Entry]) -> Table:
+    """Return the table of a family's verdicts as words, for LaTeX. key: of the family."""
     rows = []
     for entry in entries:
         judgement = entry.judgement
@@ -337,11 +388,11 @@ def verdict_table(entries: Sequence[Entry]) -> Table:
             "after Holm": ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
         }
         rows.append(row)
-    return Table("claims", TITLE, pd.DataFrame(rows), heads=2)
+    return Table(key, TITLE if key == OURS else OWN_TITLE, pd.DataFrame(rows), heads=2)
 
 
-def write_latex(entries: Sequence[Entry], suite: Suite) -> str:
-    """Write the sentences about all claims, and the table of verdicts, which needs booktabs."""
-    sentences = tex(" ".join(write_suite(entries, suite)))
-    table = table_for(verdict_table(entries)) if entries else ""
-    return f"% Made by normbench claims; it needs \\usepackage{{booktabs}}.\n{sentences}\n\n{table}"
+def write_latex(key: str, family: Family) -> str:
+    """Write the sentences about a family of claims, and the table of its verdicts. key: of the family."""
+    sentences = tex(" ".join(write_suite(family.entries, family.suite)))
+    table = table_for(verdict_table(key, family.entries)) if family.entries else ""
+    return f"{sentences}\n\n{table}"

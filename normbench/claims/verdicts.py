@@ -105,10 +105,7 @@ def judge(values: Mapping[int, float], kind: Kind, margin: float, *, target: flo
     """
     if not values or not all(map(math.isfinite, values.values())):
         raise ValueError(f"a claim is judged by finite values, at least one, and these are {dict(values)}")
-    seeds = tuple(sorted(values))
-    effects = tuple(values[seed] for seed in seeds)
-    resolution = ROUNDING * max(map(abs, effects))
-    sample = Sample(effects, resolution, seeds)
+    sample = sample_of(values)
     if kind is Kind.EXACT:
         return _judge_exact(sample, margin)
     rule = _Rule(kind, margin, target, LEVELS[looks])
@@ -136,6 +133,13 @@ def judge(values: Mapping[int, float], kind: Kind, margin: float, *, target: flo
         rule.power(sample.sd, sample.n),
         to_settle,
     )
+
+
+def sample_of(values: Mapping[int, float]) -> Sample:
+    """Return effects by seed, at least one, as a sample, in which those that differ by rounding alone are the same."""
+    seeds = tuple(sorted(values))
+    effects = tuple(values[seed] for seed in seeds)
+    return Sample(effects, ROUNDING * max(map(abs, effects)), seeds)
 
 
 def power_of(kind: Kind, margin: float, sd: float, n: int, target: float = 0.0, looks: int = 1) -> float | None:

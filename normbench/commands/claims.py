@@ -82,7 +82,7 @@ def use_claims(request: Request) -> int:
     if request.register:
         return register([known[name] for name in names], request.reason)
     if request.report:
-        print(write_page(known, way))
+        print(write_page(request, known, way))
         return 0
     listed = names or list(known)
     if request.at_scale and (not names or ALL in request.names):
@@ -100,7 +100,7 @@ def use_claims(request: Request) -> int:
     for one in runs:
         one.console.quiet = way.is_quiet
     status = run(runs, request.minutes)
-    page = write_page(known, way)
+    page = write_page(request, known, way)
     if not way.is_quiet:
         say(f"all claims side by side: {page}")
     return status
@@ -171,7 +171,9 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("min", no_wrap=True, justify="right")
     reasons = []
-    for one in claims:
+    ours = [one for one in claims if not one.claim.is_own]
+    own = [one for one in claims if one.claim.is_own]
+    for one in (*ours, *own):
         standing = describe_standing(one)
         minutes = f"{one.claim.minutes:g}" if one.claim.minutes else ""  # none: its runs are another claim's
         sentence = Text(one.claim.claim, no_wrap=True, overflow="ellipsis")
@@ -181,9 +183,13 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     console.print(table)
     for reason in reasons:
         say(reason)
-    complete = sum(one.is_complete for one in claims)
     folder = claims[0].way.folder
-    say(f"{complete} of {len(claims)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
+    if ours:
+        complete = sum(one.is_complete for one in ours)
+        say(f"{complete} of {len(ours)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
+    if own:
+        complete = sum(one.is_complete for one in own)
+        say(f"{complete} of {len(own)} of your own have a verdict, and are a family by themselves, in {folder}")
 
 
 @dataclass(frozen=True)
@@ -235,7 +241,7 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     return status
 
 
-def write_page(known: Mapping[str, Claim], way: Way) -> Path:
+def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
     """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
     from normbench.claims.claim import find_registration
     from normbench.claims.page import write_page as write
@@ -253,8 +259,24 @@ def write_page(known: Mapping[str, Claim], way: Way) -> Path:
         if is_shown:
             shown[name] = content
     digests = {name: known[name].digest for name in shown}
-    page, *_ = write(way.folder, shown, digests)
+    own = [name for name in shown if known[name].is_own]
+    page, *_ = write(way.folder, shown, digests, own, words_for_page(request))
     return page
+
+
+def words_for_page(request: Request) -> list[str]:
+    """Return what a command line needs to find the claims and the results of this one, and to run them alike."""
+    words = []
+    if request.trial:
+        words.append("--trial")
+    if request.at_scale:
+        words.append("--at-scale")
+    for folder in request.folders:
+        words += ["--config-dir", str(folder)]
+    for word in request.words:
+        if key_of(word) in ("outputs", DATA_ROOT):
+            words.append(word)
+    return words
 
 
 def show_result(one: ClaimStanding) -> None:
@@ -270,17 +292,20 @@ def show_result(one: ClaimStanding) -> None:
 
 def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
-    from statistics import fmean, stdev
+    from normbench.claims.verdicts import sample_of
 
-    values = list(result.values.values())
     if result.judgement is None:
         said = f"{result.status}"
         if result.reason:
             said += f" ({result.reason})"
-        if values:
-            spread = f", standard deviation {stdev(values):.3g}" if len(values) > 1 else ""
+        if result.values:
+            sample = sample_of(result.values)
+            said += f"; {claim.effect.text} = {sample.mean:.4g}"
+            if sample.interval is not None:
+                said += f" (95 %: {sample.interval.lower:.4g} to {sample.interval.upper:.4g})"
+            spread = f", standard deviation {sample.sd:.3g}" if sample.n > 1 else ""
             unit = f" {claim.unit}" if claim.unit else ""
-            said += f"; {claim.effect.text} = {fmean(values):.4g}{unit}, {len(values)} seeds{spread}"
+            said += f"{unit}, {sample.n} seeds{spread}"
         return said
     judgement = result.judgement
     said = f"{judgement.verdict}; {claim.effect.text} = {judgement.mean:.4g}"
