@@ -88,6 +88,10 @@ class ClaimRun(ClaimStanding):
             found.append("sweep.report=false")
         return found
 
+    def words_of_study(self, seeds: Sequence[int]) -> list[str]:
+        """Return the words of the study that makes the runs of some seeds, to which it always adds more."""
+        return [word for word in self.words(seeds) if key_of(word) != "sweep.extend"]
+
     def how(self) -> list[str]:
         """Return the words of the machine; those that decide which runs are made are as they were at the start.
 
@@ -166,18 +170,21 @@ class ClaimRun(ClaimStanding):
         check_claim(self.claim, looks[-1], more)
 
     def plan(self, seeds: Sequence[int]) -> Sweep | None:
-        """Return the sweep of some seeds; None for a study.
+        """Return the sweep of some seeds, or that which a study trains; None for a study that trains nothing.
 
         Raises:
             CannotBegin: data are not there, say.
             UsageError: the folder has other runs, or cannot be written.
         """
-        if self.owner.study:
-            return None
         try:
-            planned = plan_sweep(self.words(seeds))
+            if self.owner.study:
+                planned = studies.plan_training(self.owner.study, self.words_of_study(seeds))
+            else:
+                planned = plan_sweep(self.words(seeds))
         except UsageError as error:
             raise CannotBegin(str(error)) from error
+        if planned is None:
+            return None
         planned.check_folder()
         planned.plan.runs[0].prepared.directory.check_creatable()
         return planned
@@ -262,9 +269,8 @@ class ClaimRun(ClaimStanding):
     def make_study(self, seeds: Sequence[int]) -> tuple[int, Measured]:
         """Make a study and what it trains."""
         self.write_note()
-        words = [word for word in self.words(seeds) if key_of(word) != "sweep.extend"]
         try:
-            folder = studies.conduct(self.owner.study, words)
+            folder = studies.conduct(self.owner.study, self.words_of_study(seeds))
         except UsageError as error:
             raise CannotBegin(str(error)) from error
         if folder is None:
@@ -478,9 +484,11 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
             one.check()
     by_name = {one.claim.name: one for one in runs}
     names = list(by_name)
+    registered: Mapping[str, float] = {}
     if budget is not None:
         choice = choose_within(costs_of(runs), budget)
-        names = list(choice.taken)
+        registered = choice.taken
+        names = list(registered)
         for name, needed in choice.left_out.items():
             say(console, f"{name} is left out: it takes about {needed:g} minutes")
         if not names:
@@ -494,7 +502,7 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
             tell(one)
             continue
         if budget is not None:
-            needed = estimate_minutes(one)
+            needed = estimate_minutes(one, registered[name])
             left = budget - (time.monotonic() - begun) / 60
             if needed > left:
                 say(console, f"{name} is left out: it takes about {needed:.1f} minutes here, and {left:.1f} are left")
@@ -514,13 +522,19 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
     return worst
 
 
-def estimate_minutes(one: ClaimRun) -> float:
+def estimate_minutes(one: ClaimRun, registered: float) -> float:
     """Return about how many minutes the runs of a claim take here, as a few of their steps tell.
 
-    Of a study, and where runs cannot be begun here, it is what the claim says.
+    Where runs cannot be begun here, it is what is registered. A study takes that too, or longer if its training alone
+    does: what it measures takes time that nobody knows before.
+
+    Args:
+        one: the claim.
+        registered: the minutes that are registered for what is left of it.
     """
     with suppress(Exception):  # data are not there, say, or a few steps diverge: whoever runs it says so
         planned = one.plan(one.looks[-1])
         if planned is not None:
-            return planned.estimate_seconds() / 60
-    return one.claim.minutes
+            minutes = planned.estimate_seconds() / 60
+            return max(minutes, registered) if one.owner.study else minutes
+    return registered

@@ -347,11 +347,22 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
         else:
             say("  power at the margin: not known without a pilot, which --trial makes")
-        planned = None if one.is_complete else one.plan(one.looks[-1])
+        if one.is_complete:
+            continue
+        planned = one.plan(one.looks[-1])
         if planned is not None:
             planned.show()
+        if one.owner.study:
+            say(f"  {describe_time_of_study(one.owner, planned is not None)}")
     say(f"in all about {sum(choice.taken.values()):g} minutes on two idle cores")
     return 0
+
+
+def describe_time_of_study(claim: Claim, trains: bool) -> str:
+    """Say what is not known of the time of a claim whose rows a study measures. trains: whether it trains runs."""
+    if trains:
+        return f"what study {claim.study} measures of these runs takes time besides, which the registered minutes hold"
+    return f"study {claim.study} trains no runs whose time could be told by a few steps: the registered minutes stand"
 
 
 # ---- registering, verifying, drafting

@@ -33,7 +33,7 @@ from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
 from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, study_class
 from normbench.studies.saving import save
-from normbench.sweep.conduct import plan_sweep, report_nothing
+from normbench.sweep.conduct import Sweep, plan_sweep, report_nothing
 from normbench.sweep.plan import PlannedRun, SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE
 from normbench.training.devices import allow_tf32, make_current
@@ -236,6 +236,50 @@ def check_folders(study: Study, name: str, others: Sequence[str]) -> None:
         raise UsageError(f"{more[0]} is for runs that the study trains itself: leave it out, or the folders")
 
 
+def plan_training(name: str, words: Sequence[str]) -> Sweep | None:
+    """Return the sweep that trains the runs of a study; None for a study of models as they start.
+
+    Args:
+        name: the word that names the study on the command line.
+        words: settings `study.KEY=VALUE`, and those of the grid.
+
+    Raises:
+        UsageError: any mistake of the user's.
+    """
+    kind = study_class(name)
+    if not kind.trains:
+        return None
+    settings, others = [], []
+    for word in words:
+        if key_of(word).startswith("study."):
+            settings.append(word)
+        else:
+            others.append(word)
+    _, sweep = plan_subjects(make_study(kind, settings), name, others, [])
+    return sweep
+
+
+def plan_subjects(
+    study: Study, name: str, words: Sequence[str], left_out: list[LeftOut]
+) -> tuple[list[Subject], Sweep]:
+    """Return the points of a study's grid, and their sweep; add what cannot be measured to `left_out`.
+
+    Raises:
+        UsageError: a mistake in the words, or the study takes none of the points.
+    """
+    sweep = plan_sweep(grid_words(type(study), name, words))
+    for why, number in sweep.plan.left_out.items():
+        left_out.append(LeftOut(f"{number} of the grid", why))
+    points = points_of(sweep.plan)
+    subjects = check_subjects(study, points, left_out)
+    kept = []
+    for run, point in zip(sweep.plan.runs, points, strict=True):
+        if point in subjects:
+            kept.append(run)
+    sweep.plan = replace(sweep.plan, runs=kept)
+    return subjects, sweep
+
+
 def make_subjects(
     study: Study, name: str, words: Sequence[str], left_out: list[LeftOut]
 ) -> tuple[list[Subject] | None, Path]:
@@ -244,17 +288,8 @@ def make_subjects(
     In place of the points there is None where the sweep was stopped. What cannot be measured is added to `left_out`.
     """
     with explain_limits("outputs"):
-        sweep = plan_sweep(grid_words(type(study), name, words))
-        for why, number in sweep.plan.left_out.items():
-            left_out.append(LeftOut(f"{number} of the grid", why))
-        points = points_of(sweep.plan)
-        subjects = check_subjects(study, points, left_out)
-        kept = []
-        for run, point in zip(sweep.plan.runs, points, strict=True):
-            if point in subjects:
-                kept.append(run)
-        sweep.plan = replace(sweep.plan, runs=kept)
-        kept[0].prepared.directory.check_creatable()
+        subjects, sweep = plan_subjects(study, name, words, left_out)
+        sweep.plan.runs[0].prepared.directory.check_creatable()
         if not study.trains:
             return subjects, sweep.plan.folder
         status = sweep.run(report_nothing)
