@@ -178,6 +178,8 @@ def test_an_effect_that_cannot_be_read_is_refused_with_the_reason(text: str, sai
         ({"words": [*WORDS, "sweep.exclude='norm=rmsnorm,seed=1'"]}, 7, "rms lacks seed 1"),
         ({"study": "fold"}, 15, "study=fold is unknown"),
         ({"study": "invariance", "measure": "loss"}, 8, "study invariance has no column loss"),
+        ({"measure": "los/val"}, 8, "no run logs los/val: "),
+        ({"measure": "loss/vall"}, 8, "no run logs loss/vall: "),
         ({"target": 0.5}, 15, "target is for kind: slope"),
         ({"scope": ...}, 1, "scope is missing"),
     ],
@@ -418,6 +420,8 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert draft.seeds == (2,)
     assert draft.arms == {"rmsnorm": {"norm": ("rmsnorm",)}, "layernorm": {"norm": ("layernorm",)}}
     check_claim(draft, [0, 1])
+    assert run("mine", "--register", "--reason", "before it is filled in") == 2
+    assert "mine.yaml, line 1: claim is as --new has written it" in capsys.readouterr().err
     (tmp_path / "conf" / "claim" / "mine.yaml").unlink()
 
     write_claim(tmp_path, margin=500, seeds=1, registered=read_one(tmp_path).registered)

@@ -10,17 +10,23 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Any
 
+from normbench.analysis.measures import BEST, SPLITS
 from normbench.claims.claim import Claim
 from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.measuring import WILDCARD, fits
 from normbench.config import compose
 from normbench.config.groups import check_option
 from normbench.errors import UsageError
-from normbench.settings import drop_keys, either, flat, key_of, show
+from normbench.settings import drop_keys, either, flat, key_of, nearest, show
 from normbench.studies.conduct import grid_words
 from normbench.studies.frame import Study, make_study, study_class
 from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings
+
+# The first parts of the tags that runs log; those of SCORES are followed by a split of the data.
+SCORES = ("loss", "accuracy", "perplexity", "bleu")
+TAGS = (*SCORES, BEST, "rate", "time", "optim", "act", "grad", "update", "norm", "attention")
+ALL_SPLITS = (*SPLITS, "train_eval")
 
 HUB = "hub"
 GPU = "gpu"
@@ -81,6 +87,7 @@ def check_claim(claim: Claim, seeds: Sequence[int], more: Sequence[str] = ()) ->
     except UsageError as error:
         raise claim.blame("words", f"words: {error}") from error
     if kind is None:
+        check_tag(claim)
         check_arms(claim, points, seeds)
         check_effect(claim, points, seeds[0])
     else:
@@ -113,6 +120,21 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
         known = {**flat(config.tree), **config.choices.groups}
         found.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"])))
     return found
+
+
+def check_tag(claim: Claim) -> None:
+    """Refuse a measure that no run can log; whether these runs log it shows once they are made.
+
+    Raises:
+        UsageError: with the measure's line.
+    """
+    first, _, split = claim.measure.partition("/")
+    if first not in TAGS:
+        near = nearest(first, TAGS)
+        raise claim.blame("measure", f"measure: no run logs {claim.measure}: {near}tags begin with {either(TAGS)}")
+    if first in SCORES and split not in ALL_SPLITS:
+        near = nearest(split, ALL_SPLITS)
+        raise claim.blame("measure", f"measure: no run logs {claim.measure}: {near}{first}/ has {either(ALL_SPLITS)}")
 
 
 def check_arms(claim: Claim, points: Sequence[PlannedPoint], seeds: Sequence[int]) -> None:

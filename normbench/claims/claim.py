@@ -301,6 +301,8 @@ class Reader:
             return None
         self.refuse_others("at_scale", given, [one.name for one in fields(AtScale)])
         words = self.read_words("at_scale", given.get("words") or [])
+        if not words:
+            raise self.blame("at_scale", "at_scale: words is missing: give those in place of the claim's own")
         hours = given.get("hours")
         if not isinstance(hours, int | float | NoneType):
             raise self.blame("at_scale", f"at_scale: hours: {show(hours)} is not a number")

@@ -479,9 +479,6 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
         UsageError: the budget is too small for any of them.
     """
     console = runs[0].console
-    for one in runs:
-        if not one.is_complete:
-            one.check()
     by_name = {one.claim.name: one for one in runs}
     names = list(by_name)
     registered: Mapping[str, float] = {}
@@ -494,6 +491,9 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
         if not names:
             what = f"--minutes {budget:g} is too little for any claim"
             raise UsageError(f"{what}: the shortest takes {min(choice.left_out.values()):g} minutes")
+    for name in names:
+        if not by_name[name].is_complete:
+            by_name[name].check()
     begun = time.monotonic()
     worst = 0
     for name in names:

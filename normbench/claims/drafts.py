@@ -8,17 +8,25 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.claim import FORBIDDEN, check_name, claim_files
+from normbench.claims.claim import FORBIDDEN, Claim, check_name, claim_files
 from normbench.claims.effects import NAMES
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.settings import key_of
 from normbench.sweep.folder import Entry, SweepFolder
 
+# What a draft says in place of what its author is to write.
+UNFILLED = {
+    "claim": "one sentence, as it was published",
+    "source": "who published it, and where",
+    "published": "the number that was published",
+    "scope": "the model, its steps and data",
+}
+
 DRAFT = """\
-claim: {sentence}
-source: who published it, and where
-published: the number that was published
+claim: {claim}
+source: {source}
+published: {published}
 published_effect: null      # the same in the unit of the effect, where the same is measured
 registered: null            # normbench claims {name} --register --reason "…" writes the date
 words: {words}
@@ -32,7 +40,7 @@ unit: nats
 needs: []                   # hub, gpu, or an extra such as hf
 pilot: null                 # {{sd: 0.016, seeds: 5, date: 2026-11-28, machine: …, commit: …}}, of a --trial
 minutes: 10                 # on two idle cores
-scope: the model, its steps and data
+scope: {scope}
 confounds: []
 """
 
@@ -88,12 +96,23 @@ def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str
     first, *rest = arms
     return DRAFT.format(
         name=name,
-        sentence="one sentence, as it was published",
+        **UNFILLED,
         words=in_yaml(own_words),
         seeds=len(seeds),
         arms="".join(lines),
         effect=f"{rest[0]} - {first}" if rest else first,
     )
+
+
+def check_filled(claim: Claim) -> None:
+    """Refuse a claim that still has words of the draft.
+
+    Raises:
+        UsageError: with their line.
+    """
+    for key, unfilled in UNFILLED.items():
+        if claim.content[key] == unfilled:
+            raise claim.blame(key, f"{key} is as --new has written it: say {unfilled}")
 
 
 def name_arm(settings: Mapping[str, str], taken: Mapping[str, Mapping[str, str]]) -> str:

@@ -95,11 +95,12 @@ class Way:
             UsageError: it has none for a larger scale.
         """
         if self.at_scale:
-            if claim.at_scale is None or not claim.at_scale.words:
+            if claim.at_scale is None:
                 raise UsageError(f"{claim.name} says nothing of a larger scale: leave out --at-scale")
             hours = claim.at_scale.hours
             minutes = claim.minutes if hours is None else 60 * hours
-            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes)
+            scope = " ".join(claim.at_scale.words)
+            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes, scope=scope)
         return claim.with_words(self.changing) if self.trial else claim
 
 

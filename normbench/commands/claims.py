@@ -152,7 +152,8 @@ def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
         return list(known)
     for name in request.names:
         if name not in known:
-            raise UsageError(f"{name} is not a claim: {nearest(name, known)}normbench claims lists them all")
+            cure = "normbench claims lists them all, and with --config-dir DIR those of DIR/claim"
+            raise UsageError(f"{name} is not a claim: {nearest(name, known)}{cure}")
     return list(dict.fromkeys(request.names))
 
 
@@ -252,12 +253,10 @@ def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
         was_tried = way.trial and (way.folder / name / CLAIM_FILE).exists()
         is_registered = not way.trial and find_registration(claim) is not None
         is_shown = was_tried or is_registered
-        content = dict(claim.content)
-        if way.at_scale:
-            is_shown = is_shown and claim.at_scale is not None
-            content["scope"] = " ".join(claim.at_scale.words) if claim.at_scale else ""
+        if way.at_scale and claim.at_scale is None:
+            continue
         if is_shown:
-            shown[name] = content
+            shown[name] = {**claim.content, "scope": way.apply(claim).scope}
     digests = {name: known[name].digest for name in shown}
     own = [name for name in shown if known[name].is_own]
     page, *_ = write(way.folder, shown, digests, own, words_for_page(request))
@@ -372,13 +371,16 @@ def register(chosen: Sequence[Claim], reason: str) -> int:
     """Register claims as they stand; return the exit status.
 
     Raises:
-        UsageError: no claim is named, there is no reason, or all are registered as they stand.
+        UsageError: no claim is named, one is not filled in, there is no reason, or all are registered as they stand.
     """
     from normbench.claims.claim import register as note
     from normbench.claims.claim import why_unregistered
+    from normbench.claims.drafts import check_filled
 
     if not chosen:
         raise UsageError("--register needs the names of claims: give some, or all")
+    for claim in chosen:
+        check_filled(claim)
     changed = [claim for claim in chosen if why_unregistered(claim)]
     for claim in changed or chosen:  # the first of those that stand says so
         new = note(claim, reason, date.today().isoformat())
