@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from support import WHOLE
+import re
 
+import pytest
+from support import REPOSITORY, WHOLE
+
+from normbench.analysis.references import works_in
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import claim_files, read_claims, why_unregistered
 from normbench.claims.standing import Way
@@ -15,6 +18,17 @@ NAMES = list(claim_files())
 def test_every_claim_is_registered_as_it_stands() -> None:
     reasons = [why_unregistered(claim) for claim in read_claims().values()]
     assert [reason for reason in reasons if reason] == []
+
+
+def test_every_work_that_a_claim_or_the_page_on_claims_names_has_an_entry() -> None:
+    for name, claim in read_claims().items():
+        years = re.findall(r"\b(?:19|20)\d\d[a-z]?\b", claim.source)
+        assert len(works_in(claim.source)) == len(years), name
+        assert years or claim.source.startswith("common knowledge"), name
+    page = (REPOSITORY / "docs" / "claims.md").read_text()
+    rules = page[page.index("## How verdicts come about") :]
+    assert {work.key for work in works_in(rules)} == {"schuirmann1987", "pocock1977", "holm1979"}
+    assert len(re.findall(r"\([A-Z]\w+ \d{4}\)", rules)) == 3
 
 
 @pytest.mark.parametrize("name", NAMES if WHOLE else NAMES[::6])
