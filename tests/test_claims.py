@@ -463,10 +463,11 @@ def test_a_killed_claim_goes_on_to_the_same_numbers(
         result_file = tmp_path / name / "outputs" / "claims" / "tiny" / "claim.json"
         if name == "killed":
             command = ["claims", "--config-dir", "conf", "tiny", *MACHINE]
-            child = server.start(command, tmp_path / name, Trap("checkpoint", nth=2))
-            assert child.wait() == -signal.SIGKILL, child.output
-            assert list(result_file.parent.glob("*/status.json"))
-            assert not result_file.exists()
+            for trap in (Trap("checkpoint", nth=2), Trap("half of a write to registration.json", nth=2)):
+                child = server.start(command, tmp_path / name, trap)
+                assert child.wait() == -signal.SIGKILL, child.output
+                assert list(result_file.parent.glob("*/status.json"))
+                assert not result_file.exists()
         assert run("tiny", *MACHINE) == 0
         results.append(read_result(result_file))
     whole, killed = results
