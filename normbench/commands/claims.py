@@ -291,6 +291,7 @@ def show_result(one: ClaimStanding) -> None:
 
 def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
+    from normbench.claims.entries import write_effect, write_interval, write_mean
     from normbench.claims.verdicts import sample_of
 
     if result.judgement is None:
@@ -298,20 +299,15 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
         if result.reason:
             said += f" ({result.reason})"
         if result.values:
-            sample = sample_of(result.values)
-            said += f"; {claim.effect.text} = {sample.mean:.4g}"
-            if sample.interval is not None:
-                said += f" (95 %: {sample.interval.lower:.4g} to {sample.interval.upper:.4g})"
-            spread = f", standard deviation {sample.sd:.3g}" if sample.n > 1 else ""
-            unit = f" {claim.unit}" if claim.unit else ""
-            said += f"{unit}, {sample.n} seeds{spread}"
+            said += f"; {claim.effect.text} = {write_mean(result, claim.unit)}"
+            if len(result.values) > 1:
+                said += f", standard deviation {sample_of(result.values).sd:.3g}"
         return said
     judgement = result.judgement
-    said = f"{judgement.verdict}; {claim.effect.text} = {judgement.mean:.4g}"
+    said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.kind, claim.unit)}"
     if judgement.interval is not None:
-        said += f" ({judgement.interval.lower:.4g} to {judgement.interval.upper:.4g})"
-    unit = f" {claim.unit}" if claim.unit else ""
-    said += f"{unit}, {judgement.n} seeds, margin {claim.margin:g}"
+        said += f" ({write_interval(judgement, claim.kind)})"
+    said += f", {judgement.n} seeds, margin {claim.margin:g}"
     lost = sum(result.lost.values())
     if lost:
         said += f", {lost} runs lost"
@@ -340,7 +336,9 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         rule = f"{claim.kind}, margin {claim.margin:g} {claim.unit}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
         say(f"  registered: {claim.minutes:g} minutes; left: {choice.taken[claim.name]:g}")
-        if claim.pilot:
+        if claim.kind == "exact":
+            say("  power: none is needed, as there is no chance in it")
+        elif claim.pilot:
             power = power_of(claim.kind, claim.margin, claim.pilot.sd, claim.seeds[-1], claim.target, len(claim.seeds))
             told = "none, values that do not spread" if power is None else f"{power:.2f}"
             say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
