@@ -148,6 +148,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("NORMBENCH_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let Hydra compose the same options once for all workers."""
+    from composing import share_compositions
+
+    share_compositions(composed_folder(tmp_path_factory))
+
+
+def composed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the tests' processes leave what Hydra has composed for each other."""
+    return shared_folder(tmp_path_factory) / "composed"
+
+
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a temporary folder of all workers."""
     folder = tmp_path_factory.getbasetemp()

@@ -107,10 +107,14 @@ def poll(condition: Callable[[], bool]) -> bool:
 
 
 class Server:
-    """Starts runs, each in a process of its own."""
+    """Starts runs, each in a process of its own.
 
-    def __init__(self, folder: Path) -> None:
+    composed: a folder in which they leave what Hydra has composed for each other.
+    """
+
+    def __init__(self, folder: Path, composed: Path | None = None) -> None:
         self.folder, self.numbers = folder, itertools.count()
+        self.composed = composed or folder / "composed"
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         with pytest.MonkeyPatch.context() as patch:
@@ -125,7 +129,8 @@ class Server:
         output, places = (self.folder / f"{number}.{kind}" for kind in ("output", "places"))
         for file in (output, places):
             file.touch()
-        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap, environment or {}))
+        given = words, cwd, output, places, self.composed, trap, environment or {}
+        process = self.context.Process(target=be_child, args=given)
         process.start()
         return Child(process, output, places)
 
@@ -134,9 +139,20 @@ class Server:
 
 
 def be_child(
-    words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, environment: dict[str, str]
+    words: list[str],
+    cwd: Path,
+    output: Path,
+    places: Path,
+    composed: Path,
+    trap: Trap | None,
+    environment: dict[str, str],
 ) -> None:
-    """Run one command as a process of its own would; does not return."""
+    """Run one command as a process of its own would; does not return.
+
+    composed: a folder in which children leave what Hydra has composed for each other.
+    """
+    from composing import share_compositions
+
     from normbench.cli import main
 
     status = 1
@@ -149,6 +165,9 @@ def be_child(
         os.chdir(cwd)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests that were started by nohup ignore
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
+        share_compositions(composed)
+        if words[0] == "report" or "sweep.report=true" in words:
+            draw_for_pages_alone()
         watch(Places(places, trap))
         sys.argv = ["normbench", *words]
         status = main(words)
@@ -159,6 +178,13 @@ def be_child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def draw_for_pages_alone() -> None:
+    """Let this process draw figures for pages alone: as PDF and PNG they take half of a report's time."""
+    from normbench.analysis.figures.figure import Figure
+
+    Figure.render = lambda self, suffix, **how: b""  # type: ignore[method-assign]
 
 
 class Places:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import make_once
+from conftest import composed_folder, make_once
 from killing import Server
 from run_records import Record, assert_steps_increase, read_record
 from tiny_runs import MODELS, run_directory, start
@@ -18,7 +18,7 @@ from tiny_runs import MODELS, run_directory, start
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """Starts runs that can be told to end themselves."""
-    return Server(tmp_path_factory.mktemp("server"))
+    return Server(tmp_path_factory.mktemp("server"), composed_folder(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")
