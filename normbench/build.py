@@ -58,6 +58,7 @@ from normbench.types import (
     Task,
     optional_norm,
     stable_seed,
+    with_parts,
     worst_of,
 )
 from normbench.weights import Weights
@@ -531,9 +532,7 @@ def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Modul
 
     In a block that is the role of the branch; the slot is `out` where the branch names what writes to the stream.
     """
-    inside_norms = set[nn.Module]()
-    for norm in norms:
-        inside_norms.update(norm.modules())
+    inside_norms = with_parts(norms)
     anatomy = model.anatomy()
     sides = Counter(block.side for block in anatomy.blocks)
     found: dict[nn.Module, Site] = {}

@@ -379,8 +379,18 @@ class Anatomy:
     @property
     def outer_norms(self) -> dict[str, nn.Module]:
         """Return the norms outside the blocks: the final ones, or one after the stem."""
-        inside = [name for block in self.blocks for name in block.norms]
+        inside = set[str]()
+        for block in self.blocks:
+            inside.update(block.norms)
         return {name: norm for name, norm in self.norms.items() if name not in inside}
+
+
+def with_parts(modules: Iterable[nn.Module]) -> set[nn.Module]:
+    """Return modules and all that are inside of them."""
+    found = set[nn.Module]()
+    for module in modules:
+        found.update(module.modules())
+    return found
 
 
 def norms_in(module: nn.Module) -> dict[str, nn.Module]:

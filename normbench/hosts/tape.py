@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from normbench.errors import UsageError, explain
+from normbench.types import with_parts
 
 # Functions of torch that normalize, by their names, and those that add.
 NORMALIZING = (
@@ -172,10 +173,7 @@ def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterabl
     """
     paths = {module: path for path, module in model.named_modules()}
     tape = Tape(paths, norms)
-    inside_norms = set[nn.Module]()
-    for norm in tape.norms:
-        inside_norms.update(norm.modules())
-    inside_norms -= tape.norms
+    inside_norms = with_parts(tape.norms) - tape.norms
     with ExitStack() as stack:
         for module in paths.keys() - inside_norms:
             if isinstance(module, torch.jit.ScriptModule):

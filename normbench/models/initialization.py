@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.types import Anatomy, Block, Branch, Model, Placement, stable_seed
+from normbench.types import Anatomy, Block, Branch, Model, Placement, stable_seed, with_parts
 
 EmbeddingStd = Annotated[
     float | Literal["auto"], Setting("standard deviation of embeddings; auto: 1/√width", low=0, high=1e3)
@@ -240,7 +240,9 @@ class Fixup(Initialization):
 
     def finish(self, anatomy: Anatomy) -> None:
         super().finish(anatomy)
-        branches = [branch for block in anatomy.blocks for branch in residual_branches(block)]
+        branches = list[Branch]()
+        for block in anatomy.blocks:
+            branches += residual_branches(block)
         for branch in branches:
             scaled = branch.scaled_weights()
             if len(scaled) > 1:
@@ -301,7 +303,7 @@ def modules_in(part: nn.Module | None) -> list[nn.Module]:
 
 def inner_weights(anatomy: Anatomy) -> list[nn.Parameter]:
     """Return the weights of all linear maps and convolutions in branches, less those of norms."""
-    in_norms = {module for norm in anatomy.norms.values() for module in norm.modules()}
+    in_norms = with_parts(anatomy.norms.values())
     found = list[nn.Parameter]()
     for block in anatomy.blocks:
         for branch in block.branches.values():
@@ -335,7 +337,7 @@ def scale_weights(branches: Iterable[Branch], gain: float) -> None:
 @torch.no_grad()
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
-    inside_norms = {module for norm in norms for module in norm.modules()}
+    inside_norms = with_parts(norms)
     init.draw(model, seed, inside_norms)
     init.finish(model.anatomy())
     model.weights_drawn()
