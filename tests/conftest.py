@@ -82,7 +82,8 @@ def import_in_turn(config: pytest.Config) -> None:
     shared, files = [], []
     for file in sorted(Path(__file__).parent.glob("*.py")):
         group = files if file.name.startswith("test_") else shared
-        group.append(file.stem)
+        if file.stem not in sys.modules:
+            group.append(file.stem)
     pytest.register_assert_rewrite(*shared)  # some files name them as plugins, after others have imported them
     begin = number * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for file in (*files[begin:], *files[:begin]):
