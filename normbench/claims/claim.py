@@ -536,7 +536,10 @@ def why_unregistered(claim: Claim) -> str:
     """Return why a claim cannot be judged as it stands; empty where it is registered."""
     if find_registration(claim):
         return ""
-    cure = f"normbench claims {claim.name} --register --reason '…' does so, and --trial runs it without a verdict"
+    command = f"normbench claims {claim.name}"
+    if claim.is_own:
+        command += f" --config-dir {claim.path.parent.parent}"
+    cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
     noted = read_registrations(claim.path.parent).get(claim.name)
     if noted:
         return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
