@@ -212,6 +212,7 @@ def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
     assert len(Stream.measured) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pages_alone")
 def test_trained_runs_are_made_first_and_then_measured(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
