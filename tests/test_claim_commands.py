@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from killing import Server, Trap
-from test_claims import MACHINE, read_one, write_claim
+from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.conduct import ClaimRun
+from normbench.claims.conduct import ClaimRun, estimate_minutes
 from normbench.claims.effects import Point
 from normbench.claims.measuring import Measured
 from normbench.claims.results import ClaimResult, read_result
 from normbench.claims.standing import Way
-from normbench.sweep.conduct import report_nothing
+from normbench.sweep.conduct import Sweep, report_nothing
 
 pytest_plugins = ["run_fixtures"]
 
@@ -112,6 +112,23 @@ def test_a_larger_scale_has_a_folder_and_a_family_of_its_own(
     below, above = result_of(tmp_path), result_of(tmp_path, "claims-at-scale")
     assert below is not None and below.judgement is not None and below.judgement.verdict == "contradicted"
     assert above == result
+
+
+def test_a_study_is_planned_by_the_runs_that_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "placement=pre"]
+    write_claim(tmp_path, study="depth", words=words, measure="loss", where={"what": "whole"}, minutes=7)
+    write_claim(tmp_path, "none", study="invariance", words=["norm=rmsnorm,layernorm"], measure="departs", minutes=7)
+    claims = read_claims([tmp_path / "conf"])
+    trains, measures = (ClaimRun.of(claims[name], claims, Way(tuple(MACHINE))) for name in ("tiny", "none"))
+    planned = trains.plan([0, 1])
+    assert planned is not None and len(planned.plan.runs) == 4 and not (tmp_path / "outputs").exists()
+    assert measures.plan([0, 1]) is None
+    # What it measures is in the registered minutes alone, which its runs may exceed.
+    for seconds, minutes in ((60.0, 7.0), (600.0, 10.0)):
+        monkeypatch.setattr(Sweep, "estimate_seconds", lambda _, seconds=seconds: seconds)
+        assert estimate_minutes(trains, 7.0) == minutes
+    assert estimate_minutes(measures, 7.0) == 7.0
 
 
 # ---- runs that are disturbed
