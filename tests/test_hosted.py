@@ -207,6 +207,14 @@ def test_a_norm_has_the_settings_and_the_start_of_the_one_in_whose_place_it_come
     assert by_rule["block00.mlp"].weight.max() == 0.5  # type: ignore[operator]  # a tensor
 
 
+def test_a_model_of_one_position_is_built() -> None:
+    """It has no later tokens that it could see."""
+    tree, _ = tree_of("llama", "norm=rmsnorm", "model.context=1")
+    task = LanguageModeling(vocabulary_size=17, context=1)
+    model, _ = build.make_model(tree, task, seed=0)
+    assert model(*random_batch(task).arguments).shape[1:] == (1, 17)
+
+
 def test_rules_choose_norms_by_their_place_and_own_leaves_those_of_the_model() -> None:
     _, norms = started("qwen3", "norm=own", "norm@qk=dyt", "norm@final=none", "norm@first1.mlp=layernorm")
     kinds = {name: type(norm).__name__ for name, norm in norms.items()}
