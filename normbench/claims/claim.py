@@ -19,7 +19,7 @@ from normbench.claims.verdicts import Kind
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
-from normbench.settings import either, key_of, nearest, show
+from normbench.settings import drop_keys, either, key_of, nearest, show
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
 REGISTERED = "REGISTERED"
@@ -437,7 +437,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
     What is said beside it (ASIDE) and what a larger scale takes play no part.
     """
-    deciding = {key: value for key, value in content.items() if key not in ASIDE}
+    deciding = drop_keys(content, *ASIDE)
     if content["at_scale"]:
         deciding["at_scale"] = content["at_scale"]["words"]
     text = json.dumps(deciding, sort_keys=True, ensure_ascii=False)
