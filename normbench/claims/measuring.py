@@ -179,7 +179,7 @@ def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool)
 
 
 def tags_measured(claim: Claim, run: RecordedRun) -> dict[str, dict[str, str]]:
-    """Return the tags of a run that a measure names, with the key that its wildcard is in each, such as depth=3."""
+    """Return the tags of a run that a measure names, each with what its wildcard stands for there, such as depth=3."""
     pattern = WILDCARD.search(claim.measure)
     if not pattern:
         return {claim.measure: {}}

@@ -24,7 +24,7 @@ from normbench.sweep.words import settings_in
 
 LENGTH, STEPS = "trainer.epochs", "trainer.steps"  # of epochs a run keeps the steps alone
 CLOSE = 1e-9  # of values that were written and read again
-Arm = tuple[tuple[str, str], ...]  # its settings and their values, sorted
+ArmKey = tuple[tuple[str, str], ...]  # the settings of an arm and their values, sorted
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
         seeds: of the claim.
     """
     wanted = set(index_points(points))
-    there = set[tuple[Arm, int]]()
+    there = set[tuple[ArmKey, int]]()
     for entry in entries:
         if entry.seed in seeds:
             there.add((arm_of(entry.arm), entry.seed))
@@ -215,7 +215,7 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
     return found
 
 
-def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[Arm, int], PlannedPoint]:
+def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[ArmKey, int], PlannedPoint]:
     """Return planned runs by arm and seed."""
     found = {}
     for point in points:
@@ -223,13 +223,13 @@ def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[Arm, int], Planne
     return found
 
 
-def arm_of(settings: Mapping[str, str]) -> Arm:
+def arm_of(settings: Mapping[str, str]) -> ArmKey:
     """Return the settings of an arm, without the seed, in an order of their own."""
     own = drop_keys(settings, "seed")
     return tuple(sorted(own.items()))
 
 
-def describe_arm(arm: Arm) -> str:
+def describe_arm(arm: ArmKey) -> str:
     """Write the settings of an arm."""
     return " ".join(f"{key}={value}" for key, value in arm) or "the only arm"
 

@@ -201,7 +201,7 @@ def carry_out(plans: Sequence[Plan], found: Exact) -> None:
                 untie(name, found)
         for writer in plan.writers:
             if writer not in done:
-                take_mean(writer, model)
+                subtract_mean(writer, model)
                 done.add(writer)
         model.set_submodule(plan.path, plan.rms)
         found.norms[plan.path] = plan.rms
@@ -211,7 +211,7 @@ def carry_out(plans: Sequence[Plan], found: Exact) -> None:
 
 
 def take_over_shift(reader: Reader, found: Exact) -> None:
-    """Add what a norm shifts the output of a layer by to the layer's bias, or make it one."""
+    """Add the shift that a norm causes in the output of a layer to the layer's bias; give it one where it has none."""
     layer: Any = found.model.get_submodule(reader.path)
     if layer.bias is None:
         layer.bias = nn.Parameter(reader.shift)
@@ -228,8 +228,8 @@ def untie(name: str, found: Exact) -> None:
     found.untied.append(name)
 
 
-def take_mean(writer: Writer, model: nn.Module) -> None:
-    """Take its mean from a tensor that writes to a stream, once it has the gain, if there is one."""
+def subtract_mean(writer: Writer, model: nn.Module) -> None:
+    """Subtract its mean from a tensor that writes to a stream, once it is multiplied by the gain, if there is one."""
     tensors = tensors_of(model)
     tensor = tensors[writer.names[0]]
     gain = tensors[writer.gain].flatten() if writer.gain else None

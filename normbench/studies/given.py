@@ -384,12 +384,9 @@ def take_over(
 
 def state_beside(model: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a model that are not of some norms, by name."""
-    of_norms = []
-    for path, module in model.named_modules():
-        if module in norms:
-            of_norms.append(f"{path}.")
+    of_norms = tuple(f"{path}." for path, module in model.named_modules() if module in norms)
     found = {}
     for name, tensor in model.state_dict().items():
-        if not name.startswith(tuple(of_norms)):
+        if not name.startswith(of_norms):
             found[name] = tensor
     return found

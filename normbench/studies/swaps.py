@@ -223,7 +223,7 @@ class Trial:
 
 
 def put_in_place(model: Model, root: nn.Module) -> Model:
-    """Return a copy of a model with another root, as `root_of` has it; of one of ours that is the root itself."""
+    """Return a copy of a model with another root (see `root_of`); a model of ours is its own root."""
     if not isinstance(model, Hosted):
         assert isinstance(root, Model)
         return root

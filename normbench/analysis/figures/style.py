@@ -263,7 +263,7 @@ def divide(title: str, entries: Sequence[Entry]) -> list[Panel]:
 
 
 def split_evenly(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
-    """Return items in as few parts of at most so many as there can be, which differ in length by one at most."""
+    """Return items, in their order, as the fewest parts of at most `most`, whose lengths differ by at most one."""
     number = math.ceil(len(items) / most)
     parts = []
     for place in range(number):
@@ -378,7 +378,7 @@ def tell_absent(
 
 def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
     """Tell whether an arm is in the data: a row names it by some of its settings, and columns tell the others."""
-    value = data["mean"] if "mean" in data else data["difference"]  # which say where something is drawn
+    value = data["mean"] if "mean" in data else data["difference"]  # where something is drawn
     is_shown = value.notna()
     if "diverged" in data:
         is_shown |= data["diverged"] > 0
