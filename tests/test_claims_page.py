@@ -30,7 +30,7 @@ from normbench.claims.entries import (
 )
 from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.page import write_page
-from normbench.claims.results import write_result
+from normbench.claims.results import ClaimResult, Status, write_result
 from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
 
 pytest_plugins = ["browser_fixtures"]
@@ -140,11 +140,16 @@ def test_own_claims_are_a_family_of_their_own(tmp_path: Path, monkeypatch: pytes
     assert "tab:own-claims" in latex and latex.index("tab:claims") < latex.index("Mine is better")
     assert "normbench claims mine --config-dir &#39;my folder&#39;" in page
     assert "normbench claims mine --at-scale --config-dir" in page
-    # Of a person's own alone, as on the page on trials.
-    write_page(tmp_path / "trials", {"mine": mine}, digests, own=["mine"], words=["--trial"])
-    page = (tmp_path / "trials" / "claims.html").read_text()
+    # Of a person's own alone, as on the page on trials, with the words with which it was tried.
+    trials = tmp_path / "trials"
+    words = (*mine["words"], "trainer.steps=9", "seed=100,101", "outputs='outputs/claims-trial'", "name=mine")
+    tried = ClaimResult("mine", NOW, "", Status.TRIAL, "", mine, {100: 0.1, 101: 0.3}, words=words)
+    (trials / "mine").mkdir(parents=True)
+    write_result(tried, trials / "mine" / "claim.json")
+    write_page(trials, {"mine": mine}, digests, own=["mine"], words=["--trial"])
+    page = (trials / "claims.html").read_text()
     assert "No claim is registered" not in page
-    assert "normbench claims mine --trial<" in page and "--at-scale" not in page
+    assert "normbench claims mine trainer.steps=9 seed=100,101 --trial<" in page and "--at-scale" not in page
 
 
 def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
@@ -538,7 +539,7 @@ def why_unregistered(claim: Claim) -> str:
         return ""
     command = f"normbench claims {claim.name}"
     if claim.is_own:
-        command += f" --config-dir {claim.path.parent.parent}"
+        command += f" --config-dir {shlex.quote(str(claim.path.parent.parent))}"
     cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
     noted = read_registrations(claim.path.parent).get(claim.name)
     if noted:

@@ -24,9 +24,11 @@ from normbench.analysis.wording import (
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, read_results
 from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts, sample_of
+from normbench.settings import key_of
 
 NOT_RUN = "not run"
 ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, NOT_RUN)  # of what claims have come to, in tables
+OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 SMALL = 1e-4  # an effect below it is written with an exponent
 
 
@@ -297,6 +299,15 @@ def settling_words(entry: Entry) -> list[str]:
         return []
     last = FIRST_TRIAL_SEED + judgement.seeds_to_settle
     return ["--trial", f"seed=range({FIRST_TRIAL_SEED},{last})"]
+
+
+def trial_words(entry: Entry) -> list[str]:
+    """Return the words with which a claim was tried, other than those that it has itself; none for other claims."""
+    result = entry.result
+    if result is None or result.status is not Status.TRIAL:
+        return []
+    own = entry.claim["words"]
+    return [word for word in result.words if word not in own and key_of(word) not in OF_FOLDER]
 
 
 def write_machine(result: ClaimResult) -> str:

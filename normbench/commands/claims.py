@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -432,7 +433,8 @@ def draft(request: Request) -> int:
     name, folder = request.names
     into = request.folders[0] if request.folders else Path()
     path = write_draft(name, Path(folder).expanduser(), into, request.folders)
-    say(f"fill in {path}, then try it: normbench claims --config-dir {into} {name} --trial")
+    command = shlex.join(["normbench", "claims", "--config-dir", str(into), name, "--trial"])
+    say(f"fill in {path}, then try it: {command}")
     return 0
 
 
