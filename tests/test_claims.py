@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ import pytest
 from conftest import draw_for_pages_alone
 from killing import Server, Trap
 from scipy import stats
+from support import REPOSITORY
 
 from normbench.analysis.records import Curve, RecordedRun
-from normbench.claims.checks import check_claim
+from normbench.claims.checks import PlannedPoint, check_claim, check_tag
 from normbench.claims.claim import Claim, read_claims, register, why_unregistered
 from normbench.claims.conduct import ClaimRun, Cost, choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
@@ -189,6 +193,28 @@ def test_a_mistake_is_said_with_file_and_line(tmp_path: Path, changes: dict[str,
     message = complaint(tmp_path, **changes)
     assert message.startswith(f"{tmp_path / 'conf' / 'claim' / 'tiny.yaml'}, line {line}: ")
     assert said in message
+
+
+def test_every_tag_that_runs_log_may_be_measured(tmp_path: Path) -> None:
+    reference = (REPOSITORY / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", reference[reference.index("## What the tags mean") :], re.MULTILINE)
+    tags = [tag for row in rows for tag in re.findall(r"`(\w+/[\w./]+)`", row)]
+    assert len(tags) > 20 and {"weight/norm", "noise/scale"} <= {*tags}
+    ours, theirs = ([PlannedPoint({}, {"data._target_": target}, 0)] for target in ("normbench.data.X", "mine.X"))
+    write_claim(tmp_path, measure="f1/val")  # of a task that comes with data of a person's own
+    claim = read_one(tmp_path)
+    check_tag(claim, theirs)
+    with pytest.raises(UsageError, match="no run logs f1/val"):
+        check_tag(claim, ours)
+    for tag in tags:
+        check_tag(replace(claim, measure=tag), ours)
+
+
+def test_the_command_that_registers_a_claim_is_one_for_a_shell(tmp_path: Path) -> None:
+    write_claim(tmp_path / "my folder")
+    why = why_unregistered(read_one(tmp_path / "my folder"))
+    command = why[why.index("normbench claims") : why.index(" does so")]
+    assert shlex.split(command)[2:5] == ["tiny", "--config-dir", str(tmp_path / "my folder" / "conf")]
 
 
 def test_arms_may_name_what_is_fixed_and_what_is_default(tmp_path: Path) -> None:

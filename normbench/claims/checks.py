@@ -25,7 +25,8 @@ from normbench.sweep.words import read_settings
 
 # The first parts of the tags that runs log; those of SCORES are followed by a split of the data.
 SCORES = ("loss", "accuracy", "perplexity", "bleu")
-TAGS = (*SCORES, BEST, "rate", "time", "optim", "act", "grad", "update", "norm", "attention")
+PROBED = ("act", "grad", "update", "norm", "attention", "noise")
+TAGS = (*SCORES, BEST, "rate", "time", "optim", "weight", *PROBED)
 ALL_SPLITS = (*SPLITS, "train_eval")
 
 HUB = "hub"
@@ -87,7 +88,7 @@ def check_claim(claim: Claim, seeds: Sequence[int], more: Sequence[str] = ()) ->
     except UsageError as error:
         raise claim.blame("words", f"words: {error}") from error
     if kind is None:
-        check_tag(claim)
+        check_tag(claim, points)
         check_arms(claim, points, seeds)
         check_effect(claim, points, seeds[0])
     else:
@@ -122,12 +123,16 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
     return found
 
 
-def check_tag(claim: Claim) -> None:
+def check_tag(claim: Claim, points: Sequence[PlannedPoint]) -> None:
     """Refuse a measure that no run can log; whether these runs log it shows once they are made.
+
+    Data of a person's own may come with a task that has scores of its own: with them any measure is taken.
 
     Raises:
         UsageError: with the measure's line.
     """
+    if not all(str(point.settings["data._target_"]).startswith("normbench.") for point in points):
+        return
     first, _, split = claim.measure.partition("/")
     if first not in TAGS:
         near = nearest(first, TAGS)
