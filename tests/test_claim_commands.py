@@ -13,7 +13,7 @@ from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.conduct import ClaimRun, estimate_minutes
+from normbench.claims.conduct import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.effects import Point
 from normbench.claims.measuring import Measured
 from normbench.claims.results import ClaimResult, read_result
@@ -129,6 +129,25 @@ def test_a_study_is_planned_by_the_runs_that_it_trains(tmp_path: Path, monkeypat
         monkeypatch.setattr(Sweep, "estimate_seconds", lambda _, seconds=seconds: seconds)
         assert estimate_minutes(trains, 7.0) == minutes
     assert estimate_minutes(measures, 7.0) == 7.0
+
+
+def test_a_dry_run_goes_on_where_the_data_of_a_claim_are_not_there(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_claim(tmp_path, "elsewhere", needs=["hub"])
+    write_claim(tmp_path, "here")
+
+    def plan(one: ClaimRun, seeds: Sequence[int]) -> Sweep | None:
+        if one.claim.name == "elsewhere":
+            raise CannotBegin("no data")
+        return None
+
+    monkeypatch.setattr(ClaimRun, "plan", plan)
+    assert run("elsewhere", "here", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "it cannot be run here: no data" in printed and "\nhere: " in printed
+    write_claim(tmp_path, "elsewhere")  # what needs nothing has a mistake
+    assert run("elsewhere", "--dry-run") == 2
 
 
 # ---- runs that are disturbed

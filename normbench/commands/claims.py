@@ -321,7 +321,7 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
 
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Print what would be run, how long it takes and what it could show; return the exit status."""
-    from normbench.claims.conduct import choose_within, costs_of
+    from normbench.claims.conduct import CannotBegin, choose_within, costs_of
     from normbench.claims.verdicts import power_of
 
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
@@ -347,7 +347,13 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             say("  power at the margin: not known without a pilot, which --trial makes")
         if one.is_complete:
             continue
-        planned = one.plan(one.looks[-1])
+        try:
+            planned = one.plan(one.looks[-1])
+        except CannotBegin as error:
+            if not claim.needs:
+                raise
+            say(f"  it cannot be run here: {error}")
+            continue
         if planned is not None:
             planned.show()
         if one.owner.study:
