@@ -360,9 +360,9 @@ def list_notes(entry: Entry) -> list[str]:
         by_arm = ", ".join(f"{arm} {number}" for arm, number in result.lost.items() if number)
         notes.append(f"Lost runs, which count with the loss at initialization: {by_arm}.")
     if entry.unreached:
-        by_arm = ", ".join(f"{arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
-        stands = "The length of the run stands for the steps there, which are more, so that the effect is a bound"
-        notes.append(f"Never down to the loss that steps() asks for: {by_arm}. {stands}.")
+        by_arm = ", ".join(f"arm {arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
+        stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
+        notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     return notes
 
 

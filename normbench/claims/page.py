@@ -347,7 +347,7 @@ def values_of(key: str, entries: Sequence[Entry]) -> pd.DataFrame:
                 "seeds_to_settle": judgement.seeds_to_settle,
             }
         if result:
-            unreached = sum(entry.unreached.values())
+            unreached = None if result.unreached is None else sum(result.unreached.values())
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -292,6 +292,7 @@ def show_result(one: ClaimStanding) -> None:
 
 def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
+    from normbench.analysis.wording import count
     from normbench.claims.entries import write_effect, write_interval, write_mean
     from normbench.claims.verdicts import sample_of
 
@@ -308,12 +309,12 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
     said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.kind, claim.unit)}"
     if judgement.interval is not None:
         said += f" ({write_interval(judgement, claim.kind)})"
-    said += f", {judgement.n} seeds, margin {claim.margin:g}"
+    said += f", {count(judgement.n, 'seed')}, margin {claim.margin:g}"
     lost = sum(result.lost.values())
     if lost:
-        said += f", {lost} runs lost"
+        said += f", {count(lost, 'lost run')}"
     for arm, number in (result.unreached or {}).items():
-        said += f", {arm} never down to the loss at {number} seeds"
+        said += f", arm {arm} never reaches the loss of its reference at {count(number, 'seed')}"
     if judgement.note:
         said += f"; {judgement.note}"
     return f"{said}; at this scale: {claim.scope}"
