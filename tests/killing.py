@@ -152,6 +152,7 @@ def be_child(
     composed: a folder in which children leave what Hydra has composed for each other.
     """
     from composing import share_compositions
+    from conftest import draw_for_pages_alone
 
     from normbench.cli import main
 
@@ -167,7 +168,7 @@ def be_child(
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
         share_compositions(composed)
         if words[0] == "report" or "sweep.report=true" in words:
-            draw_for_pages_alone()
+            draw_for_pages_alone(pytest.MonkeyPatch())  # for good: this process ends with the command
         watch(Places(places, trap))
         sys.argv = ["normbench", *words]
         status = main(words)
@@ -178,13 +179,6 @@ def be_child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def draw_for_pages_alone() -> None:
-    """Let this process draw figures for pages alone: as PDF and PNG they take half of a report's time."""
-    from normbench.analysis.figures.figure import Figure
-
-    Figure.render = lambda self, suffix, **how: b""  # type: ignore[method-assign]
 
 
 class Places:

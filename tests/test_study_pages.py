@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from browsing import needs_browser
-from conftest import make_once
+from conftest import draw_for_pages_alone, make_once
 from data_helpers import write_questions
 
-from normbench.analysis.figures.figure import Figure
 from normbench.analysis.pages import page_of
 from normbench.analysis.studied import read_study, studies_below
 from normbench.studies import STUDIES
@@ -54,7 +53,7 @@ def make_studies(place: Path, questions: Path) -> None:
     """Make the miniature of every study in a folder; questions: labelled texts."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "render", lambda self, suffix, **how: b"")
+        draw_for_pages_alone(patch)
         patch.setattr("normbench.studies.saving.TensorBoard.images", lambda self, images: None)
         patch.setattr("normbench.studies.bench.last_level_cache", lambda device: 2**16)
         patch.chdir(place)
