@@ -56,8 +56,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the files of tests as pytest rewrites them, also where PYTHONDONTWRITEBYTECODE is set.
 
-    To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is there then
-    lives as long as the tests: Python's collector need not look for garbage before, nor go through all of it after.
+    To rewrite a hundred of them takes a third of the time before the first test, in each worker. What is imported lives
+    as long as the tests, so that Python's collector need not look for garbage in it meanwhile.
     """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
@@ -66,7 +66,6 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
-        gc.freeze()
         gc.enable()
 
 

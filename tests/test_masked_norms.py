@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,14 +41,6 @@ OTHERS = ("layernorm", "rmsnorm", "prmsnorm", "dyt", "groupnorm", "none", "derf"
 
 lengths = st.lists(st.integers(1, LENGTH), min_size=2, max_size=5).filter(lambda given: max(given) > 1)
 paddings = st.sampled_from([0.0, -7.5, 1e30, math.inf, -math.inf, math.nan])
-
-
-@pytest.fixture(scope="module")
-def thawed() -> Iterator[None]:
-    """Let Python's collector see what conftest has taken from it: hypothesis asks what refers to its random numbers."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 def random_norm(kind: str, **changes: Any) -> Any:
@@ -135,7 +125,6 @@ def by_position(norm: Any, rows: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("thawed")
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     counts=lengths,
@@ -168,7 +157,6 @@ def test_masked_is_as_without_padding(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("thawed")
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(batches=st.lists(lengths, min_size=1, max_size=4), momentum=st.sampled_from([None, 0.1]))
 def test_running_statistics_of_real_tokens_alone(batches: list[list[int]], momentum: float | None) -> None:
