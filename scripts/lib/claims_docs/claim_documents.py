@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -56,6 +57,7 @@ MOST_WANTED = (
 # The part of the README that is made: from this heading to the line that begins like the second.
 HEADING = "## What it has measured\n"
 AFTER = "`./scripts/benchmark` measures"
+WIDTH = 120  # of lines of Markdown
 
 
 def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
@@ -224,7 +226,7 @@ def with_results(readme: str, entries: Sequence[Entry], suite: Suite) -> str:
         "|---|---|---|---|",
         *rows,
         "",
-        " ".join(write_suite(entries, suite)),
+        *wrap(" ".join(write_suite(entries, suite)), WIDTH, break_on_hyphens=False),
         "",
         "",
     ]
