@@ -17,27 +17,25 @@ from support import REPOSITORY
 from normbench import processes
 from normbench.processes import count_cores, run_beside
 
-# Each starts a process, which would never end by itself, and does not return.
+# Each starts a process, which would never end by itself, and does not return. Torch is imported where it is needed.
+BESIDE = "from normbench.processes import run_beside"
 WAITING = {
-    "beside, at work": "kept = run_beside(lambda: time.sleep(600)); time.sleep(600)",
-    "beside, writing more than a pipe holds": "kept = run_beside(lambda: b'x' * 10_000_000); time.sleep(600)",
-    "trial of a precision": "precision.TRIAL = 'import time; time.sleep(600)'; "
-    "precision.make_precision('bf16', torch.device('cpu'))",
-    "server of runs, loading": "start_server(); time.sleep(600)",
+    "beside, at work": f"{BESIDE}; kept = run_beside(lambda: time.sleep(600)); time.sleep(600)",
+    "beside, writing more than a pipe holds": f"{BESIDE}; "
+    "kept = run_beside(lambda: b'x' * 10_000_000); time.sleep(600)",
+    "trial of a precision": "import torch; from normbench.training import precision; "
+    "precision.TRIAL = 'import time; time.sleep(600)'; precision.make_precision('bf16', torch.device('cpu'))",
+    "server of runs, loading": "from normbench.sweep.launchers import start_server; start_server(); time.sleep(600)",
     "worker of torchrun, in a session of its own": "subprocess.Popen([sys.executable, WORKER, 'train', 'model=nano', "
     "'data=pydocs', 'trainer.steps=1000000', 'device=cpu', 'threads=1'], start_new_session=True); time.sleep(600)",
-    "norm in bfloat16": "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
+    "norm in bfloat16": "from normbench.contract.norms import NormPart, bfloat16_is_close; "
+    "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
 }
 IMPORTS = f"""
 import os
 import subprocess
 import sys
 import time
-import torch
-from normbench.processes import run_beside
-from normbench.contract.norms import NormPart, bfloat16_is_close
-from normbench.sweep.launchers import start_server
-from normbench.training import precision
 os.sched_getaffinity = lambda process: {{0, 1}}  # on one core nothing is done beside
 WORKER = {str(REPOSITORY / "scripts/lib/gpu_check/worker.py")!r}
 """

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from killing import Server
 from test_masked_norms import FEATURES, masked_batch, random_norm, texts, weights
 from torch import Tensor, distributed
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from normbench.norms.common import AllReduce
+
+pytest_plugins = ["run_fixtures"]
 
 # by case: settings of the norm, lengths of texts (0: none of it is real), and how many texts the first process has
 CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
@@ -68,10 +71,10 @@ def work(rank: int, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two processes have found."""
+def processes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes have found, which are forked from the tests' own server."""
     folder = tmp_path_factory.mktemp("processes")
-    spawn(work, (folder,), nprocs=2)
+    start_processes(work, (folder,), nprocs=2, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
