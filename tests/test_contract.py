@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +215,12 @@ def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
     assert row.result == "failed" and words in row.measured
 
 
+def fork_trials(patch: pytest.MonkeyPatch) -> None:
+    """Let the process that tries bfloat16 be a fork of this one, which need not import torch."""
+    fork = multiprocessing.get_context("fork")
+    patch.setattr("normbench.contract.norms.multiprocessing", SimpleNamespace(get_context=lambda method: fork))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "result", "words"),
@@ -222,7 +230,12 @@ def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
         ("Dying", "not applicable", "stops a process that uses bfloat16"),
     ],
 )
-def test_bfloat16_is_measured_in_a_process_of_its_own(name: str, result: str, words: str) -> None:
+def test_bfloat16_is_measured_in_a_process_of_its_own(
+    name: str, result: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sound one in a process that begins anew, as the command has it."""
+    if name != "Single":
+        fork_trials(monkeypatch)
     row = run_check("", bfloat16_is_close, NormPart({"norm": {"_target_": f"bad_parts.{name}"}}))
     if row.result == "not applicable" and result != row.result:
         pytest.skip(row.measured)
@@ -311,16 +324,20 @@ def test_patches_tile_the_images_that_a_model_is_tried_on(patch: int) -> None:
 
 @pytest.fixture
 def some_partners(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a part train with the usual norms or placements and a fifth of the others, the next time the next fifth."""
+    """Let a part train with the usual norms or placements and a tenth of the others, the next time the next tenth.
+
+    And let bfloat16 be tried in a fork.
+    """
     if WHOLE:
         return
+    fork_trials(monkeypatch)
     usual = ("layernorm", "pre", "plain")
     train_with_each = trials.train_with_each
     trained = itertools.count()
 
     def train_with_some(group: str, *given: Any, **settings: Any) -> str:
         found = trials.sections(group)
-        share = list(found)[next(trained) % 5 :: 5]
+        share = list(found)[next(trained) % 10 :: 10]
         chosen = {name: section for name, section in found.items() if name in usual or name in share}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trials, "sections", {group: chosen}.__getitem__)

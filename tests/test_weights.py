@@ -164,14 +164,15 @@ def test_gradients_are_the_formula_s(treatment: Weights) -> None:
 
 
 @pytest.mark.parametrize(("model", "task", "count"), [
-    ("nano", TEXT, 16), ("resnet20", IMAGES, 20), ("mlp_plain", IMAGES, 8), ("seq2seq", TRANSLATIONS, 28),
-    ("rnnsearch", TRANSLATIONS, 9), ("rnn_lm", TEXT, 4),
+    ("nano model.width=16", TEXT, 16), ("resnet20 model.width=8", IMAGES, 20), ("mlp_plain model.width=16", IMAGES, 8),
+    ("seq2seq model.width=16 model.hidden=24", TRANSLATIONS, 28),
+    ("rnnsearch model.width=12 model.embedding=16", TRANSLATIONS, 9), ("rnn_lm model.width=12", TEXT, 4),
 ])  # fmt: skip
 @pytest.mark.parametrize("weights", COMPUTED)
 def test_weights_of_branches_are_treated_and_start_from_the_same_draws(
     model: str, task: Task, count: int, weights: str
 ) -> None:
-    words = [f"model={model}", "trainer.steps=3"]
+    words = [*f"model={model}".split(), "trainer.steps=3"]
     plain, _ = make_model(read(words).tree, task, 0)
     made, _ = make_model(read([*words, f"weights={weights}"]).tree, task, 0)
     state = {
