@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import REPOSITORY, documented, write_few_pairs
@@ -42,6 +44,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> 
     monkeypatch.setattr(trials, "GROUNDS", {"MLP": trials.GROUNDS["MLP"]})
     monkeypatch.setattr("normbench.contract.norms.bfloat16_is_close", lambda part: "")
     monkeypatch.setattr("normbench.sweep.conduct.time_run", lambda run: 1.0)  # what fails in it fails no plan
+    five_seconds_a_look = SimpleNamespace(perf_counter=itertools.count(step=5.0).__next__)
+    monkeypatch.setattr("normbench.training.estimate.time", five_seconds_a_look)  # so that two steps are measured
     (tmp_path / "myconf/norm").mkdir(parents=True)
     (tmp_path / "myconf/norm/l1.yaml").write_text(blocks(TEXT, "yaml")[0])
     return tmp_path
@@ -51,7 +55,7 @@ def narrow(words: list[str]) -> list[str]:
     """Return the word that makes the model of a command narrow or shallow, where there is one."""
     if "model=hf" in words:
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=32"]
-    return [] if OF_OTHERS & {*words} else ["model.width=8"]
+    return ["data.batch_size=4"] if OF_OTHERS & {*words} else ["model.width=8"]
 
 
 def small(words: list[str]) -> list[str]:
@@ -66,7 +70,8 @@ def small(words: list[str]) -> list[str]:
     if (LONG & {*words} or is_of_trained_weights) and "--dry-run" not in words:
         return [*words, "--cfg", "job"]
     if TRANSLATORS & {*words}:  # a plan reads the data, and times its steps
-        write_few_pairs(Path("pairs"))
+        if not Path("pairs").exists():
+            write_few_pairs(Path("pairs"))
         words += ["data.root=pairs", "data.batch_size=4"]
     if words[0] in ("study", "bench") and not folder and "outputs/" not in " ".join(words):
         return [*words, "--help"]  # test_studies asks whether their words are understood
@@ -79,7 +84,8 @@ def small(words: list[str]) -> list[str]:
         return [*words, *SHORT, *narrow(words), *smaller]
     if "--dry-run" not in words and {"experiment=smoke", "name=first", "name=given"} & {*words}:
         few = ["seed=0", "sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else ["seed=0,1"]
-        return [*words, *SHORT, *narrow(words), "launcher=local", *few]
+        report = [] if "experiment=smoke" in words else ["sweep.report=false"]  # the same function makes it
+        return [*words, *SHORT, *narrow(words), "launcher=local", *few, *report]
     if words[0] == "sweep" and "experiment=" in " ".join(words) and "--dry-run" not in words:
         return [*words, "--dry-run"]
     return words
