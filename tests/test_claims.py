@@ -38,7 +38,7 @@ pytest_plugins = ["run_fixtures"]
 
 WORDS = [
     "model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs",
-    "data.batch_size=4", "data.eval_batch_size=128", "trainer.eval_batches=2", "trainer.steps=3", "trainer.log_every=1",
+    "data.batch_size=4", "data.eval_batch_size=128", "trainer.eval_batches=1", "trainer.steps=3", "trainer.log_every=1",
     "probes=off", "norm=rmsnorm,layernorm",
 ]  # fmt: skip
 MACHINE = ["device=cpu", "threads=1", "launcher=local"]

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IMAGES, SMALL, TEXT, TEXTS, TRANSLATIONS, build, random_batch, refused, section
+from support import IMAGES, SMALL, TEXT, TEXTS, TRANSLATIONS, WHOLE, build, random_batch, refused, section
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,7 +58,10 @@ def folded(task: Task = TEXT, **how: Any) -> tuple[Model, Folded, int]:
 @pytest.mark.parametrize("task", [TEXT, IMAGES], ids=["text", "images"])
 @pytest.mark.parametrize("placement", ["pre", "parallel"])
 def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placement: str) -> None:
-    for more in ({}, {"mlp": "swiglu", "bias": True, "pool": "class_token", "embedding_scale": "learned"}):
+    """With the fewest parts and with more of them; without the whole matrix with one of both, in turn."""
+    many = {"mlp": "swiglu", "bias": True, "pool": "class_token", "embedding_scale": "learned"}
+    in_turn: dict[str, Any] = many if (task is TEXT) == (placement == "parallel") else {}
+    for more in ({}, many) if WHOLE else (in_turn,):
         _, found, count = folded(task, norm=norm, placement=placement, **FREE, **more)
         assert len(found.done) == count and not found.refused
         kinds = {type(module) for name, module in found.model.named_modules() if name.endswith((".in", "final_norm"))}
