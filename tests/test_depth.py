@@ -96,7 +96,7 @@ def activation_bytes(depth: int, recompute: bool) -> int:
 
 @pytest.mark.slow
 def test_what_is_kept_grows_as_the_square_root_of_depth() -> None:
-    depths = 16, 64, 256
+    depths = 16, 36, 81
     exponents = [
         np.polyfit(np.log(depths), np.log([activation_bytes(depth, recompute) for depth in depths]), 1)[0]
         for recompute in (False, True)
@@ -202,8 +202,9 @@ def test_memory_is_stated_warned_of_and_refused(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.slow
 def test_hundreds_of_layers_take_steps(tmp_path: Path) -> None:
-    words = ["train", "experiment=thousand_layers", "placement=deep", "model.depth=250", "trainer.steps=2"]
-    words += ["schedule.warmup=0", "trainer.log_every=1", "data=text", f"data.path={tmp_path}/text.txt", "quiet=true"]
+    words = ["train", "experiment=thousand_layers", "placement=deep", "model.depth=200", "model.width=16"]
+    words += ["trainer.steps=2", "schedule.warmup=0", "trainer.log_every=1", "quiet=true"]
+    words += ["data=text", f"data.path={tmp_path}/text.txt"]
     (tmp_path / "text.txt").write_text("normbench trains a thousand layers. " * 60)
     assert main([*words, f"outputs={tmp_path}", "trainer.keep_checkpoint=none", "data.batch_size=2", "device=cpu"]) == 0
     (path,) = tmp_path.glob("*/*/metrics.jsonl")
@@ -212,6 +213,6 @@ def test_hundreds_of_layers_take_steps(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
     assert len(losses) == 2
     gradients = {tag: value for row in rows for tag, value in row.items() if tag.startswith("grad/block")}
-    assert len(gradients) == 750
+    assert len(gradients) == 600
     assert min(gradients.values()) > 0
     assert max(gradients.values()) < math.inf

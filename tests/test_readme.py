@@ -55,6 +55,8 @@ def narrow(words: list[str]) -> list[str]:
     """Return the word that makes the model of a command narrow or shallow, where there is one."""
     if "model=hf" in words:
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=32"]
+    if "model=seq2seq" in words:
+        return ["model.width=8", "model.depth=1", "model.decoder_depth=1"]
     return ["data.batch_size=4"] if OF_OTHERS & {*words} else ["model.width=8"]
 
 

@@ -161,7 +161,7 @@ def test_a_stack_that_does_not_fit_is_refused_before_it_is_made() -> None:
 @pytest.mark.parametrize(("placement", "exponent", "within"), [("pre", -0.5, 0.05), ("post", 0.0, 0.08)])
 def test_the_last_gradient_falls_with_depth_as_published(placement: str, exponent: float, within: float) -> None:
     """Xiong et al. 2020, theorem 1."""
-    words = (f"placement={placement}", "model.width=128", "model.mlp=relu", "data.batch_size=4")
+    words = (f"placement={placement}", "model.width=128", "model.mlp=relu", "data.batch_size=1")
     stacks = subjects(*words, seeds=3, **{DEPTH: (2, 8, 32)})
     rows = measured(Propagation(), *stacks).dropna(subset=[POSITION_GRADIENT])
     numbers = rows[["seed", DEPTH, POSITION_GRADIENT, "gradient"]]
