@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import multiprocessing
 import re
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from normbench.studies.conduct import measure_all, points_of
 from normbench.studies.frame import Study, Subject, make_study, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import plan_sweep
+from normbench.training import precision
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
@@ -49,6 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "studies", lambda place: make_studies(place, questions))
 
 
+def reason_against_in_a_fork(dtype: torch.dtype) -> str:
+    """Say why the CPU cannot compute in a number format, as a fork of this process finds, which need not import torch.
+
+    test_precision has it tried as commands have it.
+    """
+    trial = multiprocessing.get_context("fork").Process(
+        target=precision.try_precision, args=(torch.device("cpu"), dtype)
+    )
+    trial.start()
+    trial.join()
+    return f"its trial ended with {trial.exitcode}" if trial.exitcode else ""
+
+
 def make_studies(place: Path, questions: Path) -> None:
     """Make the miniature of every study in a folder; questions: labelled texts."""
     torch.set_num_threads(1)
@@ -56,6 +71,7 @@ def make_studies(place: Path, questions: Path) -> None:
         draw_for_pages_alone(patch)
         patch.setattr("normbench.studies.saving.TensorBoard.images", lambda self, images: None)
         patch.setattr("normbench.studies.bench.last_level_cache", lambda device: 2**16)
+        patch.setattr(precision, "reason_against_on_cpu", reason_against_in_a_fork)
         patch.chdir(place)
         for name in STUDIES:
             kind = study_class(name)

@@ -390,18 +390,18 @@ def test_they_are_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", TREATMENTS)
 def test_a_run_goes_on_to_the_bit_and_is_loaded(tmp_path: Path, weights: str) -> None:
-    words = [*TINY, f"weights={weights}", "trainer.steps=6", "trainer.ema=0.9", "probes=full", "schedule=constant"]
+    words = [*TINY, f"weights={weights}", "trainer.steps=4", "trainer.ema=0.9", "probes=full", "schedule=constant"]
     whole = Session(prepare(read(words)))
     parts = [Session(prepare(read(words))) for _ in range(2)]
     for session in (whole, *parts):
         session.loop.recorder = Silent()
         session.loop.model.train()
-    for _ in range(6):
+    for _ in range(4):
         whole.loop.train_step()
-    for _ in range(3):
+    for _ in range(2):
         parts[0].loop.train_step()
     parts[1].loop.restore(parts[0].loop.state())
-    for _ in range(3):
+    for _ in range(2):
         parts[1].loop.train_step()
     found = parts[1].loop.state()
     expected = whole.loop.state()
