@@ -468,9 +468,10 @@ def test_treatments_are_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize("weights", ["standardized", "spectral"])
+@pytest.mark.parametrize("weights", ["standardized", "spectral"] if WHOLE else ["spectral"])
 def test_compiled_models_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
-    """With a treatment that is a formula, and with one that keeps something from step to step.
+    """With a treatment that is a formula and keeps something from step to step; with the whole matrix, one that is
+    a formula alone.
 
     By the compiler's graphs, forward and backward; code is made of them with the whole matrix alone.
     """
