@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def share_compositions(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     compose_once = compose.compose_once
 
+    @cache
     def compose_or_read(words: tuple[str, ...], own_files: tuple[tuple[Path, int], ...]) -> bytes:
         file = folder / sha256(repr((words, own_files)).encode()).hexdigest()
         if not file.exists():
@@ -25,4 +27,4 @@ def share_compositions(folder: Path) -> None:
             os.rename(written, file)  # the process may be killed at any time
         return file.read_bytes()
 
-    compose.compose_once = compose_or_read  # type: ignore[assignment]
+    compose.compose_once = compose_or_read

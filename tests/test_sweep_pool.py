@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from killing import PATIENCE, Server, poll
 from run_records import read_json
-from support import REPOSITORY, WHOLE
+from support import REPOSITORY
 from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
 
 from normbench.cli import main
@@ -74,7 +74,7 @@ LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", "sweep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, *([signal.SIGTERM] if WHOLE else [])])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     sweep = start(LONG, tmp_path)
     wait_for_runs(sweep, tmp_path, 2)

@@ -17,9 +17,9 @@ from normbench.claims.measuring import WILDCARD, fits
 from normbench.config import compose
 from normbench.config.groups import check_option
 from normbench.errors import UsageError
-from normbench.settings import drop_keys, either, flat, key_of, nearest, show
+from normbench.settings import drop_keys, either, flat, nearest, show
 from normbench.studies.conduct import grid_words
-from normbench.studies.frame import Study, make_study, study_class
+from normbench.studies.frame import Study, make_study, split_words, study_class
 from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings
 
@@ -103,13 +103,7 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
     """
     grid = list(words)
     if kind is not None:
-        of_study = []
-        of_runs = []
-        for word in words:
-            if key_of(word).startswith("study."):
-                of_study.append(word)
-            else:
-                of_runs.append(word)
+        of_study, of_runs = split_words(words)
         make_study(kind, of_study)
         grid = grid_words(kind, claim.study, of_runs)
     points, own = read_grid(grid)

@@ -31,7 +31,7 @@ from normbench.record.files import inside, write_bytes
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
-from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, study_class
+from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, split_words, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import Sweep, plan_sweep, report_nothing
 from normbench.sweep.plan import PlannedRun, SweepPlan
@@ -171,15 +171,13 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         KeyboardInterrupt: it was stopped; what has been measured is kept.
     """
     kind = study_class(name)
-    folders, settings, others = [], [], []
-    for word in words:
-        is_setting = key_of(word).startswith("study.")
-        if is_setting:
-            settings.append(word)
-        if "=" not in word:
-            folders.append(Path(word).expanduser())
-        elif not is_setting:
+    settings, more = split_words(words)
+    folders, others = [], []
+    for word in more:
+        if "=" in word:
             others.append(word)
+        else:
+            folders.append(Path(word).expanduser())
     study = make_study(kind, settings)
     left_out = list[LeftOut]()
     subjects: list[Subject] | None
@@ -249,12 +247,7 @@ def plan_training(name: str, words: Sequence[str]) -> Sweep | None:
     kind = study_class(name)
     if not kind.trains:
         return None
-    settings, others = [], []
-    for word in words:
-        if key_of(word).startswith("study."):
-            settings.append(word)
-        else:
-            others.append(word)
+    settings, others = split_words(words)
     _, sweep = plan_subjects(make_study(kind, settings), name, others, [])
     return sweep
 

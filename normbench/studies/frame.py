@@ -304,6 +304,17 @@ def known_settings(kind: type[Study]) -> dict[str, Setting]:
     return settings_of_class(kind) or {}
 
 
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that set something of a study, `study.KEY=VALUE`, and all others."""
+    of_study, others = [], []
+    for word in words:
+        if key_of(word).startswith("study."):
+            of_study.append(word)
+        else:
+            others.append(word)
+    return of_study, others
+
+
 def make_study(kind: type[Study], words: Sequence[str]) -> Study:
     """Return a study with what words such as `study.KEY=VALUE` set.
 
