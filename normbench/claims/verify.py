@@ -79,6 +79,9 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
     wrong += measured.missing
     values = effects_of(claim, measured, seeds)
     wrong += compare_values(result.values, values)
+    wrong += compare_counts("diverged runs", result.lost, measured.lost)
+    if result.unreached is not None:
+        wrong += compare_counts("seeds short of the loss of the reference", result.unreached, measured.unreached)
     return wrong or compare_verdicts(claim, judgement.verdict, values)
 
 
@@ -242,4 +245,14 @@ def compare_values(before: Mapping[int, float], again: Mapping[int, float]) -> l
             found.append(f"the effect of seed {seed} cannot be computed again")
         elif not math.isclose(value, again[seed], rel_tol=CLOSE, abs_tol=CLOSE * CLOSE):
             found.append(f"the effect of seed {seed} is {again[seed]:.6g} by its runs, and not {value:.6g}")
+    return found
+
+
+def compare_counts(what: str, before: Mapping[str, int], again: Mapping[str, int]) -> list[str]:
+    """Return of which arms claim.json has another number than the runs. what: is counted."""
+    found = []
+    for arm in sorted({*before, *again}):
+        noted, counted = before.get(arm, 0), again.get(arm, 0)
+        if noted != counted:
+            found.append(f"arm {arm} has {counted} {what}, where {CLAIM_FILE} says {noted}")
     return found

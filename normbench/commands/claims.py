@@ -337,7 +337,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         say(f"{claim.name}: {claim.claim}")
         rule = f"{claim.kind}, margin {claim.margin:g} {claim.unit}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
-        say(f"  registered: {claim.minutes:g} minutes; left: {choice.taken[claim.name]:g}")
+        say(f"  {describe_minutes(claim, choice.taken[claim.name])}")
         if claim.kind == "exact":
             say("  power: none is needed, as there is no chance in it")
         elif claim.pilot:
@@ -361,6 +361,13 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             say(f"  {describe_time_of_study(one.owner, planned is not None)}")
     say(f"in all about {sum(choice.taken.values()):g} minutes on two idle cores")
     return 0
+
+
+def describe_minutes(claim: Claim, left: float) -> str:
+    """Say how many minutes a claim takes as it is registered. left: of them, for the runs that are missing."""
+    if claim.runs_of and not claim.minutes:
+        return f"its runs are those of {claim.runs_of}; left: {left:g} minutes"
+    return f"registered: {claim.minutes:g} minutes; left: {left:g}"
 
 
 def describe_time_of_study(claim: Claim, trains: bool) -> str:
