@@ -21,6 +21,9 @@ gc.disable()  # until all tests are collected: what is imported for them stays
 # Small tensors gain nothing from a second thread, and tests run side by side: also in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Else hypothesis imports trio for nothing, which lets Python's collector walk twice through all that was imported.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import torch where tests are collected: a process that hands them to workers starts these sooner without it."""
@@ -66,6 +69,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
+        gc.set_threshold(50_000, 20, 20)  # else it looks through what was imported too often, for a tenth of the time
         gc.enable()
 
 
