@@ -114,8 +114,8 @@ def deviation(several: Path, one: Path) -> float:
 @pytest.mark.parametrize(
     "words",
     [
-        f"{TRANSFORMER} trainer.steps=20 probes=full data.batch_size=16",
-        f"{PAIRS} trainer.accumulate=2 data.eval_batch_size=1",  # fewer sentences than processes
+        f"{TRANSFORMER} trainer.steps=12 trainer.eval_every=6 probes=full data.batch_size=16",
+        f"{PAIRS} trainer.steps=10 trainer.eval_every=5 data.eval_batch_size=1",  # fewer sentences than processes
         f"{RECURRENT} trainer.shard=true trainer.steps=10 trainer.eval_every=5",
     ],
     ids=["text", "translation", "parts of a recurrent translator"],
@@ -166,7 +166,7 @@ def test_each_prediction_of_a_step_counts_alike(tmp_path: Path) -> None:
 
 
 TEXTS = "train model=nano model.depth=2 model.width=16 model.heads=2 model.context=64 data=banking77 data.root=hub "
-TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=20"
+TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=12 trainer.eval_every=6 trainer.log_every=4"
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_synchronised_statistics_make_two_processes_one(
     first, second = start_all(server, words, tmp_path / "two")
     assert end(first, second) == [0, 0], first.output + second.output
     largest = deviation(tmp_path / "two", tmp_path / "one")
-    tell(f"norm.sync=true, 2 processes against 1: weights and statistics deviate by {largest:.1e} after 20 steps")
+    tell(f"norm.sync=true, 2 processes against 1: weights and statistics deviate by {largest:.1e}")
     assert largest < 1e-5
 
 
