@@ -7,10 +7,12 @@ before it goes on, so the file says where a kill fell.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import gc
 import itertools
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import signal
@@ -122,14 +124,23 @@ class Server:
             forkserver.ensure_running()
 
     def start(
-        self, words: list[str], cwd: Path, trap: Trap | None = None, environment: dict[str, str] | None = None
+        self,
+        words: list[str],
+        cwd: Path,
+        trap: Trap | None = None,
+        environment: dict[str, str] | None = None,
+        alone: bool = False,
     ) -> Child:
-        """Start `normbench` with these words. environment: variables that it has beside those of the tests."""
+        """Start `normbench` with these words.
+
+        environment: variables that it has beside those of the tests. alone: it leads a session, forks runs from a
+        server of its own, and notes no places.
+        """
         number = next(self.numbers)
         output, places = (self.folder / f"{number}.{kind}" for kind in ("output", "places"))
         for file in (output, places):
             file.touch()
-        given = words, cwd, output, places, self.composed, trap, environment or {}
+        given = words, cwd, output, places, self.composed, trap, environment or {}, alone
         process = self.context.Process(target=be_child, args=given)
         process.start()
         return Child(process, output, places)
@@ -146,11 +157,14 @@ def be_child(
     composed: Path,
     trap: Trap | None,
     environment: dict[str, str],
+    alone: bool,
 ) -> None:
     """Run one command as a process of its own would; does not return.
 
     composed: a folder in which children leave what Hydra has composed for each other.
     """
+    if alone:
+        leave_server()
     from composing import share_compositions
     from conftest import draw_for_pages_alone
 
@@ -169,7 +183,8 @@ def be_child(
         share_compositions(composed)
         if words[0] == "report" or "sweep.report=true" in words:
             draw_for_pages_alone(pytest.MonkeyPatch())  # for good: this process ends with the command
-        watch(Places(places, trap))
+        if not alone:
+            watch(Places(places, trap))
         sys.argv = ["normbench", *words]
         status = main(words)
     except BaseException:
@@ -178,7 +193,42 @@ def be_child(
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+        if alone:
+            atexit._run_exitfuncs()
         os._exit(status)
+
+
+def leave_server() -> None:
+    """Let this process be as one that a shell has started: it knows of no server, and leads a session.
+
+    A server that it starts is a fork of it, since all that a server imports is there.
+    """
+    os.setsid()
+    multiprocessing.process._parent_process = None
+    multiprocessing.current_process()._config.pop("tempdir", None)
+    vars(forkserver._forkserver).update(vars(forkserver.ForkServer()))
+    vars(multiprocessing.util)["spawnv_passfds"] = fork_python
+
+
+def fork_python(path: str, args: list[str], kept: list[int]) -> int:
+    """Run what a Python would that is given `args`, code among them, in a fork of this process; return its number.
+
+    kept: descriptors that it inherits.
+    """
+    number = os.fork()
+    if number:
+        return number
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL)
+        open_ones = [int(name) for name in os.listdir("/proc/self/fd")]
+        for descriptor in open_ones:
+            if descriptor > 2 and descriptor not in kept:
+                with suppress(OSError):
+                    os.close(descriptor)
+        exec(args[args.index("-c") + 1], {"__name__": "__main__"})
+    finally:
+        os._exit(0)
 
 
 class Places:

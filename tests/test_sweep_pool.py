@@ -9,13 +9,13 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from killing import PATIENCE, Server, poll
+from killing import PATIENCE, Child, Server, poll
 from run_records import read_json
 from support import REPOSITORY
 from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
@@ -31,42 +31,30 @@ from normbench.sweep.words import read_settings
 pytest_plugins = ["run_fixtures"]
 
 
-Start = Callable[[Sequence[str], Path], subprocess.Popen[str]]
+Start = Callable[[list[str], Path], Child]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(server: Server) -> Iterator[Start]:
     """Starts `normbench` in a process group of its own; nothing of it outlives the test."""
-    started = list[subprocess.Popen[str]]()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+    started = list[Child]()
 
-    def begin(words: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
+    def begin(words: list[str], cwd: Path) -> Child:
         cwd.mkdir(exist_ok=True)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "normbench", *words], cwd=cwd, env=environment, start_new_session=True,
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        started.append(process)
-        return process
+        started.append(server.start(words, cwd, alone=True))
+        return started[-1]
 
     yield begin
-    for process in started:
+    for child in started:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            os.killpg(child.pid, signal.SIGKILL)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit status and what it has printed."""
-    output, _ = process.communicate(timeout=4 * PATIENCE)
-    return process.returncode, output
-
-
-def wait_for_runs(process: subprocess.Popen[str], folder: Path, number: int) -> None:
+def wait_for_runs(sweep: Child, folder: Path, number: int) -> None:
     """Return when so many runs have logged something."""
     runs = folder / "outputs" / "sweep"
-    assert poll(lambda: sum(path.stat().st_size > 0 for path in runs.glob("*/metrics.jsonl")) >= number)
-    assert process.poll() is None
+    sweep.poll(lambda: sum(path.stat().st_size > 0 for path in runs.glob("*/metrics.jsonl")) >= number)
+    assert sweep.status is None
 
 
 EXECUTOR = "launcher.executor=local"  # wherever the tests run
@@ -82,8 +70,8 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
     if number is signal.SIGINT:
         os.killpg(sweep.pid, number)  # as a terminal does
     else:
-        sweep.send_signal(number)
-    status, output = ended(sweep)
+        sweep.kill(number)
+    status, output = sweep.wait(), sweep.output
     assert "Traceback" not in output
     if number is not signal.SIGKILL:
         assert status == 128 + number, output
@@ -107,8 +95,8 @@ def test_a_job_of_this_machine_is_queued_again_and_ends_with_the_sweep(start: St
     os.kill(read_json(path / "status.json")["pid"], signal.SIGUSR2)
     assert poll(lambda: len(sessions(path)) == 2)
     assert sessions(path)[1]["step"] > 0
-    sweep.kill()
-    ended(sweep)
+    sweep.kill(signal.SIGKILL)
+    sweep.wait()
     assert poll(lambda: not is_there(sweep.pid))
     assert read_json(path / "status.json")["status"] == "interrupted"
     assert (path / "checkpoint.pt").exists()
@@ -124,12 +112,21 @@ def is_there(group: int) -> bool:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_processes_start_stops_in_order(start: Start, tmp_path: Path) -> None:
-    sweep = start(LONG, tmp_path)
-    assert next(line for line in sweep.stdout or () if "runs to do" in line)
-    os.killpg(sweep.pid, signal.SIGINT)
-    status, output = ended(sweep)
-    assert (status, "Traceback" in output) == (130, False), output
+def test_ctrl_c_while_processes_start_stops_in_order(tmp_path: Path) -> None:
+    """A process of its own, which takes as long to start as a person's."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "normbench", *LONG], cwd=tmp_path, env=environment, start_new_session=True,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as sweep:  # fmt: skip
+        try:
+            assert next(line for line in sweep.stdout or () if "runs to do" in line)
+            os.killpg(sweep.pid, signal.SIGINT)
+            output, _ = sweep.communicate(timeout=4 * PATIENCE)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(sweep.pid, signal.SIGKILL)
+    assert (sweep.returncode, "Traceback" in output) == (130, False), output
 
 
 @pytest.mark.slow
@@ -140,15 +137,11 @@ def test_another_ctrl_c_kills_runs_that_hang(start: Start, tmp_path: Path) -> No
     wait_for_runs(sweep, tmp_path, 1)
     (path,) = run_directories(tmp_path).values()
     pid = read_json(path / "status.json")["pid"]
-    for line in sweep.stdout or ():  # it says what it waits for
-        if "runs to do" in line:
-            sweep.send_signal(signal.SIGINT)
-        if line.startswith("stopping: waiting for 1 run"):
-            os.killpg(sweep.pid, signal.SIGINT)
-            break
-    status, output = ended(sweep)
-    assert status == 130, output
-    assert "Traceback" not in output
+    sweep.kill(signal.SIGINT)
+    sweep.poll(lambda: "stopping: waiting for 1 run" in sweep.output)
+    os.killpg(sweep.pid, signal.SIGINT)
+    assert sweep.wait() == 130, sweep.output
+    assert "Traceback" not in sweep.output
     assert poll(lambda: not Path(f"/proc/{pid}").exists())
 
 
@@ -271,8 +264,9 @@ def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_pat
     whole.mkdir()
     there.mkdir()
     finished(server, own_words(whole, "Fine"), whole)
-    status, output = ended(start([*own_words(there, "Killer", "Fine"), *more, "sweep.jobs=2"], there))
-    assert status == 1, output
+    sweep = start([*own_words(there, "Killer", "Fine"), *more, "sweep.jobs=2"], there)
+    assert sweep.wait() == 1, sweep.output
+    output = sweep.output
     assert statuses(there) == {"killer": "failed", "fine": "finished"}
     assert output.count("its process died twice without an error message") == 1
     assert (there / "niceness").read_text() == str(os.nice(0))  # of a run: others of this machine do not come first
