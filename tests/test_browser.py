@@ -30,8 +30,10 @@ CURVE = "path.line[d]:not([d=''])"
 
 # ---- what is looked at
 
-TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=40", "trainer.eval_every=8"]
-TINY += ["probes.every=2", "probes.histograms_every=2", "threads=1", "device=cpu", "quiet=true"]
+BLOCKS, STEPS = 2, 12
+TINY = [f"model.depth={BLOCKS}", "model.width=16", "model.heads=2", "model.context=16", f"trainer.steps={STEPS}"]
+TINY += ["trainer.eval_every=4", "trainer.eval_batches=2", "probes.every=2", "probes.histograms_every=2"]
+TINY += ["threads=1", "device=cpu", "quiet=true"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
-        time.sleep(0.2)
+        time.sleep(0.3)
 
 
 # ---- how it is looked at
@@ -101,7 +103,8 @@ class Page:
         until(lambda: all(word in self.text for word in words), f"{words} in the page")
 
     def has(self, count: int, selector: str) -> None:
-        until(lambda: len(self.elements(selector)) >= count, f"{count} {selector}")
+        script = f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).length"
+        until(lambda: self.driver.execute_script(script, selector) >= count, f"{count} {selector}")
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +138,9 @@ def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: dict[str,
     ("tab", "words", "count", "selector"),
     [
         (f"scalars&tagFilter={quote('loss/val')}", ["loss/val"], 4, CURVE),
-        ("histograms", ["act/block00.mlp/in"], 12 * 20, "path.outline"),  # 12 cards of a page, each probed step
+        ("histograms", ["act/block00.mlp/in"], 12 * STEPS // 2, "path.outline"),  # of a page's 12 cards, at each probe
         ("text", ["normbench.norms.LayerNorm", "normbench.norms.RMSNorm"], 0, "*"),
-        ("custom_scalars", ["residual stream RMS by depth", "step time"], 4 * 4 * 4, CURVE),  # four charts by block
+        ("custom_scalars", ["residual stream RMS by depth", "step time"], 4 * 4 * BLOCKS, CURVE),  # 4 charts by block
     ],
 )
 def test_a_tab_shows_each_run(

@@ -11,6 +11,7 @@ import pytest
 from browsing import needs_browser
 from conftest import draw_for_pages_alone, make_once
 from made_runs import make_report, make_run
+from support import WHOLE
 
 from normbench.analysis.report import save
 
@@ -59,9 +60,11 @@ def ask(browser: Any, question: str) -> Any:
     return browser.execute_script(f"{PAGE}\nreturn {question}")
 
 
+LIGHT_AND_DARK = [*product(("desk", "phone"), ("light", "dark"))] if WHOLE else [("desk", "light"), ("phone", "dark")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["desk", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), LIGHT_AND_DARK)
 def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, scheme: str) -> None:
     opened(browser, report, size, features=[{"name": "prefers-color-scheme", "value": scheme}])
     assert browser.get_log("browser") == []
