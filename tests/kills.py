@@ -29,11 +29,11 @@ LENGTHS = "threads=1 device=cpu probes.every=7 trainer.log_every=3 trainer.check
 LENGTHS += " trainer.eval_every=5 trainer.eval_batches=2 trainer.keep_checkpoint=best"
 
 PAIRS = "data.hub_id=me/pairs data.vocabulary_size=300 data.batch_size=5 data.eval_batch_size=4 trainer.epochs=null"
-PAIRS += " trainer.steps=24 trainer.ema=0.9"
+PAIRS += " trainer.steps=14 trainer.ema=0.9"
 PAGES = "model=nano model.depth=1 model.width=16 model.heads=2 model.context=8 data=fineweb_edu data.hub_id=me/pages"
 PAGES += " data.config=null data.level=byte data.kept=5 data.buffer=12 data.batch_size=3 trainer.steps=70"
 PHOTOGRAPHS = "model=cnn model.width=4 norm=batchnorm data=imagenet1k data.hub_id=me/photographs data.kept=9"
-PHOTOGRAPHS += " data.buffer=12 data.batch_size=4 data.size=8 data.crop=1 data.val_split=validation trainer.steps=50"
+PHOTOGRAPHS += " data.buffer=12 data.batch_size=4 data.size=8 data.crop=1 data.val_split=validation trainer.steps=24"
 
 CASES = {
     "rnnsearch": f"train model=rnnsearch model.width=16 model.embedding=16 {PAIRS}",

@@ -22,7 +22,7 @@ pytest_plugins = ["run_fixtures"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "evaluations"), [("rnnsearch", [5, 10, 15, 20, 24]), ("images of a stream", [])])
+@pytest.mark.parametrize(("case", "evaluations"), [("rnnsearch", [5, 10, 14]), ("images of a stream", [])])
 def test_what_is_stopped_by_lot_ends_like_an_undisturbed_one(
     case: str, evaluations: list[int], server: Server, tmp_path: Path
 ) -> None:

@@ -218,13 +218,23 @@ def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server,
 
 
 @pytest.mark.slow
-def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, whole: Path, tmp_path: Path) -> None:
-    """But for times and memory, after a kill; it is made again at each end."""
+@pytest.mark.usefixtures("pages_alone")
+def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(
+    server: Server, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for times and memory, after a kill; it is made again at each end.
+
+    This process goes on and reports, as another would, since what draws takes seconds to import.
+    """
     words = sweep_words("sweep.report=true")
     assert server.start(words, tmp_path, Trap("training > gradients", 16)).wait() == -signal.SIGKILL
-    output = finished(server, words, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 0
+    output = capsys.readouterr().out
     assert output.splitlines()[-1] == "outputs/sweep/report/report.html"
-    finished(server, ["report", "outputs/sweep"], whole)
+    monkeypatch.chdir(whole)
+    assert main(["report", "outputs/sweep"]) == 0
+    capsys.readouterr()
     columns = ["run", "status", "step", "norm", "seed", "loss/val", "accuracy/val", "loss/train"]
     said = []
     for folder in (whole, tmp_path):
@@ -233,5 +243,7 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
         verdict = (report / "report.md").read_text().split("## Answer")[1].split("\n## ")[0]
         said.append((table.to_csv(), (report / "figures/differences.csv").read_text(), verdict))
     assert said[0] == said[1]
-    again = finished(server, words, tmp_path)  # with the verdict
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 0
+    again = capsys.readouterr().out  # with the verdict
     assert again == "4/4 runs in outputs/sweep" + output.partition("4/4 runs in outputs/sweep")[2]
