@@ -20,7 +20,7 @@ import checks
 import device
 import graphs
 import torch
-from composing import read_yaml_once
+from composing import hasten
 from support import CAUSAL, IMAGES, MATRIX, TEXT, TEXTS
 from training import Growing, Poisoned, RandomData, comparable, make_loop, rounded, same, small, trained
 
@@ -389,7 +389,7 @@ def main() -> None:
     """Try all cases; of one that fails its traceback is what was found."""
     del os.environ["LD_PRELOAD"]  # of other processes that this one starts
     torch.set_num_threads(1)
-    read_yaml_once()
+    hasten()
     device.install(devices=2)
     found = {}
     with device.pretending():
