@@ -68,8 +68,8 @@ def tree_of(host: str, *words: str) -> tuple[dict[str, Any], Task]:
     return read([*own, "schedule=constant", *words]).tree, task
 
 
-def trained(host: str, steps: int, *words: str, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A model after some steps on a batch that is always the same: as it starts, or as it was."""
+def trained(host: str, steps: int, *words: str, state: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """A model after each of some steps on a batch that is always the same: as it starts, or as it was."""
     tree, task = tree_of(host, *words)
     data = tiny_data(task)
     made = build.start_model(tree, task, seed=0)
@@ -81,9 +81,13 @@ def trained(host: str, steps: int, *words: str, state: dict[str, Any] | None = N
         stepper.optimizer.load_state_dict(state["optimizer"])
         begin = state["step"]
     made.model.train()
-    losses = [take_step(stepper, number) for number in range(begin, steps)]
-    kept = {"model": made.model.state_dict(), "optimizer": stepper.optimizer.state_dict()}
-    return {"step": steps, "losses": losses, **copy.deepcopy(kept)}
+    losses = []
+    stops = []
+    for number in range(begin, steps):
+        losses.append(take_step(stepper, number))
+        kept = {"model": made.model.state_dict(), "optimizer": stepper.optimizer.state_dict()}
+        stops.append({"step": number + 1, "losses": [*losses], **copy.deepcopy(kept)})
+    return stops
 
 
 def take_step(stepper: Stepper, number: int) -> float:
@@ -97,10 +101,9 @@ def take_step(stepper: Stepper, number: int) -> float:
 
 @pytest.mark.parametrize(("host", "norm"), CASES if WHOLE else SAMPLE)
 def test_a_host_with_a_norm_trains_and_goes_on_with_the_same_bits(host: str, norm: str) -> None:
-    whole = trained(host, STEPS, f"norm={norm}")
+    stopped, *_, whole = trained(host, STEPS, f"norm={norm}")
     assert len({*whole["losses"]}) == STEPS
-    stopped = trained(host, 1, f"norm={norm}")
-    after = trained(host, STEPS, f"norm={norm}", state=stopped)
+    *_, after = trained(host, STEPS, f"norm={norm}", state=stopped)
     assert [*stopped["losses"], *after["losses"]] == whole["losses"]
     for name, tensor in whole["model"].items():
         assert torch.equal(after["model"][name], tensor), name
@@ -146,7 +149,7 @@ def test_norm_own_is_the_librarys_own_training_loop_step_for_step(host: str) -> 
     if host == "bert":
         words += ["model.config.hidden_dropout_prob=0", "model.config.attention_probs_dropout_prob=0"]
     tree, task = tree_of(host, *words)
-    ours = trained(host, STEPS, *words)
+    *_, ours = trained(host, STEPS, *words)
     with build.seed_draws(0, "model"):
         model = plain_host(host).train()
     own = [name for name in ours["model"] if "num_batches" not in name]
