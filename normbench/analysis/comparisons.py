@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-import pandas as pd
-
 from normbench.analysis.answers import Verdict
 from normbench.analysis.measures import Metric, final, final_values
 from normbench.analysis.records import Arm, RecordedRun
@@ -360,8 +358,9 @@ def with_corrected_p(
 
 def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]) -> dict[int, float]:
     """Return what is measured of runs, where it is not NaN; of several with one seed their mean."""
-    values = [measure(run) for run in runs]
-    seeds = [run.seed for run in runs]
-    found = pd.Series(values, seeds, dtype=float)
-    means = found.groupby(level=0).mean()
-    return means.dropna().to_dict()
+    measured = dict[int, list[float]]()
+    for run in runs:
+        value = measure(run)
+        if not math.isnan(value):
+            measured.setdefault(run.seed, []).append(value)
+    return {seed: math.fsum(values) / len(values) for seed, values in sorted(measured.items())}
