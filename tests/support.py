@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from normbench.cli import main
 from normbench.config.groups import options, section_of
 from normbench.contract.trials import IMAGES, TEXT, TEXTS, TRANSLATIONS  # noqa: F401 (for the tests)
 from normbench.models import Xavier, initialize
+from normbench.training import precision
 from normbench.types import Batch, Model, Task
 
 # Small sizes for each model that the matrix walks; every other setting is the YAML's own.
@@ -118,6 +120,19 @@ def write_few_pairs(folder: Path, pairs: int = 64) -> None:
             bytes_of_each = compute.binary_length(table[column])  # and it has no more tokens
             table = table.filter(compute.less(bytes_of_each, 60))
         parquet.write_table(table.slice(0, pairs), folder / name / "data" / path.name)
+
+
+def reason_against_in_a_fork(dtype: torch.dtype) -> str:
+    """Say why the CPU cannot compute in a number format, as a fork of this process finds, which need not import torch.
+
+    test_precision has it tried as commands have it.
+    """
+    trial = multiprocessing.get_context("fork").Process(
+        target=precision.try_precision, args=(torch.device("cpu"), dtype)
+    )
+    trial.start()
+    trial.join()
+    return f"its trial ended with {trial.exitcode}" if trial.exitcode else ""
 
 
 def visible_files() -> list[Path]:

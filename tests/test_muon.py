@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, TEXT, build, refused, section
+from support import IMAGES, TEXT, build, reason_against_in_a_fork, refused, section
 from torch import Tensor, nn
 
 from normbench import build as builder
@@ -19,6 +19,7 @@ from normbench.errors import UsageError
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.sweep.conduct import plan_sweep
+from normbench.training import precision
 from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.types import Model, Task
@@ -193,7 +194,8 @@ def test_a_damaged_state_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["probes=full", "trainer.ema=0.9", "trainer.precision=bf16"], ["schedule=onecycle"]])
-def test_a_whole_run_finishes(tmp_path: Path, words: list[str]) -> None:
+def test_a_whole_run_finishes(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "reason_against_on_cpu", reason_against_in_a_fork)
     assert main(["train", *TRANSFORMER, *SMALL, *words, f"outputs={tmp_path}", "quiet=true"]) == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import multiprocessing
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from browsing import needs_browser
 from conftest import draw_for_pages_alone, make_once
 from data_helpers import write_questions
+from support import reason_against_in_a_fork
 
 from normbench.analysis.pages import page_of
 from normbench.analysis.studied import read_study, studies_below
@@ -49,19 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = tmp_path_factory.mktemp("questions")
     write_questions(questions)
     return make_once(tmp_path_factory, "studies", lambda place: make_studies(place, questions))
-
-
-def reason_against_in_a_fork(dtype: torch.dtype) -> str:
-    """Say why the CPU cannot compute in a number format, as a fork of this process finds, which need not import torch.
-
-    test_precision has it tried as commands have it.
-    """
-    trial = multiprocessing.get_context("fork").Process(
-        target=precision.try_precision, args=(torch.device("cpu"), dtype)
-    )
-    trial.start()
-    trial.join()
-    return f"its trial ended with {trial.exitcode}" if trial.exitcode else ""
 
 
 def make_studies(place: Path, questions: Path) -> None:
