@@ -66,6 +66,7 @@ def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
 def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     monkeypatch.setattr(records, "run_beside", lambda work: work)  # what another process reads is not seen here

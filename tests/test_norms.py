@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hydra.utils import get_class, instantiate
 from killing import Server
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from support import NORMS
 from torch import Tensor, nn
 
@@ -41,8 +42,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def options_of(name: str) -> DictConfig:
+    """Return what conf/norm/<name>.yaml says, which takes milliseconds to read."""
+    found = OmegaConf.load(CONF / f"{name}.yaml")
+    assert isinstance(found, DictConfig)
+    return found
+
+
 def options(name: str) -> dict[str, Any]:
-    return {str(key): value for key, value in OmegaConf.load(CONF / f"{name}.yaml").items()}
+    return {str(key): value for key, value in options_of(name).items()}
 
 
 @pytest.fixture(autouse=True)

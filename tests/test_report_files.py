@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import make_once
 from made_runs import make_report, make_run, make_study
 
 from normbench.analysis.latex import cited_in, table_for
@@ -30,8 +31,12 @@ EVIL = "<script>alert(1)<&'\"|"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a report: two norms, three seeds; one run failed under a name and with a text that are code."""
-    folder = tmp_path_factory.mktemp("study")
+    """The folder of a report, which all workers read."""
+    return make_once(tmp_path_factory, "report of a study", write_report) / "report"
+
+
+def write_report(folder: Path) -> None:
+    """Report two norms, three seeds; one run failed under a name and with a text that are code."""
     make_study(folder, {"layernorm": [2.0, 2.1, 2.05], "rmsnorm": [2.0, 2.11, 2.04]}, probed=20)
     make_run(folder, norm=EVIL, seed=3, status="failed", summary={"message": f"OSError: {EVIL}"}, name=EVIL)
     torn = make_run(folder, norm="layernorm", seed=3, name="torn", status="interrupted")
@@ -40,7 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bad = make_run(folder, norm="rmsnorm", seed=3, name="bad")
     content = (bad / "metrics.jsonl").read_text()
     (bad / "metrics.jsonl").write_text(content.replace('"loss/train"', "", 1))
-    return save(make_report([folder], margin=0.1), folder / "report").parent
+    save(make_report([folder], margin=0.1), folder / "report")
 
 
 class Page(HTMLParser):
@@ -171,6 +176,7 @@ def test_a_wide_and_a_long_table_are_written_in_parts() -> None:
     assert len(parts) > 3 and len({*re.findall(r"\\label\{(.*?)\}", "".join(parts))}) == len(parts)
 
 
+@pytest.mark.usefixtures("pages_alone")
 def test_the_methods_count_runs_that_are_missing_and_that_did_not_train(tmp_path: Path) -> None:
     told = {"constant": {"loss/val": 3.1}}
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 3.09]}, data=told)
