@@ -160,8 +160,8 @@ def test_a_run_whose_ledger_has_words_for_numbers_is_left_out(tmp_path: Path, na
 
 @pytest.mark.slow
 def test_lines_that_nobody_writes_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 of the 5,000 that `python tests/fuzz.py` draws."""
+    """A few of the 5,000 that `python tests/fuzz.py` draws."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     make_files(tmp_path)
-    assert list(faults(0, 300)) == []
+    assert list(faults(0, 300 if WHOLE else 150)) == []

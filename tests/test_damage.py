@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import WHOLE
 
 from normbench.analysis.records import RecordedRun, read_studies
 from normbench.cli import main
@@ -67,7 +68,7 @@ def pair(runs: dict[str, Path], tmp_path: Path) -> Path:
     return tmp_path / "pair"
 
 
-@pytest.mark.parametrize("number", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [50, pytest.param(500 if WHOLE else 200, marks=pytest.mark.slow)])
 def test_damaged_records_are_told_or_harmless(pair: Path, number: int) -> None:
     (study,) = read_studies([pair])
     assert study.damaged == ()

@@ -263,7 +263,7 @@ def test_a_large_text_trains_with_less_than_275_mib_of_memory_beside_torch_s_own
     with open(path, "wb") as file:
         for _ in range(-(-size // len(block))):
             file.write(block)
-    words = ["data=text", f"data.path={path}", "model.depth=1", "model.width=16", "trainer.steps=100", "threads=1"]
+    words = ["data=text", f"data.path={path}", "model.depth=1", "model.width=16", "trainer.steps=20", "threads=1"]
     words += ["trainer.eval_batches=5", "quiet=true", f"outputs={tmp_path}"]
     code = """
         import sys
