@@ -143,6 +143,12 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
 
 
 @cache
+def signature_of(found: Callable[..., Any]) -> inspect.Signature:
+    """Return what a class or function takes, which takes long to find where a model makes many norms of one class."""
+    return inspect.signature(found)
+
+
+@cache
 def check_signature(found: Callable[..., Any], where: str) -> None:
     """Refuse a class or function of which Python cannot tell what it takes.
 
@@ -150,7 +156,7 @@ def check_signature(found: Callable[..., Any], where: str) -> None:
         ContractError: with what Python says.
     """
     try:
-        inspect.signature(found)
+        signature_of(found)
     except Exception as error:  # what stands in place of `__init__` may raise anything
         raise ContractError(f"{where} does not tell what it takes ({explain(error)}): give it an __init__") from error
 
@@ -201,7 +207,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     @wraps(found, assigned=(), updated=())  # with the signature, and none of the attributes of a class
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            inspect.signature(make).bind(*args, **kwargs)
+            signature_of(make.func).bind(*make.args, *args, **{**make.keywords, **kwargs})
         except (TypeError, ValueError) as error:
             raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
         made = make(*args, **kwargs)

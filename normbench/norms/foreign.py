@@ -62,6 +62,7 @@ class Fitted(Norm):
         return y.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
 
 
+@cache
 def takes_place(found: Any) -> bool:
     """Tell whether a class, or a function that makes a norm, is told its place by `channel_dim`, as ours are."""
     makers = found.__mro__ if isinstance(found, type) else (found,)
