@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms import DyT, LayerNorm, RMSNorm, common, kernels
+from normbench.norms import BatchNorm, DyT, LayerNorm, RMSNorm, common, kernels
 
 __all__ = ["native_functions_of_few_values"]  # used here, too
 
@@ -153,47 +152,46 @@ def test_a_norm_is_copied_and_stored_with_its_choice(name: str, impl: str) -> No
         assert torch.equal(copied(x), norm(x))
 
 
+def compare_compiled() -> None:
+    """Compare a norm that is compiled with its formula."""
+    compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
+    x = torch.randn(8, 32, 5, 7, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), eager(x))
+
+
+def compare_without_vectors() -> None:
+    """Compare in a process that has compiled nothing, on a CPU without vectors, as far as torch's compiler knows."""
+    from torch._inductor.codecache import PyCodeCache
+
+    os.environ["ATEN_CPU_CAPABILITY"] = "default"
+    vars(torch.backends.cpu)["get_cpu_capability"] = lambda: "DEFAULT"
+    torch.compiler.reset()
+    PyCodeCache.cache_clear()
+    common.compiled_formula.cache_clear()
+    compare_compiled()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process fills a cache, and one without vectors reads it; both under the same settings, which are in keys.
-
-    With others the second would not find what the first one has left, and the test could not fail.
-    """
+    """This process fills a cache, and a fork of it, which has all of its settings, reads it."""
     from torch._inductor import config  # slow to import
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-    code = textwrap.dedent("""
-        import torch
-        from torch._inductor import config
-        from normbench.norms import BatchNorm
-        torch.set_deterministic_debug_mode("default")  # runs in this process have set it
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        torch.set_float32_matmul_precision("highest")
-        compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
-        torch.manual_seed(0)
-        x = torch.randn(8, 32, 5, 7)
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(x), eager(x))
-        print(settings := repr(sorted(config.save_config_portable().items(), key=str)))
-        print(torch.backends.cpu.get_cpu_capability())
-    """)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     settings = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}  # which take g++ ten seconds
+    settings["compile_threads"] = 1  # a fork has no other thread
     torch.compiler.reset()
-    mode, here = torch.get_deterministic_debug_mode(), dict[str, Any]()
-    with config.patch(settings | {"deterministic": False}), torch.random.fork_rng():
-        exec(code, here)
-    torch.set_deterministic_debug_mode(mode)
+    with config.patch(settings):
+        compare_compiled()
+        other = multiprocessing.get_context("fork").Process(target=compare_without_vectors)
+        other.start()
+        other.join()
     valid_vec_isa_list.cache_clear()
-    same = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
-    environment = {**os.environ, **same, "ATEN_CPU_CAPABILITY": "default"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [here["settings"], "DEFAULT"]
+    assert other.exitcode == 0
 
 
 def check_compiled(name: str) -> None:
