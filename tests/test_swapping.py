@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ def test_settings_examples_and_norms_of_ones_own() -> None:
     assert isinstance(model[1], nn.LayerNorm) and model[1].weight is None
     normbench.swap(model, nn.RMSNorm, example=x, keep="nothing")
     torch.testing.assert_close(model(x), nn.RMSNorm(4)(model[0](x)))
+
+
+@dataclass
+class Maker:
+    """Makes norms, and has no hash, as dataclasses that may change have none."""
+
+    affine: bool
+
+    def __call__(self, features: int) -> nn.Module:
+        return nn.RMSNorm(features, elementwise_affine=self.affine)
+
+
+def test_a_norm_is_made_by_whatever_can_be_called() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    normbench.swap(model, Maker(affine=False), example=torch.randn(2, 4))
+    assert isinstance(model[1], nn.RMSNorm) and model[1].weight is None
 
 
 def test_alpha_of_a_language_model_is_that_of_the_paper() -> None:

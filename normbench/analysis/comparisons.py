@@ -363,4 +363,9 @@ def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]
         value = measure(run)
         if not math.isnan(value):
             measured.setdefault(run.seed, []).append(value)
-    return {seed: math.fsum(values) / len(values) for seed, values in sorted(measured.items())}
+    means = {}
+    for seed, values in sorted(measured.items()):
+        mean = sum(values) / len(values)
+        if not math.isnan(mean):  # as of ∞ and −∞
+            means[seed] = mean
+    return means

@@ -66,7 +66,8 @@ LIBRARIES = "normbench.hosts."  # where models of other libraries are
 SEARCH_PATH = "hydra.searchpath"
 SCHEME = "scheme"  # the group whose options stand for words
 
-# Hydra's own groups for its help and its logs: nothing reads them, and to compose them takes a sixth of its time.
+# Hydra's own groups for its help, its logs and its folders of runs: nothing reads them, and to compose them takes a
+# sixth of its time.
 DROPPED = [f"~hydra/{group}" for group in ("help", "hydra_help", "hydra_logging", "job_logging", "output")]
 
 # Words that others have for it, or that are a sweep's.

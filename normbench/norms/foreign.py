@@ -62,11 +62,20 @@ class Fitted(Norm):
         return y.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
 
 
-@cache
 def takes_place(found: Any) -> bool:
     """Tell whether a class, or a function that makes a norm, is told its place by `channel_dim`, as ours are."""
-    makers = found.__mro__ if isinstance(found, type) else (found,)
-    return any("channel_dim" in inspect.signature(maker).parameters for maker in makers)
+    return class_takes_place(found) if isinstance(found, type) else names_place(found)
+
+
+@cache
+def class_takes_place(found: type) -> bool:
+    """Tell whether a class, or one from which it derives, is told its place."""
+    return any(names_place(maker) for maker in found.__mro__)
+
+
+def names_place(maker: Any) -> bool:
+    """Tell whether `channel_dim` is among what a class or a function takes by name."""
+    return "channel_dim" in inspect.signature(maker).parameters
 
 
 def make_fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> Any:
