@@ -82,7 +82,7 @@ class Child:
 
     def wait(self) -> int:
         """Return its exit status, once it has ended."""
-        self.process.join(PATIENCE)
+        self.process.join(4 * PATIENCE)
         assert self.status is not None, f"still at work:\n{self.output}"
         return self.status
 
@@ -228,8 +228,10 @@ def fork_python(path: str, args: list[str], kept: list[int]) -> int:
                 with suppress(OSError):
                     os.close(descriptor)
         exec(args[args.index("-c") + 1], {"__name__": "__main__"})
-    finally:
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 class Places:

@@ -131,7 +131,7 @@ def reason_against_in_a_fork(dtype: torch.dtype) -> str:
         target=precision.try_precision, args=(torch.device("cpu"), dtype)
     )
     trial.start()
-    trial.join()
+    trial.join(120.0)  # seconds, of which it takes less than one
     return f"its trial ended with {trial.exitcode}" if trial.exitcode else ""
 
 

@@ -189,7 +189,7 @@ def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(
         compare_compiled()
         other = multiprocessing.get_context("fork").Process(target=compare_without_vectors)
         other.start()
-        other.join()
+        other.join(120.0)  # seconds, of which it takes five
     valid_vec_isa_list.cache_clear()
     assert other.exitcode == 0
 

@@ -112,8 +112,9 @@ def is_there(group: int) -> bool:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_processes_start_stops_in_order(tmp_path: Path) -> None:
-    """A process of its own, which takes as long to start as a person's."""
+@pytest.mark.parametrize("runs", [0, 2])
+def test_ctrl_c_stops_a_process_of_its_own_in_order(runs: int, tmp_path: Path) -> None:
+    """One that starts as a person's does, while its processes start, and when so many runs are at work."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     with subprocess.Popen(
         [sys.executable, "-m", "normbench", *LONG], cwd=tmp_path, env=environment, start_new_session=True,
@@ -121,6 +122,7 @@ def test_ctrl_c_while_processes_start_stops_in_order(tmp_path: Path) -> None:
     ) as sweep:  # fmt: skip
         try:
             assert next(line for line in sweep.stdout or () if "runs to do" in line)
+            assert poll(lambda: len([*tmp_path.glob("outputs/sweep/*/metrics.jsonl")]) >= runs)
             os.killpg(sweep.pid, signal.SIGINT)
             output, _ = sweep.communicate(timeout=4 * PATIENCE)
         finally:
