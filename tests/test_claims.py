@@ -421,9 +421,12 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert "tiny: verified, parity" in capsys.readouterr().out
     shutil.copytree(claims, tmp_path / "tampered")
     note = tmp_path / "tampered" / "tiny" / "claim.json"
-    note.write_text(note.read_text().replace('"lost": {}', '"lost": {"ln": 1}'))
+    changed = note.read_text().replace('"lost": {}', '"lost": {"ln": 1}')
+    note.write_text(changed.replace('"unreached": {}', '"unreached": {"rms": 2}'))
     assert run("tiny", "--verify", "tampered") == 1
-    assert "arm ln has 0 diverged runs, where claim.json says 1" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "arm ln has 0 of its runs lost, where claim.json says 1" in told
+    assert "arm rms misses the loss of its reference at 0 of the seeds, where claim.json says 2" in told
     metrics = next((tmp_path / "tampered" / "tiny").glob("rmsnorm-*-s1-*/metrics.jsonl"))
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines[-1]["loss/val"] = 1.0

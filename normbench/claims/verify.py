@@ -79,9 +79,9 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
     wrong += measured.missing
     values = effects_of(claim, measured, seeds)
     wrong += compare_values(result.values, values)
-    wrong += compare_counts("diverged runs", result.lost, measured.lost)
-    if result.unreached is not None:
-        wrong += compare_counts("seeds short of the loss of the reference", result.unreached, measured.unreached)
+    wrong += compare_counts("has {} of its runs lost", result.lost, measured.lost)
+    unreached = result.unreached or {}
+    wrong += compare_counts("misses the loss of its reference at {} of the seeds", unreached, measured.unreached)
     return wrong or compare_verdicts(claim, judgement.verdict, values)
 
 
@@ -248,11 +248,17 @@ def compare_values(before: Mapping[int, float], again: Mapping[int, float]) -> l
     return found
 
 
-def compare_counts(what: str, before: Mapping[str, int], again: Mapping[str, int]) -> list[str]:
-    """Return of which arms claim.json has another number than the runs. what: is counted."""
+def compare_counts(sentence: str, before: Mapping[str, int], again: Mapping[str, int]) -> list[str]:
+    """Return of which arms claim.json has another number than the runs.
+
+    Args:
+        sentence: what is counted of an arm, with {} for the number.
+        before: the numbers of claim.json, by arm.
+        again: those of the runs.
+    """
     found = []
     for arm in sorted({*before, *again}):
         noted, counted = before.get(arm, 0), again.get(arm, 0)
         if noted != counted:
-            found.append(f"arm {arm} has {counted} {what}, where {CLAIM_FILE} says {noted}")
+            found.append(f"arm {arm} {sentence.format(counted)}, where {CLAIM_FILE} says {noted}")
     return found

@@ -364,7 +364,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
 
 
 def describe_minutes(claim: Claim, left: float) -> str:
-    """Say how many minutes a claim takes as it is registered. left: of them, for the runs that are missing."""
+    """Say how many minutes a claim takes as it is registered. left: those that the missing runs still take."""
     if claim.runs_of and not claim.minutes:
         return f"its runs are those of {claim.runs_of}; left: {left:g} minutes"
     return f"registered: {claim.minutes:g} minutes; left: {left:g}"

@@ -195,14 +195,19 @@ def noted_rows(judged: Sequence[Entry]) -> list[str]:
 
 
 def machines_of(judged: Sequence[Entry]) -> list[str]:
-    """Return the machines and versions of the runs, each once, with how long they took there."""
+    """Return the machines and versions of the runs, each once, with how long they took there.
+
+    Runs that several claims share count once, with the claim whose runs they are.
+    """
     minutes = dict[str, float]()
     for entry in judged:
         result = entry.result
         if result is not None:
             everywhere = {key: value for key, value in result.machine.items() if key != "commit"}
             machine = write_machine(replace(result, machine=everywhere))
-            minutes[machine] = minutes.get(machine, 0.0) + (result.minutes or 0.0)
+            are_own = not result.claim.get("runs_of")
+            own_minutes = result.minutes or 0.0 if are_own else 0.0
+            minutes[machine] = minutes.get(machine, 0.0) + own_minutes
     return [f"{machine}: {write_minutes(took)}" for machine, took in minutes.items()]
 
 
