@@ -10,7 +10,7 @@ from typing import Any
 import claim_documents
 import pytest
 import yaml
-from claim_documents import MOST_WANTED, PAGE, make_page, with_results
+from claim_documents import MOST_WANTED, PAGE, ROWS, make_page, with_results
 from conftest import draw_for_pages_alone
 from made_claims import claims_and_digests, write_all
 from support import REPOSITORY
@@ -36,7 +36,7 @@ def test_the_documents_are_as_they_are_made(tmp_path: Path) -> None:
         if path.suffix == ".md":
             assert made.read_text() == path.read_text(), f"{name} is made: run scripts/claims_docs"
     assert (tmp_path / PAGE).read_text() == (REPOSITORY / PAGE).read_text(), "run scripts/claims_docs"
-    assert len(set(MOST_WANTED)) == len(MOST_WANTED) == 10
+    assert len(set(MOST_WANTED)) == len(MOST_WANTED) >= ROWS == 10
 
 
 def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
