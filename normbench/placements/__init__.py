@@ -182,9 +182,9 @@ class PostInside(Residual):
 class Sandwich(Residual):
     """The branch's input and output are normalized: x ← x + N(f(N(x))), and one N after the last block.
 
-    CogView (Ding et al. 2021), Gemma 2 (2024), Peri-LN (Kim et al. 2025). What a branch
-    adds has a root mean square of 1 at the start, and drowns a stream that begins near 0, as with `scheme=llama`: keep
-    the default `model.embedding_scale=unit`, or take `root_width` as in Gemma.
+    CogView (Ding et al. 2021), Gemma 2 (2024), Peri-LN (Kim et al. 2025). What a branch adds has a root
+    mean square of 1 at the start, and drowns a stream that begins near 0, as with `scheme=llama`: keep the default
+    `model.embedding_scale=unit`, or take `root_width` as in Gemma.
     """
 
     slots = ("in", "out")

@@ -40,7 +40,7 @@ README = "README.md"
 TEMPLATE = "claims.md.jinja"
 PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where something lies on a machine
 
-# The rows of the README's table, in its order: the claims that people ask about most.
+# The claims that people ask about most, in the order of the README's table, which has some of them.
 MOST_WANTED = (
     "rmsnorm-parity",
     "rmsnorm-faster",
@@ -206,11 +206,11 @@ def machines_of(judged: Sequence[Entry]) -> list[str]:
     for entry in judged:
         result = entry.result
         if result is not None:
+            took = result.minutes or 0.0
+            is_shared = bool(result.claim.get("runs_of"))
             everywhere = {key: value for key, value in result.machine.items() if key != "commit"}
             machine = write_machine(replace(result, machine=everywhere))
-            are_own = not result.claim.get("runs_of")
-            own_minutes = result.minutes or 0.0 if are_own else 0.0
-            minutes[machine] = minutes.get(machine, 0.0) + own_minutes
+            minutes[machine] = minutes.get(machine, 0.0) + (0.0 if is_shared else took)
     return [f"{machine}: {write_minutes(took)}" for machine, took in minutes.items()]
 
 
