@@ -228,6 +228,8 @@ def fork_python(path: str, args: list[str], kept: list[int]) -> int:
                 with suppress(OSError):
                     os.close(descriptor)
         exec(args[args.index("-c") + 1], {"__name__": "__main__"})
+    except SystemExit:
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
