@@ -113,7 +113,26 @@ def place_of(error: BaseException) -> str:
     return installed
 
 
-def explain_torchvision(importer: str) -> str:
+def comes_from_torchvision(error: BaseException | None) -> bool:
+    """Tell whether an error of a library that imports torchvision, or what led to it, was raised for torchvision.
+
+    transformers imports its models one by one, and then says only which one it could not import.
+    """
+    while error is not None:
+        names_it = "torchvision::" in str(error) or (type(error) is ImportError and "torchvision" in str(error))
+        if names_it or passes_through(error, "torchvision"):
+            return True
+        error = error.__cause__
+    return False
+
+
+def passes_through(error: BaseException, package: str) -> bool:
+    """Tell whether an error was raised in a file of a package, or in what such a file called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(package in Path(frame.filename).parts for frame in frames)
+
+
+def explain_torchvision(importer: str, error: BaseException) -> str:
     """Say why torchvision fails where something imports it, and how to mend it.
 
     Each release of torchvision is built for one of torch's, and for the CPU or a version of CUDA as that is. Beside
@@ -121,10 +140,13 @@ def explain_torchvision(importer: str) -> str:
 
     Args:
         importer: what imports it, such as `timm`; or itself.
+        error: with which that failed.
     """
     import torch
 
+    while error.__cause__ is not None:
+        error = error.__cause__
     whose = "torchvision" if importer == "torchvision" else f"torchvision, which {importer} imports,"
     build = "for CUDA" if torch.version.cuda else "for the CPU alone"
     cure = f"install both at once from the index that has builds {build}, by the command that pytorch.org shows"
-    return f"{whose} does not fit torch {torch.__version__}: {cure}"
+    return f"{whose} does not fit torch {torch.__version__} ({explain(error)}): {cure}"

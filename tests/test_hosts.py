@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import os
 import pickle
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -603,7 +607,7 @@ def test_a_library_that_cannot_be_imported_is_a_sentence_with_the_cure(
     def refuse(name: str) -> None:
         raise error
 
-    monkeypatch.setattr("normbench.hosts.libraries.importlib.import_module", refuse)
+    monkeypatch.setattr("normbench.hosts.libraries.import_module_beside", refuse)
     with pytest.raises(UsageError, match=sentence):
         hosts.import_library("timm")
 
@@ -634,6 +638,30 @@ def test_a_norm_whose_library_cannot_be_imported_is_a_sentence_too(
         UsageError, match=r"^norm=unfit.Norm cannot be imported: torchvision, which unfit imports, does"
     ):
         import_target("unfit.Norm", "norm=unfit.Norm")
+
+
+BESIDE_BROKEN = """
+from normbench.cli import main
+small = ["trainer.steps=1", "trainer.eval_batches=1", "device=cpu", "quiet=true"]
+texts = ["model=hf", "model.config.num_hidden_layers=1", "model.config.hidden_size=32", "data.batch_size=2"]
+images = ["model=timm", "model.name=test_resnet", "data=digits"]
+norm = ["norm._target_=transformers.models.llama.modeling_llama.LlamaRMSNorm", "model.depth=1", "model.width=8"]
+print([main(["train", *words, *small]) for words in (texts, norm, images)])
+"""
+
+
+@pytest.mark.slow
+def test_models_of_texts_need_no_torchvision_that_loads(tmp_path: Path) -> None:
+    """A fake one stands for a build for another torch; transformers is imported for a model and for a norm."""
+    fake = tmp_path / "torchvision"
+    fake.mkdir()
+    (fake / "__init__.py").write_text("raise RuntimeError('built for another torch')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    line = [sys.executable, "-c", BESIDE_BROKEN]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 2]", done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert re.search(r"torchvision, which timm imports, does not fit torch .*built for another torch.*: install", said)
 
 
 def test_findings_are_plain_values() -> None:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any, get_type_hints
 
-from normbench.errors import UsageError, explain, explain_torchvision, place_of
+from normbench.companions import import_module_beside
+from normbench.errors import UsageError, comes_from_torchvision, explain, explain_torchvision, place_of
 from normbench.settings import Setting, drop_keys, nearest, setting_from
 
 OURS = ("normbench.", "torch.")
@@ -60,10 +61,10 @@ def import_target(path: str, where: str = "") -> Callable[..., Any]:
     where = where or path
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_module_beside(module), name)
     except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
-        if "torchvision::" in str(error):
-            raise UsageError(f"{where} cannot be imported: {explain_torchvision(module)}") from error
+        if comes_from_torchvision(error):
+            raise UsageError(f"{where} cannot be imported: {explain_torchvision(module, error)}") from error
         if place_of(error):
             raise UsageError(f"{where} cannot be imported: fix {explain(error)}") from error
         known = vars(sys.modules[module]) if module in sys.modules else ()

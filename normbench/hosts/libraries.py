@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
-from normbench.errors import UsageError, explain, explain_torchvision
+from normbench.companions import import_module_beside
+from normbench.errors import UsageError, comes_from_torchvision, explain, explain_torchvision
 
 # The extra of normbench that installs each library, and what a person calls it.
 EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
@@ -18,12 +18,12 @@ def import_library(name: str) -> ModuleType:
         UsageError: it is not installed, or what it needs does not fit; with the command that mends it.
     """
     try:
-        return importlib.import_module(name)
+        return import_module_beside(name)
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         what = f"{name} is not installed" if missing == name else f"{name} needs {missing}, which is not installed"
         raise UsageError(f"{what}: pip install 'normbench[{EXTRAS[name]}]'") from error
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:  # a broken one may raise anything
         refuse_other_torchvision(name, error)
         raise UsageError(f"{name} cannot be imported ({explain(error)}): install a version that fits") from error
 
@@ -31,13 +31,8 @@ def import_library(name: str) -> ModuleType:
 def refuse_other_torchvision(name: str, error: BaseException) -> None:
     """Refuse a torchvision that does not fit torch, where that is what an error of a library comes from.
 
-    transformers imports its models one by one, and then says only which one it could not import.
-
     Raises:
         UsageError: that is it; with the way to mend it.
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        if "torchvision::" in str(cause) or (type(cause) is ImportError and "torchvision" in str(cause)):
-            raise UsageError(explain_torchvision(name)) from error
-        cause = cause.__cause__
+    if comes_from_torchvision(error):
+        raise UsageError(explain_torchvision(name, error)) from error
