@@ -52,6 +52,7 @@ def test_hub_and_local_copy_have_one_fingerprint(tmp_path: Path, monkeypatch: py
     fetched = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "hf"))
     load_dataset = Mock(return_value=fetched)
     with monkeypatch.context() as patch:
+        patch.setattr("normbench.data.hub.explain_silence", str)
         patch.setattr(datasets, "load_dataset", load_dataset)
         hub = hub_text(name="plays", hub_id="me/plays", revision="v1", **TEXT)
         other = hub_text(name="plays", hub_id="me/plays", revision="v2", **TEXT)

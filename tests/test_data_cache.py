@@ -172,6 +172,13 @@ def test_rows_that_are_no_text(row: object, tmp_path: Path) -> None:
         plays(tmp_path)
 
 
+@pytest.fixture
+def answering_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that answers a first request."""
+    monkeypatch.setattr("normbench.data.hub.explain_silence", str)
+
+
+@pytest.mark.usefixtures("answering_hub")
 def test_a_full_disk_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     full = RuntimeError("it broke")
     full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
@@ -181,7 +188,8 @@ def test_a_full_disk_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
             hub_images(name="pets", hub_id="me/pets", **IMAGES)
 
 
-def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("answering_hub")
+def test_a_network_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("Name or service not known")))
     with pytest.raises(UsageError, match=r"me/pets cannot be read \(Name or service not known.*data.root.*data=pydocs"):
         hub_images(name="pets", hub_id="me/pets", **IMAGES)

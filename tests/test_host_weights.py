@@ -17,7 +17,8 @@ from torch import nn
 from normbench.config import compose
 from normbench.config.groups import section_of
 from normbench.errors import UsageError
-from normbench.hosts.building import USUAL_SIZES, build_host, hub_answers
+from normbench.hosts.building import USUAL_SIZES, build_host
+from normbench.hub import explain_silence
 from normbench.runs.plan import prepare
 from normbench.types import Task
 
@@ -179,16 +180,18 @@ def test_other_weights_at_the_same_place_make_another_run(tmp_path: Path) -> Non
 
 
 def test_without_a_network_the_hub_says_so_in_a_sentence_after_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    asked: list[bool] = []
-
-    def ask() -> bool:
-        asked.append(hub_answers())
-        return asked[-1]
-
-    monkeypatch.setattr("normbench.hosts.building.hub_answers", ask)
-    for library, name, task in (("hf", "nobody/nothing", TEXT), ("timm", "vit_tiny_patch16_224", IMAGES)):
-        assert "model.weights=PATH" in refusal(library, name, {}, task, weights="pretrained")
     import huggingface_hub.constants
 
-    assert asked == [False, False] and not huggingface_hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    asked: list[str] = []
+
+    def ask() -> str:
+        asked.append(explain_silence())
+        return asked[-1]
+
+    monkeypatch.setattr("normbench.hosts.building.explain_silence", ask)
+    for library, name, task in (("hf", "nobody/nothing", TEXT), ("timm", "vit_tiny_patch16_224", IMAGES)):
+        message = refusal(library, name, {}, task, weights="pretrained")
+        assert "model.weights=PATH" in message and "cannot be reached" in message
+    assert len(asked) == 2 and all(asked) and not huggingface_hub.constants.HF_HUB_OFFLINE

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 
 from normbench.data.cache import file_digest, logger
 from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.hub import data_sets_kept, explain_silence, is_empty, look_here_alone
 
-OTHERWISE = (
-    "name a repository with these splits and columns, set data.root or NORMBENCH_DATA to a folder that holds copies in "
-    "the hub's layout (ROOT/owner/name/…/*.parquet), or use data=pydocs or data=digits, which need none"
+COPIES = (
+    "set data.root or NORMBENCH_DATA to a folder that holds copies in the hub's layout (ROOT/owner/name/…/*.parquet), "
+    "or use data=pydocs or data=digits, which need none"
 )
+OTHERWISE = f"name a repository with these splits and columns, {COPIES}"
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
@@ -117,6 +120,46 @@ class Hub:
                 files_of_splits[split] = list(map(str, found[split]))
             return features, files_of_splits
 
+    @cached_property
+    def silence(self) -> str:
+        """Why the hub does not answer; empty where it does, or need not be asked."""
+        return "" if self.root else explain_silence()
+
+    def reach(self) -> None:
+        """Refuse a repository of which nothing is here where the hub cannot be reached, before anything is said of it.
+
+        Raises:
+            UsageError: with the folders in which it was looked for.
+        """
+        if not self.silence or self.is_kept:
+            return
+        where = f"NORMBENCH_DATA and data.root are not set, and {data_sets_kept()} does not have it"
+        raise UsageError(f"{self.hub_id} is not here ({where}), and {self.silence}: connect to a network, {COPIES}")
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the library `datasets` has read this repository before, and kept it."""
+        if is_empty(data_sets_kept()):  # else the library is to look, whose import takes a second
+            return False
+        import datasets
+
+        try:
+            with look_here_alone(self.silence):
+                datasets.load_dataset_builder(self.hub_id, **self.options)
+        except Exception:  # it knows many ways to have nothing
+            return False
+        return True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What functions of the library `datasets` take to find this repository, beside its name."""
+        options: dict[str, Any] = {"name": self.config}
+        if not self.root:
+            options["revision"] = self.revision
+        if self.folder:
+            options["data_dir"] = self.folder
+        return options
+
     @contextmanager
     def reading(self) -> Iterator[tuple[Any, str, dict[str, Any]]]:
         """Give the library `datasets`, and what its functions take to find this repository.
@@ -127,6 +170,7 @@ class Hub:
             UsageError: the repository cannot be reached or read, a split or column is missing.
             RunFailure: the disk is full.
         """
+        self.reach()
         import datasets
 
         datasets.disable_progress_bars()  # the run has its own display
@@ -134,13 +178,9 @@ class Hub:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logger.info("reading %s", self.hub_id)
         place = os.path.join(os.path.expanduser(self.root or ""), self.hub_id)
-        options: dict[str, Any] = {"name": self.config}
-        if not self.root:
-            options["revision"] = self.revision
-        if self.folder:
-            options["data_dir"] = self.folder
         try:
-            yield datasets, place, options
+            with look_here_alone(self.silence):
+                yield datasets, place, self.options
         except (MemoryError, UsageError):
             raise
         except Exception as fault:  # YAML's, Arrow's, HTTP's and its own errors have no common class

@@ -94,7 +94,7 @@ def hub_text(
 
     key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
     key += key_of_file(level, tokenizer)
-    return Text(read_or_decode(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
+    return Text(read_or_decode(name, "text", key, load, hub.reach, hub_id=hub_id), holdout=holdout, **options)
 
 
 def cut_by_twentieths(text: str) -> dict[str, str]:
@@ -160,7 +160,7 @@ def hub_texts(
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
     key += key_of_file(level, tokenizer)
-    return Texts(read_or_decode(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
+    return Texts(read_or_decode(name, "texts", key, load, hub.reach, hub_id=hub_id), holdout=holdout, **options)
 
 
 def encode_texts(
@@ -238,7 +238,7 @@ def hub_images(
     key: list[Any] = ["hub", hub.key(), image_column, label_column]
     if size or val_split != "test":  # else the key is that of caches made before there were these settings
         key += [val_split, size]
-    return Images(read_or_decode(name, "images", key, load, hub_id=hub_id), holdout=holdout, **options)
+    return Images(read_or_decode(name, "images", key, load, hub.reach, hub_id=hub_id), holdout=holdout, **options)
 
 
 def read_labelled(

@@ -116,7 +116,7 @@ class Stream:
             arrays, facts = load(rows)
             return arrays, {**facts, "held": held_out_of}
 
-        content = read_or_decode(name, "stream", key, load_first, hub_id=self.hub.hub_id)
+        content = read_or_decode(name, "stream", key, load_first, self.hub.reach, hub_id=self.hub.hub_id)
         self.held_out_of = content.facts["held"]
         # Without the commit that `main` is today: a later one may have the same files.
         files_of_commit = [name.partition("/")[2] for name in names]

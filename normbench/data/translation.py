@@ -225,7 +225,7 @@ def hub_translation(
         return encode_pairs(pairs, vocabulary), facts
 
     key = ["hub", hub.key(), columns, pair_column, vocabulary_size, lowercase, [*splits.values()], float(holdout)]
-    content = read_or_decode(name, "pairs", key, load, hub_id=hub_id, direction=" to ".join(columns))
+    content = read_or_decode(name, "pairs", key, load, hub.reach, hub_id=hub_id, direction=" to ".join(columns))
     return Translations(content, holdout=holdout, **options)
 
 

@@ -35,6 +35,7 @@ from normbench.hosts.weights import (
     read_tensors,
     refuse_code,
 )
+from normbench.hub import explain_silence, is_empty, look_here_alone, models_kept
 from normbench.settings import either, nearest, show
 from normbench.types import ImageClassification, LanguageModeling, Task, TextClassification
 
@@ -46,7 +47,6 @@ COLOURS = 3  # channels that models of torchvision read
 FEWEST_PATCHES = 4  # along a side
 HEAD_SIZE = 32  # features of a head of attention, where nothing else is said
 USUAL_SIZES = {"hidden_size": 128, "num_hidden_layers": 4}  # of conf/model/hf.yaml
-PATIENCE = 3.0  # seconds in which the hub must answer
 MULTIPLE = 8  # of which widths inside a block are
 
 # What configurations of transformers call the widths that go with that of the stream.
@@ -240,16 +240,25 @@ class Library(ABC):
             raise UsageError(f"{what} for {kind.replace('_', ' ')}: {cure}")
         refuse_loading(f"model.{self.options}", options)
 
-    @contextmanager
-    def try_hub_once(self) -> Iterator[None]:
-        """Look for weights inside among those that are kept here alone, where the hub does not answer at once."""
-        hub: Any = import_module("huggingface_hub.constants")
-        before = hub.HF_HUB_OFFLINE
-        hub.HF_HUB_OFFLINE = before or not hub_answers()
-        try:
-            yield
-        finally:
-            hub.HF_HUB_OFFLINE = before
+    def explain_silence(self) -> str:
+        """Return why that from which trained weights come does not answer; empty where it does."""
+        return explain_silence()
+
+    def reach(self, name: str) -> None:
+        """Refuse trained weights where none are kept here and their source does not answer, before anything is read.
+
+        Raises:
+            UsageError: with the folder in which they were looked for.
+        """
+        silence = self.explain_silence() if is_empty(models_kept()) else ""
+        if silence:
+            raise UsageError(self.say_unreachable(name, silence))
+
+    def say_unreachable(self, name: str, silence: str) -> str:
+        """Return a sentence on trained weights that are not here, and whose source does not answer."""
+        given = f"the weights of model={self.word} model.name={name} are not here"
+        cure = "connect to a network, or give the folder or file of a copy, as model.weights=PATH"
+        return f"{given} ({models_kept()} does not have them), and {silence}: {cure}"
 
     @abstractmethod
     def names(self, kind: str) -> list[str]:
@@ -300,13 +309,16 @@ class Library(ABC):
         if weights == PRETRAINED:
             refuse_loading(f"model.{self.options}", options)
             self.load()  # which sets how much the hub's client says
+            silence = self.explain_silence()
             try:
-                with say_nothing("huggingface_hub"), self.try_hub_once():
+                with say_nothing("huggingface_hub"), look_here_alone(silence):
                     return self.make_trained(name, options, task, image_size, weights)
             except UsageError:
                 raise
             except Exception as error:  # of the network, or of what comes from it
                 refuse_other_torchvision(self.packages[0], error)
+                if silence:
+                    raise UsageError(self.say_unreachable(name, silence)) from error
                 what = f"model={self.word} model.name={name} has no weights on the hub, or it cannot be reached"
                 cure = "give the folder or file of a copy, as model.weights=PATH"
                 raise UsageError(f"{what} ({explain(error)}): {cure}") from error
@@ -433,10 +445,9 @@ class Torchvision(ImageLibrary):
         )
         return Host(module, call, self.versions(), of_task)
 
-    @contextmanager
-    def try_hub_once(self) -> Iterator[None]:
-        """Do nothing: its weights are elsewhere, and its client tries once by itself."""
-        yield
+    def explain_silence(self) -> str:
+        """Return nothing: its weights are elsewhere, and its client tries once by itself."""
+        return ""
 
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
         found: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
@@ -633,17 +644,6 @@ def installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in packages:
         with suppress(PackageNotFoundError):
             yield name, version(name)
-
-
-def hub_answers() -> bool:
-    """Tell whether the Hugging Face hub answers a first request, of which its client would else try several."""
-    constants: Any = import_module("huggingface_hub.constants")
-    http: Any = import_module("huggingface_hub.utils")
-    try:
-        http.get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # of the network, or of a client that cannot be made
-        return False
-    return True
 
 
 def refuse_loading(where: str, options: Options) -> None:

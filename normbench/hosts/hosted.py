@@ -107,7 +107,9 @@ class Hosted(Model):
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any], kind: str) -> None:
-        if settings.get("weights", RANDOM) != PRETRAINED:  # which the hub has under other names too
+        if settings.get("weights", RANDOM) == PRETRAINED:
+            cls.library.reach(settings["name"])
+        else:  # the hub has models under other names too
             cls.library.check(settings["name"], settings[cls.library.options], kind)
 
     @classmethod
