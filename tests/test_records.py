@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
-from normbench.analysis.records import read_metrics, read_run, read_studies
+from normbench.analysis.records import read_metrics, read_run, read_studies, study_of
 from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
 
@@ -62,6 +63,21 @@ def test_arms_are_named_by_what_tells_them_apart(
 
 
 # ---- curves
+
+
+def test_a_study_leaves_the_runs_that_were_read_as_they_are(tmp_path: Path) -> None:
+    """Of what is usual and unwritten, and of classes that share a name, it makes runs of its own."""
+    for target in ("a.LayerNorm", "b.LayerNorm", "normbench.norms.LayerNorm"):
+        make_run(tmp_path, settings={"norm._target_": target}, name=target)
+    make_run(tmp_path, seed=1, settings={"norm.gain0": 0.5})
+    read = []
+    for path in sorted(tmp_path.iterdir()):
+        read.append(read_run(RunDirectory(path), path.name))
+    before = [deepcopy(run.config) for run in read]
+    study = study_of(read)
+    assert [run.config for run in read] == before
+    assert {run.config["norm"] for run in study.runs} == {"layernorm", "a.LayerNorm", "b.LayerNorm"}
+    assert {run.config.get("norm.gain0") for run in study.runs if run.config["norm"] == "layernorm"} == {1.0, 0.5}
 
 
 def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from scipy import stats
 from normbench.analysis.statistics import (
     Sample,
     count_spikes,
+    fisher_p,
     holm,
     learning_rate_sensitivity,
     mean_interval,
@@ -37,6 +38,11 @@ def test_values_that_do_not_say_how_they_spread_have_no_interval() -> None:
     for values in ([0.1], [0.1] * 7, [0.1 + 0.2, 0.3, 0.3]):
         assert mean_interval(values) == (values[0], None)
     assert math.isnan(mean_interval([])[0])
+
+
+def test_a_sample_has_one_value_a_seed() -> None:
+    with pytest.raises(ValueError, match="one value a seed, not 3 of 2 seeds"):
+        Sample((1.0, 2.0, 3.0), 0.0, (0, 1))
 
 
 def test_paired_difference_by_hand() -> None:
@@ -150,3 +156,13 @@ def test_spikes_are_those_of_a_plain_loop(length: int, history: int, fewest: int
     values[at[20:]] = math.nan
     found = count_spikes(values, history=history, fewest=fewest)
     assert found == plain_spikes(values, history, fewest) and found[0] > 2
+
+
+@pytest.mark.parametrize(("lost", "runs"), [((3, 0), (4, 6)), ((1, 5), (9, 5)), ((0, 2), (3, 8)), ((2, 2), (5, 5))])
+def test_fishers_p_is_the_share_of_draws_that_are_no_likelier(lost: tuple[int, int], runs: tuple[int, int]) -> None:
+    """Of all ways in which as many of the runs are lost, also where one side has more runs than the other."""
+    every = range(sum(runs))
+    of_first = [sum(run < runs[0] for run in drawn) for drawn in itertools.combinations(every, sum(lost))]
+    ways = {count: of_first.count(count) for count in set(of_first)}
+    no_likelier = sum(number for number in ways.values() if number <= ways[lost[0]])
+    assert fisher_p(lost, runs) == pytest.approx(no_likelier / len(of_first))

@@ -22,6 +22,7 @@ from normbench.analysis.statistics import (
     holm,
     least_fisher_p,
     paired_difference,
+    signed_rank_p,
 )
 
 LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
@@ -179,7 +180,7 @@ class Comparison(PairedTest):
     @property
     def ranked_p(self) -> float | None:
         """Return p of the signed-rank test over `ranked`; there is none over two groups."""
-        return None if self.torn else replace(self, values=self.ranked).wilcoxon_p
+        return None if self.torn else signed_rank_p(self.ranked, self.resolution)
 
     @property
     def trained(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -93,7 +93,7 @@ class RecordedRun:
     steps: int
     message: str
     seed: int
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
     curves: Mapping[str, Curve]
@@ -578,8 +578,7 @@ def study_of(
     runs: Sequence[RecordedRun], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()
 ) -> RecordedStudy:
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
-    disambiguate_classes(runs)
-    fill_in_unwritten(runs)
+    runs = fill_in_unwritten(disambiguate_classes(runs))
     varied = varied_settings(runs)
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
@@ -592,28 +591,39 @@ def study_of(
     return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged))
 
 
-def disambiguate_classes(runs: Sequence[RecordedRun]) -> None:
-    """Rename the options of runs whose classes share a name and are not ours to their paths: `a.MyNorm`, `b.MyNorm`."""
+def disambiguate_classes(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Return runs whose options are paths, `a.MyNorm` and `b.MyNorm`, where classes share a name and are not ours."""
+    changes: list[dict[str, Any]] = [{} for _ in runs]
     for section in CLASS_SECTIONS:
         target = f"{section}._target_"
         paths = defaultdict[Any, set[Any]](set)
         for run in runs:
             name = run.config.get(section)
             paths[name].add(run.config.get(target))
-        for run in runs:
+        for run, change in zip(runs, changes, strict=True):
             path = str(run.config.get(target))
             is_ambiguous = len(paths[run.config.get(section)]) > 1
             if is_ambiguous and not path.startswith("normbench."):
-                run.config[section] = path
+                change[section] = path
+    return change_configs(runs, changes)
 
 
-def fill_in_unwritten(runs: Sequence[RecordedRun]) -> None:
-    """Give runs what they are without, as it is as usual, where others have it: `weights=plain`, `gain0=1`."""
+def fill_in_unwritten(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Return runs with what they are without, as it is as usual, where others have it: `weights=plain`, `gain0=1`."""
     keys = keys_in_configs(runs)
+    changes = []
     for run in runs:
-        for key, value in list_unwritten(run.config).items():
-            if key in keys:
-                run.config[key] = value
+        unwritten = list_unwritten(run.config)
+        changes.append({key: value for key, value in unwritten.items() if key in keys})
+    return change_configs(runs, changes)
+
+
+def change_configs(runs: Sequence[RecordedRun], changes: Sequence[Mapping[str, Any]]) -> list[RecordedRun]:
+    """Return runs with other values in their configurations; those that were read stay as they are."""
+    changed = []
+    for run, change in zip(runs, changes, strict=True):
+        changed.append(replace(run, config={**run.config, **change}) if change else run)
+    return changed
 
 
 def keys_in_configs(runs: Iterable[RecordedRun]) -> set[str]:

@@ -68,6 +68,11 @@ class Sample:
     resolution: float
     seeds: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Refuse values that are not one a seed."""
+        if len(self.values) != len(self.seeds):
+            raise ValueError(f"a sample has one value a seed, not {len(self.values)} of {len(self.seeds)} seeds")
+
     @property
     def n(self) -> int:
         """Return how many values there are."""
@@ -163,25 +168,34 @@ class Sample:
 
     @property
     def wilcoxon_p(self) -> float | None:
-        """Return the two-sided p of the signed-rank test of two values or more (Wilcoxon 1945), those of 0 left out.
+        """Return the two-sided p of the test of signed ranks; None for one value or none."""
+        return signed_rank_p(self.values, self.resolution)
 
-        With fewer than six it cannot be below 0.05: five values give 0.0625 at the least.
-        From the distribution of the rank sum over all signs, ties included, where scipy resamples, which takes seconds.
-        """
-        if self.n < 2:
-            return None
-        values = np.rint(np.divide(self.values, self.resolution or 1))
-        moved = values[values != 0]
-        ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
-        chances = np.ones(1)  # of each sum of the positive ranks
-        for rank in ranks:
-            negative = np.pad(chances, (0, rank))
-            positive = np.pad(chances, (rank, 0))
-            chances = (negative + positive) / 2
-        observed = int(ranks[moved > 0].sum())
-        at_most = float(chances[: observed + 1].sum())
-        at_least = float(chances[observed:].sum())
-        return min(1.0, 2 * min(at_most, at_least))
+
+def signed_rank_p(values: Sequence[float], resolution: float) -> float | None:
+    """Return the two-sided p of the signed-rank test of two values or more (Wilcoxon 1945), those of 0 left out.
+
+    With fewer than six it cannot be below 0.05: five values give 0.0625 at the least.
+    From the distribution of the rank sum over all signs, ties included, where scipy resamples, which takes seconds.
+
+    Args:
+        values: one may be infinite, which is ranked last.
+        resolution: values that differ by no more than this are the same.
+    """
+    if len(values) < 2:
+        return None
+    rounded = np.rint(np.divide(values, resolution or 1))
+    moved = rounded[rounded != 0]
+    ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
+    chances = np.ones(1)  # of each sum of the positive ranks
+    for rank in ranks:
+        negative = np.pad(chances, (0, rank))
+        positive = np.pad(chances, (rank, 0))
+        chances = (negative + positive) / 2
+    observed = int(ranks[moved > 0].sum())
+    at_most = float(chances[: observed + 1].sum())
+    at_least = float(chances[observed:].sum())
+    return min(1.0, 2 * min(at_most, at_least))
 
 
 # ---- means and differences
@@ -195,7 +209,7 @@ def mean_interval(
     There is none for one value, or values that are all the same; the mean of none is NaN.
     """
     resolution = ROUNDING * max(map(abs, values), default=0.0)
-    sample = Sample(tuple(values), resolution, ())
+    sample = Sample(tuple(values), resolution, tuple(range(len(values))))
     interval = sample.interval
     if interval is None:
         return sample.mean, None
