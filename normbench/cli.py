@@ -552,6 +552,21 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
 
 
 @cli.command()
+@flag("json", "Print the same as JSON.")
+def doctor(json: bool) -> int:
+    """Say what is wrong with this installation and machine, and how to mend it.
+
+    It shows versions, what cannot be imported, where data and caches lie, whether the hub answers, what this CPU or GPU
+    can do, and whether a tiny training works, within a minute. The page is meant for bug reports: it has ~ for the home
+    folder and the user, and no tokens. Exit status: 0 if normbench train norm=rmsnorm placement=pre can run, 1
+    otherwise.
+    """
+    from normbench.commands.doctor import tell
+
+    return tell(json)
+
+
+@cli.command()
 @click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script with which a shell completes commands, options, keys and values.

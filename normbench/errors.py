@@ -129,7 +129,7 @@ def comes_from_torchvision(error: BaseException | None) -> bool:
 def passes_through(error: BaseException, package: str) -> bool:
     """Tell whether an error was raised in a file of a package, or in what such a file called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(package in Path(frame.filename).parts for frame in frames)
+    return any(package in Path(frame.filename).with_suffix("").parts for frame in frames)
 
 
 def explain_torchvision(importer: str, error: BaseException) -> str:

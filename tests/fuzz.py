@@ -100,7 +100,8 @@ def hang(*_: Any) -> None:
 
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
-    """Let no run train, and nothing replace the process."""
+    """Let no run train, nothing replace the process, and no machine be examined, which takes half a minute."""
+    from normbench.commands import doctor
     from normbench.runs import session
     from normbench.studies import conduct
     from normbench.sweep import work
@@ -112,6 +113,7 @@ def without_training() -> Iterator[None]:
         trained = (session.Session, "train"), (work.Execution, "finish"), (conduct, "measure_all"), (conduct, "save")
         for owner, name in (*trained, (os, "execv")):
             stack.enter_context(mock.patch.object(owner, name, return_value=0))
+        stack.enter_context(mock.patch.object(doctor, "examine", return_value=()))
         yield
 
 

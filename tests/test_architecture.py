@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "normbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Small words that every part may use.
-LEAVES = {"companions", "compiling", "errors", "masks", "processes", "settings", "types"}
+LEAVES = {"companions", "compiling", "errors", "folders", "masks", "processes", "settings", "types"}
 
 # What else each part may import of ours, beside itself.
 PARTS: dict[str, set[str]] = {
@@ -21,6 +21,7 @@ PARTS: dict[str, set[str]] = {
     "errors": set(),
     "processes": set(),
     "compiling": set(),
+    "folders": set(),
     "masks": set(),
     "settings": {"errors"},
     "types": set(),
@@ -48,7 +49,8 @@ PARTS: dict[str, set[str]] = {
     },
     "claims": {"analysis", "config", "record", "runs", "studies", "sweep"},
     "swapping": {"build", "config", "hosts", "norms"},
-    "commands": {"analysis", "build", "claims", "config", "contract", "record", "runs", "studies", "sweep"},
+    "doctor": {"config", "record", "runs", "scratch", "training"},
+    "commands": {"analysis", "build", "claims", "config", "contract", "doctor", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
     "__init__": {"analysis", "hosts", "runs", "swapping", "sweep"},

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.folders import cache_folder
 from normbench.types import Split
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
@@ -100,15 +101,6 @@ def read_or_decode(
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
         cure = "remove it, and it will be made again"
         raise RunFailure(f"the data cache {folder} is damaged ({fault}): {cure}") from fault
-
-
-def cache_folder() -> Path:
-    """Return `$NORMBENCH_CACHE`, else `normbench` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
-    folder = os.environ.get("NORMBENCH_CACHE")
-    if not folder:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = f"{base}/normbench"
-    return Path(os.path.expanduser(folder))
 
 
 def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:
