@@ -321,9 +321,12 @@ def schemes(name: str | None, markdown: bool) -> None:
 
 def show_option(group: str, name: str | None, markdown: bool) -> None:
     """Print the page of an option, or list those of its group; in Markdown, the page of one or of all."""
-    from normbench.config.groups import check_option
+    from normbench.config.groups import check_option, find_meant
 
     if name:
+        meant = find_meant(group, name)
+        if len(meant) == 1:
+            name = meant[0]
         check_option(group, name)
     if name or markdown:
         module = "scheme_pages" if group == "scheme" else "norm_pages"
@@ -397,7 +400,8 @@ def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.
 
     A language model writes text; a translator translates a text or validation sentences; a classifier classifies the
-    validation data, its mistakes first (images: on a page, RUN/samples.png).
+    validation data, its mistakes first (images: on a page, RUN/samples.png). RUN is the directory of a run, a folder
+    that holds only one, or the beginning of the name of only one, such as outputs/train/rmsnorm.
     """
     from normbench.config.groups import find_own_classes
     from normbench.studies.sample import sample as show_samples
@@ -415,19 +419,19 @@ def sample(run: str, trust: bool, **flags: Any) -> int:
 def swap(words: tuple[str, ...], out: Path | None, trust: bool) -> int:
     """Swap the norms of a trained model, without training, and say what that does at once.
 
-    MODEL is the directory of a run; a folder with config.json and weights (as save_pretrained or timm write it); or
-    hf:NAME, timm:NAME or torchvision:NAME for weights of the hub. The other words are those of normbench train; of a
-    run they choose norms, and all else is as it was trained. It prints which norm stands where, and the loss on
-    validation data with the model's own norms, and with those of norm= whose γ and β are kept, fresh, or fitted by
-    least squares on a batch to what the old norms made of it; and exactly, where LayerNorms become RMSNorms and their
-    mean goes out of the weights that write to the stream.
+    MODEL is the directory of a run, or a folder that holds only one; a folder with config.json and weights (as
+    save_pretrained or timm write it); or hf:NAME, timm:NAME or torchvision:NAME for weights of the hub. The other
+    words are those of normbench train; of a run they choose norms, and all else is as it was trained. It prints
+    which norm stands where, and the loss on validation data with the model's own norms, and with those of norm=
+    whose γ and β are kept, fresh, or fitted by least squares on a batch to what the old norms made of it; and
+    exactly, where LayerNorms become RMSNorms and their mean goes out of the weights that write to the stream.
 
     \b
     keep=weights|nothing|fit|exact says with which of these --out writes the model; by default weights.
 
     \b
     Examples:
-      normbench swap outputs/train/RUN norm=rmsnorm
+      normbench swap outputs/train norm=rmsnorm
       normbench swap my_gpt2 norm=rmsnorm keep=exact --out my_gpt2_rms
       normbench swap hf:gpt2 norm=dyt data=wikitext2 data.level=hf data.tokenizer=tokenizer.json
       normbench swap timm:resnet18 norm=own norm@first3=groupnorm data=cifar10

@@ -24,7 +24,7 @@ MLP = "model=mlp data=digits"
 UNKNOWN = {
     "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm? allowed are adanorm, ",
     "schedule=cos": "did you mean cosine?",
-    "init=he": "init=he is unknown: allowed are fixup, kaiming, magneto, mup, normal, orthogonal, own, scaled, ",
+    "init=he": "init=he is unknown: did you mean kaiming? allowed are fixup, kaiming, magneto, mup, ",
     "experiment=nanogpt": "did you mean nanogpt_cpu?",
     "nrom=rmsnorm": "nrom is unknown: did you mean norm?",
     "modle.width=3": "modle.width is unknown: did you mean model.width",

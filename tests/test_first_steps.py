@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train seed=5-0", "a range is written 'seed=range(0,6)', in a sweep"),
         ("sweep norm=all", "in a sweep 'norm=glob(*)' takes all of them"),
         ("list norms", "did you mean norm?"),
-        ("trian norm=rmsnorm", "Did you mean 'train'?"),
+        ("trian norm=rmsnorm", "did you mean train?"),
     ],
 )
 def test_near_words(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,16 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if "=" in args[0] and not args[0].startswith("-"):
             raise UsageError(f"{args[0]} is not a command: did you mean normbench train {args[0]}?")
+        is_unknown = args[0] not in self.commands and not args[0].startswith("-")
+        if is_unknown and not ctx.resilient_parsing:
+            kind = "command" if ctx.parent is None else str(ctx.info_name)
+            near = self.suggest(ctx, args[0])
+            raise UsageError(f"{args[0]} is not a {kind}: {near}there are {', '.join(self.commands)}")
         return super().resolve_command(ctx, args)
+
+    def suggest(self, ctx: click.Context, word: str) -> str:
+        """Return `did you mean X? ` for the command that a word may stand for; else nothing."""
+        return nearest(word, self.commands)
 
 
 class Word(click.Choice[str]):

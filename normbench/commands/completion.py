@@ -14,7 +14,7 @@ from types import NoneType
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
+from normbench.config.groups import chosen_options, find_own_classes, option_settings, options, other_names
 from normbench.config.rules import group_of, is_rule, words_for
 from normbench.config.schema import KEYS, SWAP_KEYS
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, PLACED, SWEEP_GROUPS
@@ -150,9 +150,17 @@ def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
 
 
 def complete_names(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
-    """Complete the option of a group that a command is named after: a norm, or a placement."""
-    known = options(str(context.info_name).removesuffix("s"))
-    return offer(known, current)
+    """Complete the option of a group that a command is named after, or another name of one where no option fits."""
+    group = str(context.info_name).removesuffix("s")
+    known = options(group)
+    found = offer(known, current)
+    if found:
+        return found
+    others: dict[str, str] = {}
+    for option, listed in other_names(group).items():
+        for name in listed.split(", "):
+            others[name] = f"{option}: {known[option]}"
+    return offer(others, current)
 
 
 def complete_claims(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:

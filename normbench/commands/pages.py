@@ -47,6 +47,7 @@ def list_page(formatter: HelpFormatter, chosen: Sequence[str]) -> None:
             write_places(formatter)
         else:
             write_group(formatter, group, groups[group])
+            write_other_names(formatter, group)
         if group == "launcher":
             for option in options(group):
                 write_launcher(formatter, option)
@@ -63,6 +64,14 @@ def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Pa
         formatter.write_dl(options(group, *folders).items())
         if group in NOTES:
             formatter.write_text(NOTES[group])
+
+
+def write_other_names(formatter: HelpFormatter, group: str) -> None:
+    """Write the names that people have for options of a group, where there are some."""
+    named = [f"{listed} ({option})" for option, listed in groups.other_names(group).items()]
+    if named:
+        with formatter.indentation():
+            formatter.write_text(f"Elsewhere called: {'; '.join(named)}.")
 
 
 def write_refusals(formatter: HelpFormatter) -> None:
@@ -168,8 +177,9 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     if config.closed.extend is not None:
         from normbench.record.directory import RunDirectory
         from normbench.runs.extension import extend
+        from normbench.runs.load import find_run
 
-        config = extend(config, RunDirectory(Path(config.closed.extend)), trust=False)
+        config = extend(config, RunDirectory(find_run(config.closed.extend)), trust=False)
     rows = []
     defaults = chosen_options([])
     for group, meaning in GROUPS.items():

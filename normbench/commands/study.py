@@ -8,13 +8,21 @@ from pathlib import Path
 import click
 
 from normbench.commands import CONFIG_DIR, HELP, SETTINGS, TRUST, Commands, flag
+from normbench.config.groups import suggest
 from normbench.studies import STUDIES
 
 LONG = 24  # rows that a screen has room for; a longer table is on the page alone
 
 
+class Studies(Commands):
+    """The studies, which people may call by other names too."""
+
+    def suggest(self, ctx: click.Context, word: str) -> str:
+        return suggest("study", word)
+
+
 @click.group(
-    cls=Commands, subcommand_metavar="NAME [RUN|FOLDER]... [GROUP=OPTION]... [KEY=VALUE]...", options_metavar=""
+    cls=Studies, subcommand_metavar="NAME [RUN|FOLDER]... [GROUP=OPTION]... [KEY=VALUE]...", options_metavar=""
 )
 def study() -> None:
     """Make a study: an experiment with runs, or on runs, that shows why norms differ.
@@ -125,7 +133,8 @@ def fold(run: str, out: Path | None, device: str, trust: bool) -> int:
     """Fold a run's norms into their neighbours, for inference.
 
     Writes the weights as safetensors, and says what was folded, what was kept and why, what that changes in each
-    precision, and what it saves.
+    precision, and what it saves. RUN is the directory of a run, a folder that holds only one, or the beginning of the
+    name of only one, such as outputs/train/rmsnorm.
     """
     from normbench.studies.folding import fold_run
 

@@ -133,21 +133,23 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     return found
 
 
-def divide(words: Iterable[str]) -> tuple[list[str], list[Override]]:
+def divide(words: Sequence[str]) -> tuple[list[str], list[Override]]:
     """Return the words that choose options, which Hydra composes, and the settings, a class before its own.
 
     Rules are neither, and left out.
 
     Raises:
-        UsageError: a word is not in Hydra's grammar, or gives several values.
+        UsageError: a word is not in Hydra's grammar, gives several values, or chooses an option that there is not.
     """
     chosen: list[str] = []
     settings: list[Override] = []
+    folders = own_folders(words)
     for word in words:
         if is_rule(key_of(word)):
             continue
         override = parse_one(word)
         if override.key_or_group in (*GROUPS, SEARCH_PATH):
+            check_choice(override, folders)
             chosen.append(text(override))
         else:
             settings.append(override)
@@ -353,6 +355,21 @@ def keys_of_schemes(words: Sequence[str]) -> set[str]:
                 if every or scheme in named.split(","):
                     found.update(recipe_of(scheme, *folders))
     return found
+
+
+def check_choice(override: Override, folders: Sequence[Path]) -> None:
+    """Refuse a word that chooses an option which its group does not have.
+
+    Raises:
+        UsageError: with the options that there are.
+    """
+    group = override.key_or_group
+    if group not in GROUPS or override.is_delete():
+        return
+    value = override.value()
+    for option in value if isinstance(value, list) else [value]:
+        if isinstance(option, str):
+            check_option(group, option, *folders)
 
 
 def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:

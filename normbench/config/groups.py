@@ -17,7 +17,7 @@ from normbench.config.rules import group_of
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, drop_keys, nearest
+from normbench.settings import Setting, drop_keys, either, nearest
 
 # What a reader must know besides the options' own lines.
 NOTES = {
@@ -79,6 +79,51 @@ def options(group: str, *more: Path) -> dict[str, str]:
     return found
 
 
+@cache
+def other_names(group: str, *more: Path) -> dict[str, str]:
+    """Return the names that people have for each option, as its YAML lists them: `# also: ln, layer_norm`."""
+    found: dict[str, str] = {}
+    for folder in (config_directory(), *more):
+        for option in options(group, *more):
+            file = folder / group / f"{option}.yaml"
+            listed = re.search(r"^# also: *(\S.*)$", file.read_text("utf-8"), re.MULTILINE) if file.is_file() else None
+            if listed:
+                found[option] = listed[1]
+    return found
+
+
+def find_meant(group: str, word: str, *folders: Path) -> list[str]:
+    """Return the options that a word may stand for: by their names in another spelling, else by others of theirs.
+
+    Case, dashes, underscores and blanks do not count. Several options may have one name, such as postnorm.
+    """
+    wanted = spell(word)
+    spelled_so = [option for option in options(group, *folders) if spell(option) == wanted]
+    if spelled_so:
+        return spelled_so
+    found: list[str] = []
+    for option, listed in other_names(group, *folders).items():
+        if wanted in map(spell, listed.split(",")):
+            found.append(option)
+    return found
+
+
+def spell(name: str) -> str:
+    """Return a name without what people write in one way or another."""
+    return re.sub(r"[-_\s]", "", name).lower()
+
+
+def suggest(group: str, word: str, *folders: Path) -> str:
+    """Return `did you mean X? ` for the options that a word may stand for, or the one most like it; else nothing."""
+    known = options(group, *folders)
+    meant = find_meant(group, word, *folders)
+    if not meant:
+        return nearest(word, known)
+    if len(meant) > 1:
+        meant = [f"{option} ({known[option].partition(':')[0]})" for option in meant]
+    return f"did you mean {either(meant)}? "
+
+
 def first_comment(path: Path) -> str:
     """Return the first comment of a YAML that is not Hydra's `@package` header."""
     found = re.search(r"^# *(?!@package)(\S.*)$", path.read_text("utf-8"), re.MULTILINE)
@@ -102,7 +147,7 @@ def check_option(key: str, option: str, *folders: Path) -> None:
         return
     if group in CLASS_SECTIONS and re.search(r"[./]", option):
         raise UsageError(f"{key}={option} is not an option: {ways_to_take(key, option)}")
-    near = nearest(option, known)
+    near = suggest(group, option, *folders)
     more = "" if near else f"; normbench list {group} says what each is"
     if option in ("all", "*"):
         more = f"; in a sweep '{key}=glob(*)' takes all of them"

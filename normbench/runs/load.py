@@ -19,7 +19,7 @@ from normbench.record.directory import RECORD, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
-from normbench.settings import drop_keys, flat
+from normbench.settings import drop_keys, either, flat
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +33,7 @@ LOADED = ("norm", "placement", "weights", "model", "data")  # sections of the co
 
 LOGGED = "metrics.jsonl"  # which `load_metrics` alone reads
 MOST = 3  # files that a warning names
+LISTED = 5  # runs that a message names
 
 MEANINGS = ("classes", "vocabulary")  # keys in a description of data that say what predictions stand for
 
@@ -49,7 +50,7 @@ class TrainedRun(RunDirectory):
     """A run directory with the configuration that made it, every value checked.
 
     Args:
-        path: the directory.
+        path: the directory, or what `find_run` takes for it.
         trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
     Raises:
@@ -57,11 +58,11 @@ class TrainedRun(RunDirectory):
     """
 
     def __init__(self, path: str | os.PathLike[str], trust: bool = False) -> None:
-        super().__init__(Path(os.path.expanduser(path)))
+        super().__init__(find_run(path))
         self.trust = trust
         self.tree = self.configuration()
         if not self.tree:
-            raise UsageError(f"{path} holds no run: give the directory of one, outputs/NAME/RUN, not a folder above")
+            raise UsageError(f"{path} holds no run: give the directory of one, such as those that normbench runs lists")
         if not trust:
             check_trusted(self.tree, self.path)
         with blame_file(self.config):
@@ -234,6 +235,35 @@ def warn_of(altered: Sequence[str]) -> None:
             files += f" and {len(altered) - MOST} more"
         what = f"{files}: changed after the run had ended, so numbers may not be what was measured"
         warnings.warn(f"{what}; make such a run again with rerun=true", stacklevel=4)
+
+
+def find_run(path: str | os.PathLike[str]) -> Path:
+    """Return the directory of the one run that a path means; the path itself where there is none.
+
+    It means the run in it, the only one below it, or the only one whose directory begins so: `outputs/tour`,
+    `outputs/tour/layernorm-pre`.
+
+    Raises:
+        UsageError: it means several; with them.
+    """
+    place = Path(os.path.expanduser(path))
+    if RunDirectory(place).config.exists():
+        return place
+    found: list[Path] = []
+    if place.is_dir():
+        with suppress(UsageError):
+            found = [place / name for name in run_directories(place)]
+    elif place.parent.is_dir():
+        for sibling in sorted(place.parent.iterdir()):
+            is_run = sibling.name.startswith(place.name) and RunDirectory(sibling).config.exists()
+            if is_run and not LEFT_OUT.search(sibling.name):
+                found.append(sibling)
+    if len(found) > 1:
+        listed = [str(each) for each in found[:LISTED]]
+        more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        given = f"{path} stands for {len(found):,} runs"
+        raise UsageError(f"{given}, and this takes one: give {either(listed)}{more}, or a beginning that only one has")
+    return found[0] if found else place
 
 
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:

@@ -27,7 +27,7 @@ from normbench.hosts.replacing import keep_weights, take_over_settings
 from normbench.hosts.tape import record
 from normbench.hosts.weights import PRETRAINED, find_saved
 from normbench.record.directory import RunDirectory
-from normbench.runs.load import TrainedRun, load_model
+from normbench.runs.load import TrainedRun, find_run, load_model
 from normbench.runs.plan import prepare
 from normbench.settings import LIKE_HOST, Tree, drop_keys, key_of
 from normbench.training.evaluation import to_device
@@ -93,7 +93,7 @@ def read_given(words: Sequence[str], trust: bool) -> Given:
     has_norm = any(is_norm_section(key) or key.startswith("norm._target_") for key in keys)
     if not has_norm:
         raise UsageError("swap is given no norm: say which takes the place of the model's own, such as norm=rmsnorm")
-    path = Path(os.path.expanduser(named[0]))
+    path = find_run(named[0])
     if RunDirectory(path).config.exists():
         return read_run(path, others, trust)
     return read_library(named[0], others)
