@@ -34,7 +34,7 @@ from normbench.commands import (
 )
 from normbench.commands.study import bench, fold, study
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
-from normbench.errors import ArgumentError, RunFailure, UsageError, explain, shorten_words
+from normbench.errors import ArgumentError, RunFailure, UsageError, explain, is_disk_full, shorten_words
 from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra can tell about a configuration
@@ -77,6 +77,9 @@ def run_or_explain(words: list[str]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
+        if is_disk_full(error):
+            what = f"the disk is full: {error.filename!s:.200} cannot be written ({error.strerror})"
+            return complain(f"{what}: make room, then give the same command again", 1, words)
         return complain(f"{error.filename!s:.200} cannot be used ({error.strerror}): give another path", 2, words)
 
 
@@ -520,6 +523,7 @@ CLAIM_WORDS = click.argument(
 @flag("register", "Fix claims as they stand: note date and sha256 in REGISTERED, beside their YAMLs.")
 @flag("reason", "With --register: why, in words.", default="", show_default=False)
 @flag("new", "Write the YAML of a claim NAME, to be filled in, from the sweep in a FOLDER that follows it.")
+@flag("trust", "With --new: take words that may run code of whoever made the sweep, or reach another machine.")
 @CONFIG_DIR
 @HELP
 @click.pass_context

@@ -16,17 +16,21 @@ import yaml
 from made_runs import make_run
 
 import normbench
+from normbench.analysis.answers import NextStep, StepKind
 from normbench.analysis.arms import folder_name
+from normbench.analysis.sentences import say_step
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.trust import caution, check_words
 from normbench.data.hub import Hub
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import inside
 from normbench.record.loggers import Lines
 from normbench.runs.plan import prepare
+from normbench.settings import key_of
 from normbench.studies.sample import sample
-from normbench.sweep.folder import SweepFolder
+from normbench.sweep.folder import Entry, SweepFolder
 
 pytest_plugins = ["trained_runs"]
 
@@ -39,11 +43,14 @@ FOREIGN = (
     "launcher.additional_parameters={setup:[id]}", "launcher.address=auto", "launcher.setup=[id]",
     "launcher.partition=gpu\ntouch x",
     "logger=wandb", "logger=[csv,mlflow]", "logger.mlflow.tracking_uri=http://10.0.0.1", "norm.eps={a:1}",
-    "launcher._target_=hostile.Norm", "+unknown.key=1", "sweep.tie='logger=csv,wandb;norm.eps=0.1,0.2'",
+    "launcher=submitit", "launcher=local,ray", "launcher.executor=slurm", "launcher.partition=gpu",
+    "launcher.account=mine", "launcher.qos=high", "launcher.constraint=a100", "launcher.gpus_per_node=8",
+    "launcher.address=null", "launcher._target_=hostile.Norm", "+unknown.key=1",
+    "sweep.tie='logger=csv,wandb;norm.eps=0.1,0.2'",
 )  # fmt: skip
 OURS = (
     "norm._target_=torch.nn.LayerNorm,normbench.norms.DyT", "outputs=/some/where", "data.path=a/b", "seed=0,1",
-    "launcher=submitit", "launcher.partition=gpu", "launcher.gpus_per_node=2", "launcher.address=null",
+    "launcher=local", "launcher=processes",
     "logger=[csv,tensorboard]", "data.hub_id=owner/name", "sweep.exclude=norm=dyt,seed=1", "experiment=smoke",
     "sweep.tie='data.batch_size=2,8;optim.lr=0.025,0.1'", "trainer.steps=10", "~norm.eps", "probes=none",
 )  # fmt: skip
@@ -168,8 +175,37 @@ def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: p
         assert f"has {word!r}, which may run somebody else's code or reach another machine: if you trust" in err
         assert not mark.exists() and SweepFolder(folder).command().endswith(folder.name)
         assert SweepFolder(folder).command([word]).endswith(f"{folder.name} --trust")
-    SweepFolder(mark.parent / "ours").write_plan([], [*OURS], ["run"])
-    assert SweepFolder(mark.parent / "ours").foreign_words == []
+    check_words(OURS, mark.parent)
+
+
+def test_the_words_of_a_sweep_of_somebody_else_make_a_claim_with_trust_alone(
+    mark: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = Entry("run", {"norm": "layernorm"}, 0, 3, [])
+    Path("conf").mkdir()
+    for number, word in enumerate(FOREIGN):
+        folder = mark.parent / f"sweep{number}"
+        SweepFolder(folder).write_plan([entry], ["norm=layernorm", word])
+        draft = Path(f"conf/claim/mine{number}.yaml")
+        words = ["claims", "--new", f"mine{number}", str(folder), "--config-dir", "conf"]
+        if key_of(word).startswith(("launcher", "hydra")):  # which say how runs are made, and no claim has them
+            assert main(words) == 0 and word not in draft.read_text()
+            continue
+        assert main(words) == 2
+        assert f"has {word!r}, which may run somebody else's code" in capsys.readouterr().err
+        assert not draft.exists() and not mark.exists()
+        assert main([*words, "--trust"]) == 0 and draft.exists()
+    assert main(["claims", "--trust"]) == 2
+    assert "--trust is for --new" in capsys.readouterr().err
+
+
+def test_a_command_with_words_of_somebody_else_comes_with_a_warning() -> None:
+    assert caution("normbench sweep norm=layernorm,rmsnorm seed=0,1 launcher=local") == ""
+    assert caution("normbench sweep --resume outputs/sweep norm._target_=hostile.Norm") == ""
+    told = caution("normbench sweep norm._target_=hostile.Norm seed=0,1")
+    assert "if you trust whoever made it: norm._target_=hostile.Norm may run code of theirs" in told
+    step = NextStep(StepKind.LONGER, "normbench sweep launcher=submitit norm=layernorm")
+    assert "launcher=submitit may run code of theirs, or reach another machine" in say_step(step, "nats")
 
 
 @pytest.mark.parametrize(

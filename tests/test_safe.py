@@ -209,7 +209,8 @@ def test_only_commands_of_ours_are_listed(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert out.count(" goes on by") == 2
     assert f"train/good goes on by\n  {commands['good']}\n" in out
-    assert f"(if you trust whoever made it: norm._target_=own.Norm may run code of theirs)\n  {commands['own']}" in out
+    assert "(if you trust whoever made it: norm._target_=own.Norm may run code of theirs, or reach" in out
+    assert f"another machine)\n  {commands['own']}" in out
     assert "--now" not in out and "$(" not in out and not any(line.strip() == "evil" for line in out.splitlines())
 
 

@@ -29,7 +29,7 @@ from normbench.analysis.studied import SavedStudy, places_of_studies, studies_be
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import duration, fixed
 from normbench.processes import run_beside
-from normbench.record.files import inside, read_json, remove_written, write_bytes, write_json
+from normbench.record.files import inside, make_folder, read_json, remove_written, write_bytes, write_json
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
@@ -177,7 +177,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    inside(out, "figures").mkdir(parents=True, exist_ok=True)
+    make_folder(out, "figures")
     baseline = dict(report.baseline.settings)
     figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.judgement)
     files = figure_files(figures)

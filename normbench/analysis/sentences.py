@@ -31,6 +31,7 @@ from normbench.analysis.records import LEARNED, LEARNED_RIGHT, join_first
 from normbench.analysis.scaling_sentences import say_scaling
 from normbench.analysis.statistics import ALPHA
 from normbench.analysis.wording import count, equals, fixed, in_words, one_line, plain, with_unit
+from normbench.config.trust import caution
 from normbench.record.directory import ENDED
 
 MOST = 8  # sentences of an answer; the tables have the others
@@ -392,14 +393,15 @@ def say_remedies(arms: Sequence[str], remedies: Sequence[Remedy]) -> str:
 
 def say_step(step: NextStep, unit: str) -> str:
     """Say what to do. unit: of the size of a difference."""
+    command = f"{step.command}{caution(step.command)}" if step.command.startswith("normbench ") else step.command
     if step.kind == StepKind.FINISH:
-        return f"Finish the runs that have not ended: {step.command}."
+        return f"Finish the runs that have not ended: {command}."
     if step.kind == StepKind.ADD_SEEDS:
         gain = f"would show a difference of {with_unit(plain(step.size or 0.0), unit)} four times in five"
-        return f"{count(step.seeds, 'more seed')} {gain}: {step.command}. {WHEN_LOOKING_AGAIN}"
+        return f"{count(step.seeds, 'more seed')} {gain}: {command}. {WHEN_LOOKING_AGAIN}"
     if step.kind == StepKind.PILOT:
-        return f"More seeds show how much seeds differ by themselves: {step.command}. {WHEN_LOOKING_AGAIN}"
+        return f"More seeds show how much seeds differ by themselves: {command}. {WHEN_LOOKING_AGAIN}"
     if step.kind == StepKind.OWN_RATES:
-        return f"See whether it holds where each arm has a learning rate of its own: {step.command}."
-    command = f": {step.command}" if step.command else ""
-    return f"See whether it holds in longer runs, of twice as many steps{command}."
+        return f"See whether it holds where each arm has a learning rate of its own: {command}."
+    longer = f": {command}" if command else ""
+    return f"See whether it holds in longer runs, of twice as many steps{longer}."

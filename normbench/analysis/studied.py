@@ -21,7 +21,7 @@ from normbench.analysis.shown import ShownFigure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.errors import UsageError
-from normbench.record.files import inside, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes, write_json
 from normbench.record.shapes import COMMAND, fits
 from normbench.settings import printable
 
@@ -72,8 +72,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     Raises:
         OSError: it cannot be written.
     """
-    drawings = inside(folder, "figures")
-    drawings.mkdir(exist_ok=True)
+    drawings = make_folder(folder, "figures")
     before = files_before(folder)
     written = set[str]()
     for figure in figures:

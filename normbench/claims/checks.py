@@ -16,12 +16,13 @@ from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.measuring import WILDCARD, fits
 from normbench.config import compose
 from normbench.config.groups import check_option
+from normbench.config.schema import ROOT
 from normbench.errors import UsageError
 from normbench.settings import drop_keys, either, flat, nearest, show
 from normbench.studies.conduct import grid_words
 from normbench.studies.frame import Study, make_study, split_words, study_class
 from normbench.sweep.plan import exclude, read_grid
-from normbench.sweep.words import read_settings
+from normbench.sweep.words import read_settings, settings_in
 
 # The first parts of the tags that runs log; those of SCORES are followed by a split of the data.
 SCORES = ("loss", "accuracy", "perplexity", "bleu")
@@ -66,6 +67,20 @@ def is_in_blocks(kind: type[Study] | None) -> bool:
 def seed_word(seeds: Sequence[int]) -> str:
     """Return the word for some seeds."""
     return f"seed={','.join(map(str, seeds))}"
+
+
+def read_seeds(words: Sequence[str]) -> list[int]:
+    """Return the seeds that words ask for, `seed=0,1` or `'seed=range(100,103)'`, sorted.
+
+    Raises:
+        UsageError: one is not a seed.
+    """
+    points, _ = read_grid(words)
+    found = set[int]()
+    for point in points:
+        value = compose.value_of(settings_in(point.words)["seed"])
+        found.add(ROOT["seed"].check("seed", value))
+    return sorted(found)
 
 
 def check_claim(claim: Claim, seeds: Sequence[int], more: Sequence[str] = ()) -> None:

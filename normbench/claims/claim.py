@@ -19,7 +19,7 @@ from normbench.claims.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.claims.verdicts import Kind
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
-from normbench.record.files import write_bytes
+from normbench.record.files import inside, write_bytes
 from normbench.settings import drop_keys, either, key_of, nearest, show
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
@@ -559,7 +559,8 @@ def register(claim: Claim, reason: str, today: str) -> Registration:
     if find_registration(claim):
         raise UsageError(f"{claim.name} is registered as it stands, on {claim.registered}: there is nothing to do")
     new = Registration(claim.name, today, claim.digest, reason)
-    path = claim.path.parent / REGISTERED
+    options = claim.path.parent.parent
+    path = inside(options, FOLDER, REGISTERED)
     before = path.read_text("utf-8") if path.exists() else ""
     if before and not before.endswith("\n"):
         before += "\n"
@@ -568,5 +569,5 @@ def register(claim: Claim, reason: str, today: str) -> Registration:
     changed, count = re.subn(r"^registered:[^#\n]*?(\s*#.*)?$", rf"registered: {today}\1", text, flags=re.MULTILINE)
     if not count:
         changed = f"{text.rstrip()}\nregistered: {today}\n"
-    write_bytes(claim.path, changed.encode())
+    write_bytes(inside(options, FOLDER, claim.path.name), changed.encode())
     return new

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 import normbench
-from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, seed_word, study_of
+from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, read_seeds, seed_word, study_of
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim, why_unregistered
 from normbench.claims.measuring import (
     Measured,
@@ -33,20 +33,18 @@ from normbench.claims.measuring import (
     take_medians,
 )
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, write_result
-from normbench.claims.standing import DECISIVE, NOTE_FILE, ClaimStanding
+from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding
 from normbench.claims.verdicts import Judgement, Verdict, judge
+from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
-from normbench.record.files import find_unused, inside, write_json
+from normbench.record.files import find_unused, inside, make_folder, write_json
 from normbench.record.machine import describe_machine
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
 from normbench.studies import conduct as studies
 from normbench.sweep.conduct import Report, Sweep, plan_sweep, report_nothing
 from normbench.sweep.folder import Entry, SweepFolder, say
-from normbench.sweep.plan import read_grid
 from normbench.sweep.words import settings_in
-
-SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
 INTERRUPTED = 130
@@ -72,11 +70,7 @@ class ClaimRun(ClaimStanding):
         if not given:
             first = 0 if is_in_blocks(study_of(claim)) else FIRST_TRIAL_SEED
             return [list(range(first, first + claim.seeds[-1]))]
-        points, _ = read_grid(given)
-        found = set[int]()
-        for point in points:
-            found.add(int(settings_in(point.words)["seed"]))
-        return [sorted(found)]
+        return [read_seeds(given)]
 
     # ---- words
 
@@ -99,7 +93,10 @@ class ClaimRun(ClaimStanding):
             UsageError: others are given.
         """
         before = {} if self.way.trial else self.read_note().get("how") or {}
-        noted = {key: before[key] for key in DECISIVE if key in before}  # the folder may be somebody else's
+        noted = {}
+        for key in DECISIVE:
+            if key in before and not needs_trust(f"{key}={before[key]}"):  # the folder may be somebody else's
+                noted[key] = before[key]
         given = settings_in(self.way.machine)
         for key, value in noted.items():
             if key in given and given[key] != value and not (key == "device" and value in given[key]):
@@ -114,7 +111,7 @@ class ClaimRun(ClaimStanding):
 
     def write_note(self, **more: Any) -> None:
         """Note for which registration runs are made, and more."""
-        self.runs_folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(self.root, self.owner.name)
         content = {
             "claim": self.owner.name,
             "digest": "" if self.way.trial else self.owner.digest,
@@ -124,7 +121,7 @@ class ClaimRun(ClaimStanding):
             **self.read_note(),
             **more,
         }
-        write_json(inside(self.runs_folder, NOTE_FILE), content)
+        write_json(inside(folder, NOTE_FILE), content)
 
     def set_older_aside(self) -> None:
         """Move runs and results that were made for an earlier registration into the folder of older ones.
@@ -146,8 +143,7 @@ class ClaimRun(ClaimStanding):
 
     def move_aside(self, folder: Path, digest: str) -> None:
         """Move a folder, and that of runs which choose learning rates, to the older ones."""
-        older = self.way.folder / OLDER
-        older.mkdir(parents=True, exist_ok=True)
+        older = make_folder(self.way.folder, OLDER)
         for suffix in SUFFIXES:
             source = folder.with_name(f"{folder.name}{suffix}")
             if source.is_dir():
@@ -203,6 +199,7 @@ class ClaimRun(ClaimStanding):
             why = why_unregistered(self.claim)
             if why:
                 raise UsageError(why)
+        self.check_places()
         lacking = find_lacking(self.claim)
         if lacking:
             self.keep(self.without_runs(lacking))
@@ -371,8 +368,7 @@ class ClaimRun(ClaimStanding):
 
     def keep(self, result: ClaimResult) -> None:
         """Write what the claim has come to."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_result(result, inside(self.folder, CLAIM_FILE))
+        write_result(result, inside(make_folder(self.root, self.claim.name), CLAIM_FILE))
 
 
 def judge_values(claim: Claim, values: dict[int, float], looks: int) -> Judgement:

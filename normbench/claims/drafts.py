@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.claim import FORBIDDEN, Claim, check_name, claim_files
+from normbench.claims.claim import FOLDER, FORBIDDEN, Claim, check_name, claim_files
 from normbench.claims.effects import NAMES
+from normbench.config.trust import check_words
 from normbench.errors import UsageError
-from normbench.record.files import inside, write_bytes
+from normbench.record.files import inside, make_folder, write_bytes
 from normbench.settings import key_of
 from normbench.sweep.folder import Entry, SweepFolder
 
@@ -45,7 +46,7 @@ confounds: []
 """
 
 
-def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()) -> Path:
+def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = (), trust: bool = False) -> Path:
     """Write the YAML of a new claim, to be filled in; return its path.
 
     Args:
@@ -53,12 +54,14 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
         folder: of a sweep.
         into: the folder of options that it is for.
         others: folders with further claims.
+        trust: whether words of the sweep may run anybody's code.
 
     Raises:
-        UsageError: there is such a claim, the name is not one, or the folder holds no sweep.
+        UsageError: there is such a claim, the name is not one, the folder holds no sweep, or one with words that need
+            trust.
     """
     check_name(name)
-    path = into / "claim" / f"{name}.yaml"
+    path = into / FOLDER / f"{name}.yaml"
     if name in claim_files(others) or path.exists():
         raise UsageError(f"there is a claim {name} already: give another name")
     sweep = SweepFolder(folder)
@@ -66,10 +69,23 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
     entries = sweep.read_plans()
     if not notes or not entries:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/sweep")
-    text = fill_draft(name, notes[-1]["words"], entries)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(inside(into, "claim", path.name), text.encode())
+    words = own_words(notes[-1]["words"])
+    if not trust:
+        check_words(words, folder)
+    text = fill_draft(name, words, entries)
+    make_folder(into, FOLDER)
+    write_bytes(inside(into, FOLDER, path.name), text.encode())
     return path
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a sweep that a claim may have: none on how runs are made."""
+    found = []
+    for word in words:
+        key = key_of(word)
+        if key not in FORBIDDEN and key.partition(".")[0] not in ("launcher", "hydra"):
+            found.append(word)
+    return found
 
 
 def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str:
@@ -77,14 +93,9 @@ def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str
 
     Args:
         name: of the claim.
-        words: of the sweep's command line.
+        words: of the claim.
         entries: its runs.
     """
-    own_words = []
-    for word in words:
-        key = key_of(word)
-        if key not in FORBIDDEN and key.partition(".")[0] not in ("launcher", "hydra"):
-            own_words.append(word)
     seeds = {entry.seed for entry in entries}
     arms: dict[str, Mapping[str, str]] = {}
     for entry in entries:
@@ -97,7 +108,7 @@ def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str
     return DRAFT.format(
         name=name,
         **UNFILLED,
-        words=in_yaml(own_words),
+        words=in_yaml(words),
         seeds=len(seeds),
         arms="".join(lines),
         effect=f"{rest[0]} - {first}" if rest else first,

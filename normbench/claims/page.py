@@ -41,7 +41,8 @@ from normbench.claims.entries import (
 )
 from normbench.claims.figures import draw_forest, draw_seeds
 from normbench.claims.verdicts import Kind
-from normbench.record.files import write_bytes, write_json
+from normbench.config.trust import needs_trust
+from normbench.record.files import make_folder, write_bytes, write_json
 
 PAGE = "claims.html"
 TITLE = "Published claims, tested again"
@@ -142,13 +143,13 @@ def write_page(
         families[OURS] = ours
     if theirs.entries:
         families[OWN] = theirs
-    (folder / FIGURES).mkdir(exist_ok=True)
+    figures = make_folder(folder, FIGURES)
     tables, sections, values, latex = [], [], [], []
     for key, family in families.items():
         drawings = draw_forest(family.entries, key)
         for figure in drawings:
             for name, content in figure.files().items():
-                write_bytes(folder / FIGURES / name, content)
+                write_bytes(figures / name, content)
         tables.append(tabulate(key, family, drawings))
         sections += [describe(entry, draw_seeds(entry), words) for entry in family.entries]
         values.append(values_of(key, family.entries))
@@ -252,7 +253,7 @@ def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> 
         question=write_question(entry.claim),
         facts=list_facts(entry),
         details=list_details(entry),
-        notes=list_notes(entry),
+        notes=[*list_notes(entry), *warn_of_words(trial_words(entry))],
         confounds=[str(one) for one in entry.claim.get("confounds") or ()],
         older=list_older(entry),
         figure=show_figure(figure) if figure else None,
@@ -263,6 +264,15 @@ def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> 
         at_scale=tell_at_scale(at_scale),
         at_scale_command=write_command(entry, ["--at-scale", *words]) if is_here and at_scale.get("words") else "",
     )
+
+
+def warn_of_words(words: Sequence[str]) -> list[str]:
+    """Return a warning for words of a command that a folder gives, where they may be of somebody who is not trusted."""
+    foreign = [word for word in words if needs_trust(word)]
+    if not foreign:
+        return []
+    what = "may run code of whoever made its runs, or reach another machine"
+    return [f"The command below has {', '.join(foreign)}, which {what}: give it only if you trust them."]
 
 
 def tell_at_scale(at_scale: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self
 
-from normbench.claims.claim import Claim
+from normbench.claims.claim import OLDER, Claim
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
 from normbench.errors import UsageError
-from normbench.record.files import read_json
+from normbench.record.files import inside, read_json
 from normbench.record.shapes import Shape
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
@@ -21,6 +21,8 @@ from normbench.sweep.words import settings_in
 CLAIMS = "claims"
 TRIALS = "claims-trial"
 AT_SCALE = "claims-at-scale"
+
+SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
 NOTE: Shape = {"digest": str, "minutes": (int, float), "how": ({str: str}, NoneType)}
@@ -51,12 +53,24 @@ class Way:
     at_scale: bool = False
 
     @property
+    def outputs(self) -> Path:
+        """Return the folder of all results."""
+        return Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
+
+    @property
     def folder(self) -> Path:
         """Return the folder of all claims that are run in this way."""
-        outputs = Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
         if self.trial:
-            return outputs / TRIALS
-        return outputs / (AT_SCALE if self.at_scale else CLAIMS)
+            return self.outputs / TRIALS
+        return self.outputs / (AT_SCALE if self.at_scale else CLAIMS)
+
+    def check_place(self) -> None:
+        """Refuse a folder of claims that leads out of that of all results.
+
+        Raises:
+            UsageError: it is a link to elsewhere.
+        """
+        inside(self.outputs, self.folder.name)
 
     @property
     def machine(self) -> tuple[str, ...]:
@@ -142,6 +156,17 @@ class ClaimStanding:
     def runs_folder(self) -> Path:
         """Return the folder of its runs."""
         return self.root / self.owner.name
+
+    def check_places(self) -> None:
+        """Refuse links to elsewhere in place of the folders that runs and results are written to.
+
+        Raises:
+            UsageError: with the link.
+        """
+        self.way.check_place()
+        runs = self.owner.name
+        for name in (self.claim.name, *(f"{runs}{suffix}" for suffix in SUFFIXES), OLDER):
+            inside(self.root, name)
 
     def read_note(self) -> dict[str, Any]:
         """Return what is noted in the folder of runs, empty where nothing is, or it is damaged."""

@@ -54,6 +54,7 @@ class Request:
     register: bool = False
     reason: str = ""
     verify: Path | None = None
+    trust: bool = False
 
 
 def claims(request: Request) -> int:
@@ -121,6 +122,8 @@ def check_flags(request: Request) -> None:
         raise UsageError("--trial and --at-scale do not go together: a trial takes the words of the line")
     if request.reason and not request.register:
         raise UsageError("--reason is for --register: add it, or leave --reason out")
+    if request.trust and not request.new:
+        raise UsageError("--trust is for --new, which takes words from a folder: leave it out")
 
 
 @contextmanager
@@ -260,6 +263,7 @@ def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
             shown[name] = {**claim.content, "scope": way.apply(claim).scope}
     digests = {name: known[name].digest for name in shown}
     own = [name for name in shown if known[name].is_own]
+    way.check_place()
     page, *_ = write(way.folder, shown, digests, own, words_for_page(request))
     return page
 
@@ -446,7 +450,7 @@ def draft(request: Request) -> int:
         raise UsageError("--new needs a name and the folder of a sweep: normbench claims --new my-claim outputs/sweep")
     name, folder = request.names
     into = request.folders[0] if request.folders else Path()
-    path = write_draft(name, Path(folder).expanduser(), into, request.folders)
+    path = write_draft(name, Path(folder).expanduser(), into, request.folders, request.trust)
     command = shlex.join(["normbench", "claims", "--config-dir", str(into), name, "--trial"])
     say(f"fill in {path}, then try it: {command}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normbench.config.trust import needs_trust
+from normbench.config.trust import caution
 from normbench.errors import UsageError
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
@@ -87,17 +86,6 @@ def find_runs(folder: Path, may_be_empty: bool) -> dict[str, RunDirectory]:
         if may_be_empty:
             return {}
         raise
-
-
-def caution(command: str) -> str:
-    """Return a warning if words of a command may run somebody else's code; a sweep warns of that when it goes on."""
-    _, _, *words = shlex.split(command)
-    if "--resume" in words:
-        return ""
-    for word in words:
-        if needs_trust(word):
-            return f" (if you trust whoever made it: {word} may run code of theirs)"
-    return ""
 
 
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:

@@ -114,7 +114,8 @@ BY_NAME = {section.name: section for section in SECTIONS}
 
 # The groups that `normbench train` chooses from, and what only a sweep chooses, with their meanings.
 GROUPS = {section.name: section.meaning for section in SECTIONS if section.meaning}
-SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
+LAUNCHER = "launcher"
+SWEEP_GROUPS = {LAUNCHER: "where the runs of a sweep are started"}
 
 # The sections that hold `_target_` and its arguments; `LOGGER` holds any number of those, under names of their own.
 CLASS_SECTIONS = tuple(section.name for section in SECTIONS if section.makes and not section.several)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from normbench.config.groups import content, options
 from normbench.config.rules import class_sections_in, group_of, is_rule, trusted_in
 from normbench.config.schema import CLOSED, ROOT
-from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, PLACED, SWEEP_GROUPS
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, LAUNCHER, LOGGER, PLACED, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Tree
 
 # Loggers that write into the run's directory, and nowhere else.
 WRITING_HERE = ("normbench.recording.TensorBoard", "normbench.recording.Csv")
 
+# Launchers that start runs on this machine, and nowhere else.
+STARTING_HERE = ("normbench.sweep.launchers.Here", "normbench.sweep.launchers.Processes")
+
+# Groups of which an option may reach another machine, with the classes that do not.
+STAYING_HERE = {LOGGER: WRITING_HERE, LAUNCHER: STARTING_HERE}
+
 # A word that can be understood at a glance: a dotted key, and a value without sections, references and line breaks.
 SIMPLE_WORD = re.compile(r"[+~]*(?P<key>\w+(@\w[\w-]*)?(\.\w[\w-]*)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
-NUMBER = re.compile(r"[\d.eE+-]+|null|true|false")
-
-# The settings of launchers that are words and only choose among what a cluster has.
-CHOOSING = ("executor", "partition", "account", "qos", "constraint")
 
 
 def foreign_class(tree: Tree) -> str:
@@ -69,21 +73,44 @@ def needs_trust(word: str) -> bool:
     if key in GROUPS or key in SWEEP_GROUPS:
         if "/" in value:  # a YAML that is not one of the group's own
             return True
-        return key == LOGGER and not set(re.findall(r"\w+", value)) <= loggers_here()
+        chosen = set(re.findall(r"\w+", value))
+        return key in STAYING_HERE and not chosen <= options_here(key)
     if is_rule(key):
         return group_of(key) not in PLACED or "/" in value
-    root = key.partition(".")[0]
-    if root == "launcher":
-        only_chooses = name in CHOOSING or NUMBER.fullmatch(value)
-        return not only_chooses
+    root = key.partition(".")[0]  # of launchers all settings may: what a cluster runs, and at whose cost
     return root not in ("sweep", *CLOSED, *CLASS_SECTIONS, *ROOT)
 
 
-def loggers_here() -> set[str]:
-    """Return the options of `logger` that write into the run's directory, and nowhere else."""
+def options_here(group: str) -> set[str]:
+    """Return the options of a group in STAYING_HERE that reach no other machine."""
     found: set[str] = set()
-    for option in options(LOGGER):
-        targets = re.findall(r'"_target_": "([^"]*)"', json.dumps(content(LOGGER, option)))
-        if all(target.startswith(WRITING_HERE) for target in targets):
+    for option in options(group):
+        targets = re.findall(r'"_target_": "([^"]*)"', json.dumps(content(group, option)))
+        if all(target.startswith(STAYING_HERE[group]) for target in targets):
             found.add(option)
     return found
+
+
+def check_words(words: Iterable[str], folder: Path) -> None:
+    """Refuse words that come from a folder and may run code of whoever made it, or reach another machine.
+
+    This is the door for all of them: of a sweep that goes on, of a claim that is drafted from a sweep.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    for word in words:
+        if needs_trust(word):
+            what = f"{folder} has {word!r}, which may run somebody else's code or reach another machine"
+            raise UsageError(f"{what}: if you trust whoever made it, add --trust")
+
+
+def caution(command: str) -> str:
+    """Return a warning if words of a command that a folder gives need trust; one with --resume asks by itself."""
+    _, _, *words = shlex.split(command)
+    if "--resume" in words:
+        return ""
+    for word in words:
+        if needs_trust(word):
+            return f" (if you trust whoever made it: {word} may run code of theirs, or reach another machine)"
+    return ""

@@ -6,8 +6,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +48,18 @@ def inside(folder: Path, *parts: str) -> Path:
             what = f"{part} is a link that leads out of {folder}, to {part.readlink()}, and nothing is written there"
             raise UsageError(f"{what}: move what it leads to into the place of the link, or remove the link")
     raise UsageError(f"{path} leads out of {folder}, and nothing is written there: give another name")
+
+
+def make_folder(root: Path, *parts: str) -> Path:
+    """Make a folder in another one, and all between; return it.
+
+    Raises:
+        UsageError: the path leads out of the other one, by a link in it or by its own name.
+        OSError: it cannot be made.
+    """
+    folder = inside(root, *parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def remove_written(folder: Path, names: Iterable[str]) -> None:
@@ -131,22 +143,35 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Pat
         keep: where the old content goes. A crash at that very moment leaves it there, and nothing at `path`.
 
     Raises:
-        OSError: the disk is full or not writable; nothing of the attempt stays behind.
+        OSError: the disk is full or not writable; it names `path`, and nothing of the attempt stays behind.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with blame_for_writing(path):
+        try:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as file:  # never through a link
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep is not None and path.exists():
+                os.replace(path, keep)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # which would hide the first one: where nothing can be written, nothing is left
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+@contextmanager
+def blame_for_writing(path: Path) -> Iterator[None]:
+    """Let an error of the system name the file that is written: it names a temporary one, or on a full disk none."""
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:  # never through a link
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep is not None and path.exists():
-            os.replace(path, keep)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None or Path(str(error.filename)).parent == path.parent:
+            error.filename, error.filename2 = str(path), None
         raise
-    sync_directory(path.parent)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from normbench.record.files import write_bytes
+from normbench.record.files import inside, write_bytes
 from normbench.record.loggers import Histogram, Logger, Scalar
 
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
@@ -53,6 +53,7 @@ class Wandb(Logger):
         mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:
         wandb: Any = import_module("wandb")
+        inside(directory, "wandb")
         folder = directory.parent.name
         name = directory.name
         self.draw = wandb.Histogram

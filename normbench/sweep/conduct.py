@@ -18,6 +18,7 @@ from rich.console import Console
 
 from normbench.build import is_here
 from normbench.config.signatures import import_target
+from normbench.config.trust import check_words
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.record.directory import fingerprint
 from normbench.record.shapes import CHOICE_FILE
@@ -483,9 +484,9 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     if not notes:
         cure = f"give the folder of one, such as outputs/{SWEEP_NAME}"
         raise UsageError(f"{folder} holds no sweep that can go on: {cure}")
-    if runs.foreign_words and not trust:
-        what = f"{folder} has {runs.foreign_words[0]!r}, which may run somebody else's code or reach another machine"
-        raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")
+    if not trust:
+        for note in runs.read_notes():
+            check_words(note["words"], folder)
 
     settings = settings_in(words)
     settings["name"] = quote(folder.absolute().name)

@@ -25,7 +25,7 @@ from normbench.config.sections import GROUPS
 from normbench.config.trust import needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.record.directory import RunDirectory, fingerprint
-from normbench.record.files import inside, read_json, write_json
+from normbench.record.files import inside, make_folder, read_json, write_json
 from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0
@@ -92,16 +92,6 @@ class SweepFolder:
             command.append("--trust")
         return shlex.join(command)
 
-    @property
-    def foreign_words(self) -> list[str]:
-        """Return the words of its sweeps that may run somebody else's code, or reach another machine."""
-        found: list[str] = []
-        for note in self.read_notes():
-            for word in note["words"]:
-                if needs_trust(word):
-                    found.append(word)
-        return found
-
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
         """Note which runs a sweep makes, for `--watch` and `--resume`; the same runs make the same file.
 
@@ -121,7 +111,7 @@ class SweepFolder:
         if not runs:
             before = read_json(path, PLAN)
             runs = before["runs"] if before else []
-        inside(self.path, ".sweep", "plans").mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, ".sweep", "plans")
         write_json(path, {"words": list(words), "asked": names, "runs": runs})
 
     def read_notes(self) -> list[dict[str, Any]]:
@@ -170,7 +160,7 @@ class SweepFolder:
             cause: in one line.
             details: what it has printed, and a traceback.
         """
-        inside(self.path, ".sweep", "failures").mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, ".sweep", "failures")
         write_json(self.failures / f"{name}.json", {"cause": cause, "details": details})
 
     def forget_failure(self, name: str) -> None:

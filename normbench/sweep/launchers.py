@@ -31,6 +31,7 @@ from typing import IO, Annotated, Any, Literal, Protocol
 
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import count_cores
+from normbench.record.files import inside, make_folder
 from normbench.scratch import scratch
 from normbench.settings import Setting
 from normbench.sweep import local_job
@@ -280,7 +281,8 @@ class Submitit(Launcher):
         self.locks: list[IO[bytes]] = []
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
-        folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
+        new = secrets.token_hex(4)  # since results in the folder are pickles, which run code
+        folder = inside(notes.parent, notes.name, "submitit", new)
         submitted = [Job(task) for task in tasks]
         if self.elsewhere:
             return self.start_on_slurm(submitted, jobs, folder)
@@ -371,8 +373,8 @@ class Ray(Launcher):
         """Connect to the cluster, or start one with room for `jobs` runs; what Ray prints goes to a file."""
         import ray
 
-        notes.mkdir(parents=True, exist_ok=True)
-        log = redirect_native_errors(notes / "ray.log")
+        make_folder(notes.parent, notes.name)
+        log = redirect_native_errors(inside(notes.parent, notes.name, "ray.log"))
         temporary = scratch()[0] / "ray"
         options: dict[str, Any] = {}
         if not self.address:
