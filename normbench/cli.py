@@ -248,16 +248,20 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
 @cli.command()
 @click.argument("folder", type=FOLDER, default="outputs")
-def runs(folder: Path) -> int:
+@flag("ledger", "Print the ledger of the one run in FOLDER instead: what silently differs between comparisons.")
+def runs(folder: Path, ledger: bool) -> int:
     """List sweeps and runs, how far they are, and the commands that go on with them.
 
     Lists what is below FOLDER, by default outputs, the newest last: a line for each sweep, and for each run that is
     not part of one. If FOLDER is that of a sweep, it lists the sweep's runs. Then come the commands that go on with
     what has not ended.
-    """
-    from normbench.commands.runs import show_runs
 
-    return show_runs(folder)
+    With --ledger, FOLDER is a run, a folder that holds only one, or the beginning of the name of only one; its ledger
+    has eps and its place, the order of casts, which implementation ran, what is decayed, threads and more.
+    """
+    from normbench.commands.runs import show_ledger, show_runs
+
+    return show_ledger(folder) if ledger else show_runs(folder)
 
 
 @cli.command()

@@ -68,6 +68,10 @@ def test_a_finished_run_says_what_its_number_means_and_what_to_do_next(capsys: p
     guess = json.loads((path / "summary.json").read_text())["data"]["constant"]["loss/val"]
     assert re.search(rf"loss/val, constant guess +{guess:.4f}", said)
     assert f"normbench sample {path}" in said
+    assert "cast_order" not in said and f"normbench runs {path} --ledger" in said
+    assert main(["runs", str(path), "--ledger"]) == 0
+    ledger = capsys.readouterr().out
+    assert re.search(r"eps +1e-05 *\n", ledger) and "cast_order" in ledger
     command = next(line for line in said.splitlines() if "normbench sweep" in line).partition("normbench ")[2]
     assert "norm=rmsnorm,layernorm" in command and "seed=0,1,2" in command
     assert main([*command.split(), "--dry-run"]) == 0

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from normbench.config.trust import caution
 from normbench.errors import UsageError
+from normbench.record.console import show_table
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
-from normbench.runs.load import run_directories
-from normbench.settings import printable
+from normbench.runs.load import find_run, run_directories
+from normbench.settings import flat, printable
 from normbench.sweep.folder import SweepFolder, say, summarize
 
 
@@ -68,6 +69,20 @@ def show_runs(folder: Path) -> int:
     for command, names in by_command.items():
         if command and command.isprintable():
             say(console, f"{', '.join(names)} goes on by{caution(command)}\n  {command}")
+    return 0
+
+
+def show_ledger(folder: Path) -> int:
+    """Print the ledger of the one run that a folder means.
+
+    Raises:
+        UsageError: it means several, or none that has ended.
+    """
+    directory = RunDirectory(find_run(folder))
+    summary = directory.read_result()
+    if not summary:
+        raise UsageError(f"{directory.path} has no ledger: give a run that has ended, such as one of normbench runs")
+    show_table(f"ledger of {directory.path.name}", flat(summary["ledger"]))
     return 0
 
 

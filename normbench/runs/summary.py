@@ -20,7 +20,7 @@ from normbench.record.tensorboard import RESULTS, event_files
 from normbench.runs.ledger import make_ledger
 from normbench.runs.notes import caveats
 from normbench.runs.plan import Run
-from normbench.settings import flat, key_of
+from normbench.settings import key_of
 from normbench.training.clock import peak_memory
 from normbench.training.loop import Loop
 
@@ -138,7 +138,7 @@ def show_summary(run: Run, summary: Mapping[str, Any], before: Sequence[str] = (
     for line in before:
         print(line)
     show_table(directory.name, closing_rows(summary))
-    show_table("ledger", flat(summary["ledger"]))
+    print(f"what silently differs between comparisons: {shlex.join(['normbench', 'runs', str(directory), '--ledger'])}")
     if any(event_files(directory)):
         print(f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(directory.parent)])}")
     if summary["status"] == "finished" and run.config.closed.trainer.keep_checkpoint != "none":
