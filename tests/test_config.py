@@ -14,13 +14,21 @@ from typing import Annotated, Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from normbench.config.compose import compose, leave_out_defaults, read, read_each, resolve
+from normbench.config.compose import (
+    compose,
+    in_hydra_grammar,
+    leave_out_defaults,
+    read,
+    read_each,
+    resolve,
+    value_of,
+)
 from normbench.config.groups import NOTES, chosen_options, config_directory, options, read_yaml, section_of
 from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, list_unwritten, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.config.signatures import import_target, settings_in_source, settings_of_class
 from normbench.errors import UsageError
-from normbench.settings import Setting, either, flat, nearest, setting_from, show
+from normbench.settings import Setting, either, flat, key_of, nearest, setting_from, show
 
 OPTIONS = [(group, option) for group in (*GROUPS, *SWEEP_GROUPS) for option in options(group)]
 
@@ -313,6 +321,58 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
     points += [["norm=dyt", "seed=1"], ["norm=dyt", "~norm.impl"], ["norm=dyt", "seed=1", "+norm.impl=eager"]]
     points += [["trainer={eval_every:7}"], ["trainer={log_every:3}"]]
     assert read_each(points) == [read(words) for words in points]
+
+
+@pytest.mark.parametrize(
+    ("whole", "dotted"),
+    [
+        ("norm={eps: 1e-3}", "norm.eps=1e-3"),
+        ("optim={lr: 0.1234567890123456, betas: [0.9, 0.95]}", "optim.lr=0.1234567890123456 optim.betas=[0.9,0.95]"),
+        ("probes={every: 5, tails: true}", "probes.every=5 probes.tails=true"),
+        ("schedule={warmup: 0}", "schedule.warmup=0"),
+        (
+            "logger={mine: {_target_: own.Logger, text: 'it\\'s'}}",
+            'logger.mine._target_=own.Logger logger.mine.text="it\'s"',
+        ),
+        ("model={depth: 2, width: 32}", "model.depth=2 model.width=32"),
+        ("norm@qk=rmsnorm norm@qk={eps: 1e-3}", "norm@qk=rmsnorm norm@qk.eps=1e-3"),
+        ("norm={_target_: torch.nn.LayerNorm, bias: false}", "norm._target_=torch.nn.LayerNorm norm.bias=false"),
+        ("model=hf model.config={num_attention_heads: 2}", "model=hf model.config.num_attention_heads=2"),
+        ("model=hf model={config: {rope: {a: [1, '2']}}}", "model=hf model.config.rope.a=[1,'2']"),
+        ("model=timm model.kwargs={drop_rate: ${optim.lr}}", "model=timm model.kwargs.drop_rate=${optim.lr}"),
+        ("data={_target_: own.Data, more: {path: a}}", "data._target_=own.Data data.more.path=a"),
+    ],
+)
+def test_a_mapping_that_is_given_whole_is_its_dotted_words(whole: str, dotted: str) -> None:
+    """Of every open section: the same configuration and the same words, so that the run has the same name."""
+    given = re.split(r" (?=[\w.@]+=)", whole)
+    one, other = read_each([given, re.split(r" (?=[\w.@]+=)", dotted)])
+    assert (one.tree, one.choices) == (other.tree, other.choices)
+    assert [key_of(word) for word in one.words] == [key_of(word) for word in other.words]
+
+
+@pytest.mark.parametrize(
+    "text", ["it's", "a\\", "a\\'b", "${seed}", "", "null", "1", "[a", "{a: 1}", "a,b", "é 中", "two\nlines"]
+)
+def test_text_in_hydras_grammar_is_read_as_it_is(text: str) -> None:
+    assert value_of(in_hydra_grammar(text)) == text
+    assert value_of(in_hydra_grammar({"a": [text]})) == {"a": [text]}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.config={a: 1}", "model.config.a is unknown"),
+        ("trainer.steps={a: 1}", "trainer.steps.a is unknown"),
+        ("norm={eps: sort(3,1)}", "several values stand inside of a mapping"),
+        ("norm@qk={eps: 1}", "norm@qk.eps is a setting of norm@qk, which is not given"),
+        ("model={base_head: {a: 1}}", 'model.base_head={"a": 1} is not allowed'),
+        ("data={nested: {deep: [{_target_: os.getcwd}]}, _target_: own.Data}", "data.nested holds a _target_"),
+    ],
+)
+def test_a_mapping_of_what_there_is_not_is_refused_in_a_sentence(word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read([word])
 
 
 def test_an_option_of_one_s_own_is_read_again_once_it_is_written_again(tmp_path: Path) -> None:

@@ -31,6 +31,16 @@ def test_a_grid_is_the_product_in_the_order_of_the_words() -> None:
     assert (point.words, dict(point.varied)) == (("name=sweep", "norm=rmsnorm", "optim.lr=1e-3"), {})
 
 
+def test_mappings_vary_as_the_settings_in_them() -> None:
+    assert varied("norm={eps: 1e-3},{eps: 1e-5}", "optim={lr: 0.1}") == [{"norm.eps": "0.001"}, {"norm.eps": "1e-05"}]
+    assert varied("model.config={a: 1, b: {c: [2, 3]}},{a: 4}", "model=hf") == [
+        {"model.config.a": "1", "model.config.b.c": "[2,3]"},
+        {"model.config.a": "4"},
+    ]
+    points, own = read_grid(["seed=0,1", "sweep={jobs: 2, lr: auto}"])
+    assert len(points) == 2 and read_settings(own)[0].jobs == 2 and read_settings(own)[0].lr == "auto"
+
+
 def test_hydras_grammar_is_understood() -> None:
     assert [point["seed"] for point in varied("seed=range(1,4)")] == ["1", "2", "3"]
     assert [point["optim.lr"] for point in varied("optim.lr=choice(0.1,1e-2)")] == ["0.1", "0.01"]

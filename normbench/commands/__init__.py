@@ -125,6 +125,10 @@ def check_words(ctx: click.Context, param: click.Parameter, words: tuple[str, ..
     for word, following in pairwise(words):
         if "=" in word and word.endswith(",") and "=" not in following:
             raise UsageError(f"'{word} {following}' has a blank after a comma: write {word}{following}")
+    if any("{" in word for word in words):
+        from normbench.config.compose import write_out
+
+        words = tuple(write_out(words))
     for word in words:
         check_range(word)
         if not ctx.resilient_parsing:
@@ -166,6 +170,8 @@ def check_options(word: str, folders: Sequence[Path]) -> None:
 
     key, equals, values = word.lstrip("+").partition("=")
     if not equals or key not in GROUPS:
+        return
+    if values.lstrip().startswith("{"):  # several mappings, for a sweep
         return
     if key == LOGGER:
         values = values.strip("[]")

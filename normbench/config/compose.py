@@ -20,7 +20,7 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -118,8 +118,9 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     """
     find_own_classes()
     found: list[Config] = []
-    for words in points:
+    for given in points:
         with translate_errors():
+            words = write_out(given)
             scheme_words = words_of_scheme(words)
             every_word = (*scheme_words, *words)
             rules = read_rules(every_word)
@@ -131,6 +132,38 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
             finished = finish(config, groups, every_word, rules)
             found.append(replace(finished, words=tuple(words)))
     return found
+
+
+def write_out(words: Iterable[str]) -> list[str]:
+    """Return words in which a mapping that is given whole is a word for each of its values, as one may write them too.
+
+    `optim={lr: 0.1, betas: [0.9, 0.95]}` is `optim.lr=0.1 optim.betas=[0.9,0.95]`. So whatever reads words knows one
+    form, and runs are the same in both.
+    """
+    found: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        mapping = value_of(value) if value.lstrip().startswith("{") else None
+        if isinstance(mapping, dict) and not key.startswith("~"):
+            found += words_in(key, mapping)
+        else:
+            found.append(word)
+    return found
+
+
+def words_in(key: str, value: Any) -> list[str]:
+    """Return the words that set a value, one for each value in it where it is a mapping by plain keys."""
+    if not value or not isinstance(value, dict) or not all(map(is_plain, value)):
+        return [f"{key}={in_hydra_grammar(value)}"]
+    found: list[str] = []
+    for name, each in value.items():
+        found += words_in(f"{key}.{name}", each)
+    return found
+
+
+def is_plain(name: Any) -> bool:
+    """Tell whether a key of a mapping can stand between the dots of a key."""
+    return isinstance(name, str) and re.fullmatch(r"[\w-]+", name) is not None
 
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[Override]]:
@@ -515,8 +548,9 @@ def apply(
         if override.is_delete() and known:
             with open_dict(config):
                 del values[name]
-        elif known or takes(section, name, values):
-            OmegaConf.update(config, key, override.value(), merge=True, force_add=not known)
+        elif known or takes(section, name, values) or takes_mapping(config, section):
+            with open_dict(config):  # also where a mapping has keys that the one in its place has not
+                OmegaConf.update(config, key, override.value(), merge=True)
         elif key in of_scheme and section in groups:
             chosen = f"{section}={groups[section]}"
             having = either(f"{section}={option}" for option in options_with(section, name))
@@ -535,6 +569,18 @@ def takes(section: str, name: str, values: Any) -> bool:
         return False
     known = section_settings(section, values, imports=True)
     return known is None or name in known
+
+
+def takes_mapping(config: DictConfig, path: str) -> bool:
+    """Tell whether a class takes a setting, at a path or above it, that its YAML does not mention and may be a mapping.
+
+    It is not there yet: a key below it makes it one.
+    """
+    while "." in path and OmegaConf.select(config, path) is None:
+        path, _, name = path.rpartition(".")
+        if path != LOGGER and takes(path, name, OmegaConf.select(config, path)):
+            return True
+    return False
 
 
 def explain_unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
@@ -558,7 +604,8 @@ def explain_unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str
         beside = [path.removeprefix(start) for path in known if path.startswith(start)]
     if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name
         there = sorted(each for each in beside if not each.startswith("_"))
-        return f"{key} is unknown: {section} has {', '.join(there)}; normbench show says what each is"
+        settings = f"{', '.join(there)}; normbench show says what each is" if there else "no settings"
+        return f"{key} is unknown: {section} has {settings}"
     meant = nearest(key, known)
     in_sections = [path for path in known if path.endswith(f".{key}")]
     if in_sections:
@@ -643,6 +690,22 @@ def in_hydra_grammar(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(in_hydra_grammar, value)) + "]"
     if isinstance(value, str):
-        quoted = value.replace("'", r"\'")
-        return f"'{quoted}'"
+        return quote(value)
+    if isinstance(value, float):
+        return repr(value)  # all of its digits
+    if isinstance(value, Sweep):
+        cure = "let whole mappings vary, as KEY={a: 1},{a: 2}, or the key in them, as KEY.a=1,2"
+        raise UsageError(f"several values stand inside of a mapping: {cure}")
     return show(value)
+
+
+def quote(text: str) -> str:
+    """Return text in quotes, in which a backslash is one where a quote follows."""
+    inside = re.sub(r"(\\*)('|$)", double_backslashes, text)
+    return f"'{inside}'"
+
+
+def double_backslashes(found: re.Match[str]) -> str:
+    """Return backslashes twice, and one more before the quote that follows them."""
+    quoted = r"\'" if found[2] else ""
+    return found[1] * 2 + quoted

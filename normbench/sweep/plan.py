@@ -81,7 +81,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     given: list[str] = []
     for key, value in params.items():
         given += write_words(key, value)
-    given += words
+    given += compose.write_out(words)
 
     own: list[str] = []
     others = {"name": f"name={SWEEP_NAME}"} if name == TRAIN_NAME else {}
@@ -207,8 +207,10 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
         raise UsageError(f"{what}: give each key the same number of values")
     axis: list[dict[str, str]] = []
     for together in zip(*found.values(), strict=True):
-        axis.append(dict(zip(found, together, strict=True)))
-    return axis
+        settings = [f"{key}={value}" for key, value in zip(found, together, strict=True)]
+        axis.append(settings_in(compose.write_out(settings)))
+    every_key = {key: AS_IT_IS for settings in axis for key in settings}  # mappings may have different ones
+    return [every_key | settings for settings in axis]
 
 
 def read_values(word: str, parsed: Override) -> list[str]:
