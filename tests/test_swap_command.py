@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from normbench.hosts.building import build_host
 from normbench.hosts.saving import describe_norm, put_in_norm
 from normbench.norms import DyT, GroupNorm, RMSNorm
 from normbench.studies.given import model_words
-from normbench.types import ImageClassification
+from normbench.types import ImageClassification, LanguageModeling
 
 pytest_plugins = ["swap_fixtures"]
 
@@ -32,6 +34,7 @@ MIXTRAL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, 
            "intermediate_size": 24, "num_local_experts": 3, "vocab_size": 256, "max_position_embeddings": 16,
            "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 IMAGES = ImageClassification(10, (1, 8, 8))
+TEXT = LanguageModeling(vocabulary_size=256, context=16)
 TIMM = ["mobilenetv3_small_050"]
 if WHOLE:
     TIMM.append("vit_tiny_patch16_224")
@@ -232,6 +235,8 @@ def test_a_folder_without_a_note_has_no_swapped_model(gpt2: Path) -> None:
         ({"architecture": "hf-hub:evil/evil"}, "is not a model of timm"),
         ({"model_type": "gpt2", "auto_map": {"AutoConfig": "evil.Config"}}, "auto_map, which needs code"),
         ({"model_type": "gpt2", "text_config": {"auto_map": {"AutoModel": "evil.M"}}}, "auto_map, which needs code"),
+        ({"model_type": "${oc.env:HOME}"}, "model.name=${oc.env:HOME} is not a model"),
+        ({"architecture": "test_vit", "model_args": {"block_fn": "${oc.env:HOME}"}}, "${oc.env:HOME}"),
     ],
 )
 def test_a_folder_of_others_runs_no_code(
@@ -243,6 +248,94 @@ def test_a_folder_of_others_runs_no_code(
     (tmp_path / "config.json").write_text(json.dumps(about))
     safetensors.torch.save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     assert said in swap(str(tmp_path), "norm=dyt", status=2)
+
+
+# What has transformers load code of somebody's, or ask for a repository, wherever it stands in a configuration.
+LOADING = {
+    "attn_implementation": "org/kernel",
+    "_attn_implementation": "org/kernel@main:forward",
+    "_attn_implementation_internal": {"text_config": "org/kernel"},
+    "experts_implementation": "org/kernel",
+    "auto_map": {"AutoModel": "evil.Model"},
+    "custom_pipelines": {"evil": {"impl": "evil.Pipeline"}},
+    "quantization_config": {"quant_method": "gptq"},
+    "trust_remote_code": True,
+    "use_kernels": True,
+    "kernel_config": {"RMSNorm": "org/kernel:RMSNorm"},
+    "chunkwise_kernel": "org/kernel",
+    "backbone": "org/model",
+    "processor_class": "org/model--evil.Processor",
+    "tokenizer_class": "org/model--evil.Tokenizer",
+}
+OF_PACKAGES = {"attn_implementation": "flash_attention_2", "experts_implementation": "sonicmoe"}
+PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "at the top": lambda bad: bad,
+    "in a part": lambda bad: {"text_config": bad},
+    "in a list": lambda bad: {"layers": [[{"of": bad}]]},
+    "in a layer": lambda bad: {"per_layer_config": {"0": bad}},
+}
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where transformers is about to read a configuration, or to ask the network for something."""
+    import transformers
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("something is loaded")
+
+    monkeypatch.setattr("socket.socket.connect", fail)
+    for kind, method in (("AutoConfig", "from_pretrained"), ("AutoConfig", "for_model")):
+        monkeypatch.setattr(getattr(transformers, kind), method, fail)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("key", "value"), [*LOADING.items(), *OF_PACKAGES.items()])
+def test_a_configuration_that_loads_code_is_refused_before_it_is_read(
+    key: str, value: Any, place: str, gpt2: Path, tmp_path: Path
+) -> None:
+    about = json.loads((gpt2 / "config.json").read_text()) | PLACES[place]({key: value})
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    (tmp_path / "model.safetensors").symlink_to(gpt2 / "model.safetensors")
+    with pytest.raises(UsageError, match=f"config.json has {key}"):
+        build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+    with pytest.raises(UsageError, match=f"model.config has {key}"):
+        build_host("hf", "gpt2", PLACES[place]({key: value}), TEXT)
+
+
+def test_a_configuration_in_a_file_that_the_first_one_names_is_looked_through_too(gpt2: Path, tmp_path: Path) -> None:
+    about = json.loads((gpt2 / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**about, "configuration_files": ["config.4.0.0.json"]}))
+    (tmp_path / "config.4.0.0.json").write_text(json.dumps({**about, "attn_implementation": "org/kernel"}))
+    (tmp_path / "model.safetensors").symlink_to(gpt2 / "model.safetensors")
+    with pytest.raises(UsageError, match="has attn_implementation=org/kernel"):
+        build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+
+
+def test_an_adapter_beside_weights_is_refused(gpt2: Path, tmp_path: Path) -> None:
+    given = Path(shutil.copytree(gpt2, tmp_path / "given"))
+    (given / "adapter_config.json").write_text('{"base_model_name_or_path": "org/model"}')
+    with pytest.raises(UsageError, match="has an adapter"):
+        build_host("hf", "gpt2", {}, TEXT, weights=str(given))
+
+
+def test_what_configurations_have_and_loads_nothing_is_taken(gpt2: Path, tmp_path: Path) -> None:
+    """Among it what earlier versions of transformers wrote, and how torch itself computes attention."""
+    given = Path(shutil.copytree(gpt2, tmp_path / "given"))
+    about = json.loads((gpt2 / "config.json").read_text())
+    harmless = {
+        "_name_or_path": "org/model", "_attn_implementation_autoset": True, "tokenizer_class": "GPT2Tokenizer",
+        "cache_implementation": "hybrid", "quantization_config": None, "attn_implementation": "eager",
+        "id2label": {"0": "a/b", "1": "backbone"}, "label2id": {"a/b": 0, "backbone": 1},
+    }  # fmt: skip
+    (given / "config.json").write_text(json.dumps(about | harmless))
+    host: Any = build_host("hf", "gpt2", {}, TEXT, weights=str(given)).module
+    assert host.config._attn_implementation == "eager"
+    for weights in (str(gpt2), "random"):
+        options = {"attn_implementation": "eager", "n_embd": 16, "n_layer": 2}
+        host = build_host("hf", "gpt2", options, TEXT, weights=weights).module
+        assert host.config._attn_implementation == "eager"
 
 
 def test_a_model_of_experts_is_read_again(tmp_path: Path, swap: Swap) -> None:

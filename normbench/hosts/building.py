@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from normbench.errors import UsageError, explain
 from normbench.hosts.libraries import import_library, refuse_other_torchvision
 from normbench.hosts.weights import (
+    OF_TORCH,
     PRETRAINED,
     RANDOM,
     Saved,
@@ -510,15 +511,16 @@ class Transformers(Library):
             place = str(saved.folder)
         from_here: dict[str, Any] = {"local_files_only": weights != PRETRAINED, "trust_remote_code": False}
         with quietly(transformers):
+            about, _ = transformers.PreTrainedConfig.get_config_dict(place, **from_here)  # as it is written
+            refuse_code(about, where)
             config = transformers.AutoConfig.from_pretrained(place, **from_here)
-            refuse_code(config.to_dict(), where)
             config = config.get_text_config()
             check_known(config, options)
             options = take_one_name_each(config, options)
             refuse_other_sizes(config, options, where)
             for key, value in options.items():
                 if type(value) is not int:
-                    setattr(config, key, value)
+                    setattr(config, f"_{key}" if key in OF_TORCH else key, value)
             self.check_sizes(config, task, where)
             config.use_cache = False
             auto, call = self.kind_for(task)
@@ -647,7 +649,7 @@ def installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def refuse_loading(where: str, options: Options) -> None:
-    """Refuse options that would load a file, another's weights or another's code.
+    """Refuse options that would load a file, a kernel, another's weights or another's code.
 
     Args:
         where: the setting that holds them.
@@ -656,6 +658,7 @@ def refuse_loading(where: str, options: Options) -> None:
     Raises:
         UsageError: with the first one.
     """
+    refuse_code(options, where)
     for name, value in options.items():
         path = f"{where}.{name}"
         named = str(name)
@@ -688,7 +691,7 @@ def check_known(default: Any, options: Options) -> None:
     """
     known = [*vars(default), *default.attribute_map]
     for name in options:
-        if not (has_field(default, name) or name == "num_labels"):
+        if not (has_field(default, name) or name == "num_labels" or name in OF_TORCH):
             cure = f"{nearest(name, known)}see the documentation of {type(default).__name__}"
             raise UsageError(f"model.config.{name} is not in the configuration of {default.model_type}: {cure}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain
-from normbench.settings import drop_keys
+from normbench.settings import drop_keys, either, show
 
 RANDOM = "random"
 PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
 PICKLES = (".bin", ".pt", ".pth")
 WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
+
+# The implementations that torch itself has, by the key of a configuration that chooses one.
+OF_TORCH = {
+    "attn_implementation": ("eager", "sdpa", "flex_attention"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+
+# Keys of configurations that have a library run code or ask for a repository, whatever they hold; those that do where
+# they hold a name of something elsewhere; and what such a name has.
+CODE = (
+    "auto_map", "custom_pipelines", "custom_generate", "trust_remote_code", "code_revision", "quantization_config",
+    "compression_config", "kernel_config", "use_kernels", "backbone", "use_pretrained_backbone",
+)  # fmt: skip
+MAY_BE_CODE = ("implementation", "kernel", "backend", "processor", "tokenizer")
+ELSEWHERE = r"[/\\:@|]"
+LABELS = ("id2label", "label2id")  # which hold words of whoever has named the classes
+
+ADAPTER = "adapter_config.json"
 NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 INSIDE = ("state_dict", "model")  # where training programs put the weights in what they save
 
@@ -58,6 +77,10 @@ def find_saved(path: str) -> Saved:
     if (place / NOTE).exists():
         cure = "give the folder of the model as it was, or read this one by normbench.load_swapped"
         raise UsageError(f"{where} was swapped already, as its {NOTE} says: {cure}")
+    if (place / ADAPTER).exists():
+        raise UsageError(
+            f"{where} has an adapter ({ADAPTER}), whose model may be elsewhere: merge the two, and save that"
+        )
     files = tuple(sorted(place.glob("*.safetensors")))
     if not files:
         raise UsageError(f"{where} has no .safetensors: {WANTED}")
@@ -69,16 +92,17 @@ def read_about(file: Path) -> dict[str, Any]:
     """Return the content of a config.json; nothing where there is none.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or needs code that comes with it.
     """
-    if not file.exists():
+    if not file.is_file():
         return {}
     try:
         about = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read ({error}): {WANTED}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
     if not isinstance(about, dict):
         raise UsageError(f"{file} holds no configuration: {WANTED}")
+    refuse_code(about, str(file))
     return about
 
 
@@ -184,16 +208,58 @@ def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other:
         raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {cure}")
 
 
-def refuse_code(about: Mapping[str, Any], where: str) -> None:
-    """Refuse a configuration, or one inside of it, that has transformers load more than weights.
+def refuse_code(content: Any, where: str) -> None:
+    """Refuse a configuration that has a library run code, load a kernel or ask for a repository beside its own.
+
+    It is looked through as it is written, at any depth: an object that a library makes of it no longer has all keys.
+
+    Args:
+        content: of a config.json, or options that a person gives; a part of it.
+        where: it stands.
 
     Raises:
         UsageError: with the key.
     """
-    for key, value in about.items():
-        if isinstance(value, Mapping):
+    if isinstance(content, list | tuple):
+        for each in content:
+            refuse_code(each, where)
+    if not isinstance(content, Mapping):
+        return
+    for key, value in content.items():
+        name = str(key)
+        public_name = name.removeprefix("_").removesuffix("_internal")
+        if public_name in OF_TORCH:
+            refuse_implementation(name, value, OF_TORCH[public_name], where)
+        elif is_code(name, value):
+            raise UsageError(f"{where} has {name}, which needs code beside that of the library: give another model")
+        elif name not in LABELS:
             refuse_code(value, where)
-        loads_kernel = "attn_implementation" in str(key) and "/" in str(value)
-        needs_code = key in ("auto_map", "quantization_config") and value
-        if needs_code or loads_kernel:
-            raise UsageError(f"{where} has {key}, which needs code beside that of transformers: give another model")
+
+
+def refuse_implementation(key: str, value: Any, allowed: Sequence[str], where: str) -> None:
+    """Refuse an implementation that torch itself does not have.
+
+    Others are those of packages and, where these are not installed, kernels of the hub, whose code would run.
+
+    Args:
+        key: that names it.
+        value: its name, or one for each part of the model.
+        allowed: those of torch.
+        where: the key stands.
+
+    Raises:
+        UsageError: with what is allowed.
+    """
+    named = value.values() if isinstance(value, Mapping) else [value]
+    for each in named:
+        if each is not None and each not in allowed:
+            what = f"{where} has {key}={show(each)}, which is not in torch and may be a kernel of the hub"
+            raise UsageError(f"{what}: leave it out there, or write {either(allowed)}")
+
+
+def is_code(key: str, value: Any) -> bool:
+    """Tell whether a key of a configuration says where code is, with this value."""
+    if key in CODE:
+        return bool(value)
+    names_a_part = any(part in key for part in MAY_BE_CODE)
+    return names_a_part and isinstance(value, str) and re.search(ELSEWHERE, value) is not None

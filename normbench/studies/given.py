@@ -150,24 +150,34 @@ def words_of_model(word: str) -> list[str]:
     if not Path(os.path.expanduser(word)).is_dir():
         raise UsageError(f"{word} is not a model: give {MODELS}")
     saved = find_saved(word)
-    about = saved.about
-    place = in_hydra_grammar(word)
+    about = without_references(saved.about)
+    place = in_hydra_grammar(without_references(word))
     if "model_type" in about:
-        found = ["model=hf", f"model.name={about['model_type']}", f"model.weights={place}"]
+        found = ["model=hf", f"model.name={in_hydra_grammar(about['model_type'])}", f"model.weights={place}"]
         if Path(os.path.expanduser(word), "tokenizer.json").exists():
             found += ["data.level=hf", f"data.tokenizer={place}"]
             if "vocab_size" in about:  # which is often more than the tokenizer has
-                found.append(f"data.vocabulary_size={about['vocab_size']}")
+                found.append(f"data.vocabulary_size={in_hydra_grammar(about['vocab_size'])}")
         return found
     library = about.get("library", "timm")
     if "architecture" in about and library in LIBRARIES:
-        found = [f"model={library}", f"model.name={about['architecture']}", f"model.weights={place}"]
+        name = in_hydra_grammar(about["architecture"])
+        found = [f"model={library}", f"model.name={name}", f"model.weights={place}"]
         given = about.get("model_args")
         options = given if isinstance(given, Mapping) else {}
         for key, value in options.items():
             found.append(f"model.kwargs.{key}={in_hydra_grammar(value)}")
         return found
     raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
+
+
+def without_references(content: Any) -> Any:
+    """Return content, such as that of somebody's config.json, in which no text is filled in as `${...}` would be."""
+    if isinstance(content, Mapping):
+        return {key: without_references(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [without_references(each) for each in content]
+    return content.replace("${", r"\${") if isinstance(content, str) else content
 
 
 def own_tree(tree: Tree) -> dict[str, Any]:
