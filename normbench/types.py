@@ -336,11 +336,16 @@ class Block:
         """Return how many streams pass through it."""
         return getattr(self.module, "streams", 1)
 
-    def join_streams(self, x: Tensor) -> Tensor:
+    def join_streams(self, passing: Tensor | tuple[Tensor, ...]) -> Tensor:
         """Return the stream at this block, which of several streams has the features of all, one after the other.
 
         So the vector of a position is theirs together: its mean square is the mean of theirs.
+
+        Args:
+            passing: what enters or leaves the block; of another library's it may be a tuple, in which the stream is
+                first.
         """
+        x = passing[0] if isinstance(passing, tuple) else passing
         if self.streams == 1:
             return x
         return torch.cat(x.unbind(0), dim=self.channel_dim)

@@ -247,6 +247,15 @@ def test_probes_look_into_a_host_by_block_and_copies_have_an_anatomy_of_their_ow
         assert copied.head is copied.host.lm_head  # type: ignore[union-attr]  # of a LlamaForCausalLM
 
 
+def test_probes_look_into_blocks_that_give_more_than_the_stream() -> None:
+    pytest.importorskip("transformers")
+    tree = read(["model=hf", "model.name=falcon", "norm=own", *SIZES]).tree
+    model = build.start_model(tree, TEXT, seed=0).model
+    with Probes(model, {"activations", "geometry"}).watch() as reading:
+        model(*random_batch(TEXT).arguments)
+    assert {"act/stream00/rms", "act/stream00/effective_rank"} <= {*reading.numbers()}
+
+
 def test_statistics_of_texts_leave_out_padding() -> None:
     """BatchNorm in BERT: what stands in the padding changes neither its output nor its statistics."""
     model, norms = started("bert", "norm=batchnorm", "model.config.hidden_dropout_prob=0")

@@ -157,10 +157,11 @@ class Propagation(Study):
 # ---- one pass
 
 
-def keep(seen: dict[int, Passing], layer: int, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def keep(seen: dict[int, Passing], layer: int, module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
     """Keep what enters and leaves a module, and later the gradient of what leaves."""
-    output.retain_grad()
-    seen[layer] = Passing(inputs[0], output)
+    stream: Tensor = output[0] if isinstance(output, tuple) else output  # of a block of another library the first part
+    stream.retain_grad()
+    seen[layer] = Passing(inputs[0], stream)
 
 
 def last_branch(block: Block) -> nn.Module:
