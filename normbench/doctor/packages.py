@@ -15,7 +15,7 @@ OURS = "normbench"
 TESTS = "test"  # the extra that only normbench's own tests use
 TORCH = "torch"
 HUB = "huggingface_hub"  # which datasets and transformers bring
-EARLY = (TORCHVISION, "timm", TRANSFORMERS, HUB)  # of what the basic job does not need, tried before the rest
+EARLY = (TORCHVISION, "timm", TRANSFORMERS, HUB)  # tried after torch, with which they often do not fit
 
 # Packages whose module has another name than dashes as underscores would give.
 MODULES = {"hydra-core": "hydra", "scikit-learn": "sklearn", "pillow": "PIL", "mlflow-skinny": "mlflow"}
@@ -79,9 +79,9 @@ def packages_of_normbench() -> list[Package]:
             if extra != TESTS and name != OURS and requirement.marker.evaluate({"extra": extra}):
                 optional.setdefault(name, Package(name, wanted, extra))
     optional.setdefault(HUB, Package(HUB, extra="hf"))
-    in_order = [TORCH, *found, *EARLY, *optional]
+    in_order = [TORCH, *EARLY, *found, *optional]
     every = optional | found
-    return [every[name] for name in dict.fromkeys(in_order)]
+    return [every[name] for name in dict.fromkeys(in_order) if name in every]
 
 
 def installed_version(name: str) -> str:
