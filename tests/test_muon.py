@@ -51,6 +51,25 @@ def draw_gradients(parameters: list[nn.Parameter], seed: int) -> None:
         parameter.grad = torch.empty_like(parameter).copy_(drawn)
 
 
+@pytest.mark.parametrize("shape", [(48, 12), (12, 48)])
+def test_a_rate_is_0_2_root_columns_of_one_of_jordan_s_muon(shape: tuple[int, int]) -> None:
+    """His factor is √max(1, rows/columns) (KellerJordan/Muon `muon.py:40`@857d1ad)."""
+    rows, columns = shape
+    weight = nn.Parameter(torch.zeros(shape))
+    vector = nn.Parameter(torch.zeros(3))
+    groups = [{"params": [weight], "parts": 1, "weight_decay": 0.0}, {"params": [vector], "weight_decay": 0.0}]
+    optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+    draw_gradients([weight, vector], 0)
+    optimizer.step()
+    rate = optimizer.param_groups[0]["lr"]
+    gradient = weight.grad
+    assert gradient is not None
+    left, _, right = torch.linalg.svd(gradient, full_matrices=False)
+    his = 0.2 * columns**0.5 * rate * max(1, rows / columns) ** 0.5 * (left @ right)
+    # Newton and Schulz's iterations leave singular values between 0.7 and 1.2
+    assert (-weight.detach() * his).sum() / his.square().sum() == pytest.approx(0.95, abs=0.2)
+
+
 @pytest.mark.parametrize(("name", "task"), [("nano", TEXT), ("cnn", IMAGES)])
 def test_steps_are_those_of_torch_s_muon_on_matrices_and_of_its_adamw_on_the_rest(name: str, task: Task) -> None:
     model, norms = build("layernorm", model=name, task=task)

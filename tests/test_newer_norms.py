@@ -164,6 +164,23 @@ def test_seednorms_own_parameters_decay_whatever_the_others_do() -> None:
     assert set(SeeDNorm.treated) == {"alpha", "beta"} and not Derf.treated
 
 
+# --- rmsnorm
+
+
+@pytest.mark.parametrize(("size", "share"), [(1.0, 5e-6), (0.0018258, 0.5)])
+def test_rmsnorm_differs_from_its_authors_pytorch_code_as_documented(size: float, share: float) -> None:
+    """They divide by √ms(x) + 1e-8 (`rmsnorm_torch.py:48`@2e726f1)."""
+    x = values()
+    x = size * x / x.square().mean(-1, keepdim=True).sqrt()
+    theirs = x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-8)
+    y = make("rmsnorm").double()(x)
+    torch.testing.assert_close(1 - y / theirs, torch.full_like(y, share), rtol=0.01, atol=0)
+    zero = torch.zeros(1, FEATURES, dtype=torch.float64, requires_grad=True)
+    make("rmsnorm").double()(zero).sum().backward()
+    assert zero.grad is not None
+    torch.testing.assert_close(zero.grad, torch.full_like(zero, 1e-5**-0.5))
+
+
 # --- batchrenorm
 
 SOON: dict[str, Any] = {"renorm_after": 2, "r_max_at": 4, "d_max_at": 3, "r_max": 1.5, "d_max": 0.5, "momentum": 0.3}
@@ -195,6 +212,21 @@ def test_batchrenorm_is_the_paper_s_algorithm() -> None:
     assert corrected == {False, True}
     torch.testing.assert_close(norm.running_mean.double(), running_mean, **DOUBLE)
     torch.testing.assert_close(norm.running_var.double(), running_var, **DOUBLE)
+
+
+def test_batchrenorm_has_a_larger_deviation_than_an_average_of_deviations_as_documented() -> None:
+    """Of batches of n independent values the paper's and Keras's average of σ is smaller by a share of 3/(4n)."""
+    n = 16
+    features = 4096
+    norm = BatchRenorm(features, eps=0.0, momentum=0.05).double()
+    average = torch.ones(features, dtype=torch.float64)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        x = 3 * torch.randn(n, features, generator=random, dtype=torch.float64)
+        norm(x)
+        average += 0.05 * (x.std(0, correction=0) - average)
+    ratio = (norm.running_var.sqrt() / average).mean().item()
+    assert ratio - 1 == pytest.approx(3 / (4 * n), rel=0.1)
 
 
 def test_batchrenorm_without_bounds_is_what_evaluation_gives() -> None:
@@ -249,6 +281,20 @@ def test_ghostbatchnorm_takes_no_statistics_over_processes() -> None:
 
 
 # --- switchable
+
+
+def test_switchable_s_running_variance_leaves_its_start_as_documented() -> None:
+    """Its authors' buffer starts at 0 (`switchable_norm.py:79`@5472286), and is (1−m)ⁿ behind after n batches."""
+    norm = make("switchable", momentum=0.1).double()
+    theirs = torch.zeros(FEATURES, dtype=torch.float64)
+    for seed in range(5):
+        x = values(seed)
+        norm(x)
+        mean = x.mean(1)
+        squares = x.var(1) + mean.square()
+        theirs = 0.9 * theirs + 0.1 * (squares.mean(0) - mean.mean(0).square())
+        ahead = torch.full_like(theirs, 0.9 ** (seed + 1))
+        torch.testing.assert_close(norm.running_var - theirs, ahead, rtol=0, atol=1e-6)
 
 
 def test_switchable_starts_with_a_third_of_each_and_keeps_the_batch_s_statistics() -> None:

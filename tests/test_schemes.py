@@ -200,128 +200,6 @@ def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     torch.testing.assert_close(*double, rtol=tolerance, atol=tolerance)
 
 
-# ---- recipes that transformers does not have, by formulas written anew
-
-
-def rms(x: Tensor, norm: Any) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
-
-
-def ln(x: Tensor, norm: Any) -> Tensor:
-    centered = x - x.mean(-1, keepdim=True)
-    y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
-    return y if norm.bias is None else y + norm.bias
-
-
-def turned(x: Tensor, rotation: Tensor) -> Tensor:
-    """Features i and i + half of each head as complex numbers, times e to the angle."""
-    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.complex(*rotation)[: x.shape[-2]]
-    return torch.cat((pairs.real, pairs.imag), dim=-1)
-
-
-def attended(branch: Any, x: Tensor, normed: dict[str, Any], rotation: Tensor | None) -> Tensor:
-    """Causal attention of four heads; `normed` has the norm of each of q, k and v, and the gains of heads."""
-    heads = dict(zip("qkv", branch.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4), strict=True))
-    for name in heads.keys() & normed.keys():
-        heads[name] = normed[name](heads[name], branch.norms[name])
-    q, k, v = heads.values()
-    if rotation is not None:
-        q, k = turned(q, rotation), turned(k, rotation)
-    logits = torch.einsum("bhqs,bhks->bhqk", q, k) / q.shape[-1] ** 0.5
-    future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    read = torch.einsum("bhqk,bhks->bqhs", logits.masked_fill(future, -torch.inf).softmax(-1), v)
-    if "heads" in branch.norms:
-        read = read * branch.norms["heads"].weight[:, None]
-    return branch.out(read.flatten(2))
-
-
-def hybridnorm(x: Tensor, model: Any) -> Tensor:
-    for block in model.blocks:
-        attention, mlp = block.branches.values()
-        u = x + attended(attention, x, dict.fromkeys("qkv", rms), model.rotation)
-        u = rms(u, block.norms["attention"]["out"])
-        gate, up = mlp.fc1(u).chunk(2, dim=-1)
-        x = u + mlp.fc2(gate * torch.sigmoid(gate) * up)
-    return rms(x, block.norms["mlp"]["out"])
-
-
-def keel(x: Tensor, model: Any) -> Tensor:
-    for number, block in enumerate(model.blocks):
-        for role, branch in block.branches.items():
-            y = rms(x, block.norms[role]["in"])
-            if role == "attention":
-                y = attended(branch, y, {}, model.rotation)
-            else:
-                gate, up = branch.fc1(y).chunk(2, dim=-1)
-                y = branch.fc2(gate * torch.sigmoid(gate) * up)
-            x = (6 if number else 1) * x + y
-            if number or role == "mlp":
-                x = rms(x, block.norms[role]["out"])
-    return x
-
-
-def gelu(x: Tensor) -> Tensor:
-    return x * (1 + torch.erf(x / 2**0.5)) / 2
-
-
-def normformer(x: Tensor, model: Any) -> Tensor:
-    for block in model.blocks:
-        attention, mlp = block.branches.values()
-        read = attended(attention, ln(x, block.norms["attention"]["in"]), {}, None)
-        x = x + ln(read, block.norms["attention"]["out"])
-        hidden = gelu(mlp.fc1(ln(x, block.norms["mlp"]["in"])))
-        x = x + mlp.fc2(ln(hidden, mlp.norms["hidden"]))
-    return ln(x, model.final_norm)
-
-
-def vit22b(x: Tensor, model: Any) -> Tensor:
-    for block in model.blocks:
-        attention, mlp = block.branches.values()
-        y = rms(x, block.norms["shared"]["in"])
-        x = x + attended(attention, y, {"q": ln, "k": ln}, None) + mlp.fc2(gelu(mlp.fc1(y)))
-    return rms(x, model.final_norm)
-
-
-def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
-    """RMSNorm without a gain; with one fixed at 1.2, in float32, where a norm of queries or keys is given."""
-    y = x / (x.square().mean(-1, keepdim=True) + 1.1920929e-07).sqrt()
-    return y if norm is None else torch.tensor(1.2).item() * y
-
-
-def nanochat(x: Tensor, model: Any) -> Tensor:
-    x = start = bare_rms(x)
-    for number, block in enumerate(model.blocks):
-        assert [block.gain.item(), block.start_gain.item()] == pytest.approx(
-            [1.15 - 0.05 * number, 0.2 - 0.075 * number]
-        )
-        attention, mlp = block.branches.values()
-        x = block.gain * x + block.start_gain * start
-        x = x + attended(attention, bare_rms(x), {"q": bare_rms, "k": bare_rms}, model.rotation)
-        x = x + mlp.fc2(mlp.fc1(bare_rms(x)).clamp_min(0))
-    return bare_rms(x)
-
-
-FORMULAS = {"nanochat": nanochat, "hybridnorm": hybridnorm, "keel": keel, "normformer": normformer, "vit22b": vit22b}
-
-
-@pytest.mark.parametrize("scheme", FORMULAS)
-def test_a_scheme_is_its_formula(scheme: str) -> None:
-    """In float64 to 1e-12, with all biases and gains drawn."""
-    model: Any = made(scheme).double()
-    tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        x = model.stem(tokens)
-        if model.positions is not None:
-            x = x + model.positions.weight[:16]
-        logits = model.head(FORMULAS[scheme](x * model.scale, model), None, model.stem)
-        found = model(tokens)
-    assert found.std() > 0.1, "of weights that do something"
-    torch.testing.assert_close(found, logits, rtol=1e-12, atol=1e-12)
-
-
 def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
     words = ["model=vit_tiny", "data=digits", "model.depth=2", "model.width=64", "model.heads=2", "model.patch=4"]
     model, norms = make_model(read(["scheme=swin2", *words, "trainer.steps=3"]).tree, IMAGES, 0)
@@ -421,40 +299,6 @@ def test_a_scheme_is_words_that_a_person_may_write(scheme: str) -> None:
     assert config.choices.words[0] == scheme and config.choices.groups["scheme"] == scheme
     assert "scheme" not in by_hand.choices.groups
     assert config.words == (f"scheme={scheme}", *words)
-
-
-def test_a_block_of_nf_resnet_is_its_authors_function() -> None:
-    """Activations times their constant, convolutions of the standardized weights by themselves; in float64 to 1e-12."""
-    words = ["scheme=nf_resnet", "model=resnet50", "model.width=4", "model.blocks=[1,2,1,1]", "trainer.steps=3"]
-    model, _ = make_model(read([*words, "data=digits"]).tree, IMAGES, 0)
-    blocks: Any = model.double().blocks
-    random = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random, dtype=torch.float64)
-
-    def standardized(convolution: Any, x: Tensor, **how: int) -> Tensor:
-        v = convolution.parametrizations.weight.original
-        flat = v.flatten(1)
-        centered = flat - flat.mean(1, keepdim=True)
-        weight = centered / centered.square().sum(1, keepdim=True).clamp_min(1e-4).sqrt()
-        return nn.functional.conv2d(x, weight.view_as(v), **how)
-
-    def relu(x: Tensor) -> Tensor:
-        return x.clamp_min(0) * 1.7139588594
-
-    with torch.no_grad():
-        for number, k in ((1, 1), (2, 1)):  # the first changes the shape, and so one block stands before the second
-            block = blocks[number]
-            branch = block.branches["conv"]
-            block.gains["conv"].fill_(0.7)
-            x = drawn(2, branch.in_features, 6, 6)
-            seen = relu(x) / math.sqrt(1 + 0.04 * k)
-            y = standardized(branch.conv1, seen)
-            y = standardized(branch.conv2, relu(y), stride=branch.stride, padding=1)
-            y = standardized(branch.conv3, relu(y))
-            skip = standardized(branch.projection, seen[:, :, ::2, ::2]) if number == 1 else x
-            torch.testing.assert_close(block(x), skip + 0.2 * 0.7 * y, rtol=0, atol=1e-12)
 
 
 def test_fixup_starts_without_its_branches_and_learns_their_numbers_at_a_tenth_of_the_rate() -> None:
@@ -697,3 +541,35 @@ def test_ngpt_is_its_equations_on_the_unit_sphere() -> None:
     start, norms = make_model(read(["scheme=ngpt", *WORDS]).tree, TEXT, 0)
     assert norms["logits"].weight.tolist() == [pytest.approx(32**-0.5)] * TEXT.vocabulary_size
     assert start(tokens).abs().max() <= 1 + 1e-6, "cosines"
+
+
+def test_ngpt_s_embedding_has_a_gradient_along_its_length_that_its_authors_has_not() -> None:
+    """The skip of their first block reads N(x) (`model.py:148`@ed19eb2), which is x for embeddings of length 1."""
+    ours: Any = made("ngpt", "norm.eps=0", "norm@qk.eps=0").double()
+    tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
+    embedding = ours.stem.embedding.weight
+    with torch.no_grad():
+        embedding.copy_(unit(embedding))
+        ours.scale.fill_(32**0.5)
+    (as_here,) = torch.autograd.grad(ours(tokens).sin().sum(), embedding)
+    first = ours.blocks[0]
+    norm = first.norms["attention"]["sum"]
+    rate = first.factors["attention"] * first.rates["attention"]
+    forward = first.forward
+
+    def of_authors(x: Tensor, **context: Any) -> Tensor:
+        """Return the block's output, with what the first skip lacks put in: (1 − α)(N(x) − x), which is 0."""
+        lacking = (1 - rate) * (norm(x) - x)
+        hook = norm.register_forward_pre_hook(lambda _, given: (given[0] + lacking, *given[1:]))
+        try:
+            y: Tensor = forward(x, **context)
+        finally:
+            hook.remove()
+        return y
+
+    first.forward = of_authors
+    (as_there,) = torch.autograd.grad(ours(tokens).sin().sum(), embedding)
+    difference = as_here - as_there
+    along = (difference * embedding).sum(1, keepdim=True) * embedding
+    assert 0.002 < difference.norm() / as_there.norm() < 0.2
+    torch.testing.assert_close(difference, along, rtol=0, atol=1e-11)

@@ -23,8 +23,10 @@ class BatchRenorm(RunningNorm):
     first `renorm_after` training batches the bounds are 1 and 0, which is BatchNorm; they then grow evenly to r_max at
     batch `r_max_at` and to d_max at `d_max_at`: a run that is shorter than the paper's needs smaller numbers.
 
-    σ' is the root of the running variance, as BatchNorm keeps it; the paper keeps an average of σ. Padding counts in no
-    statistic and is 0 in the output; with `masked=False` it counts as if it were text.
+    σ' is the root of the running variance, as BatchNorm keeps it: unbiased, of σ². The paper keeps an average of σ, and
+    so does Keras (`BatchNormalization(renorm=True)`, in evaluation too), which is smaller: of batches of n independent
+    values by a share of 3/(4n), 4.7 % at 16 and 1.2 % at 64. All else is as there. Padding counts in no statistic and
+    is 0 in the output; with `masked=False` it counts as if it were text.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where the batch has a single value for each feature (with a mask or the like on the CPU alone).

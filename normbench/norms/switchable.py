@@ -21,13 +21,14 @@ class SwitchableNorm(RunningNorm):
     all features of it (ln), and one feature over the batch (bn); w and v are two softmaxes of three learned numbers
     each, which start at 1. σ²_in is unbiased, as in its authors' code, and the others follow from it: with the mean
     over features or samples, μₖ = mean(μ_in) and σ²ₖ = mean(σ²_in+μ²_in)−μ²ₖ. In evaluation bn has running statistics,
-    kept as new = (1−m)·old + m·batch with m = `momentum`.
+    kept as new = (1−m)·old + m·batch with m = `momentum`. The running variance starts at 1, and at 0 in its authors'
+    code, so that after n training batches ours is larger by (1−m)ⁿ, with m = 0.1 by 3e-5 after 100.
 
     Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
 
     Shapes: `(batch, time, features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where every sample has a single position (with a mask, on the CPU alone).
-    Source: Luo, Ren, Peng, Zhang & Li 2019, and their code: `devkit/ops/switchable_norm.py`, class SwitchNorm2d.
+    Source: Luo, Ren, Peng, Zhang & Li 2019, and their code: `devkit/ops/switchable_norm.py:79`@5472286, SwitchNorm2d.
     """
 
     facts = NormFacts(

@@ -21,9 +21,12 @@ class Fixup(Pre):
     a and b start at 0 and g at 1, for each branch; their learning rate is a tenth of the others'. A block that changes
     the shape has f.shortcut(x + a) in the place of x.
 
-    With `norm=none init=fixup` as published (Zhang et al. 2019b; the authors' `fixup_resnet_imagenet.py` and
-    `cifar_train.py`). Their ResNets also have such a number before each further activation and convolution of a branch
-    and before the output layer, and end a block in an activation.
+    With `norm=none init=fixup` as published (Zhang et al. 2019b; compared with the authors' `fixup_resnet_imagenet.py`,
+    `fixup_resnet_cifar.py` and `cifar_train.py`@f3fa449). Their ResNets end a block in an activation, which is
+    `model.activation_at=sum` here, and are then the same function where a is 0, as at the start. They add a after that
+    activation, and it is added before it here. They also have such a number before each further activation and
+    convolution of a branch, after the stem and before the output layer. Of all these numbers theirs decay, at a tenth
+    of the rate (`cifar_train.py:117`), and ours do not, as nothing here but matrices does.
     """
 
     treated = MappingProxyType({"inner_biases": TENTH, "gains": TENTH, "outer_biases": TENTH})

@@ -24,8 +24,10 @@ class MuonAdamW(torch.optim.Optimizer):
     B ← μB + (1−μ)G, and with Nesterov's form M = μB + (1−μ)G, else M = B. Five Newton–Schulz iterations, of the
     coefficients (3.4445, −4.7750, 2.0315) and in bfloat16, bring the singular values of M near 1: O. Then
     W ← (1 − ηλ)W − 0.2·√max(rows, columns)·ηO, so that a step is as large as one of AdamW usually is, and one
-    learning rate η serves both (Liu et al. 2025, §2.2). The authors' momentum is without the factor 1−μ, which does
-    not matter, since O does not depend on the scale of M.
+    learning rate η serves both (Liu et al. 2025, §2.2; MoonshotAI/Moonlight `toy_train.py:146`@c2ad5b2). Jordan et
+    al. have √max(1, rows/columns) in the place of 0.2·√max(rows, columns) (KellerJordan/Muon `muon.py:40`@857d1ad):
+    their η is 0.2·√columns times ours for the same step, whether a matrix is wide or tall. The momentum of Liu et al.
+    is without the factor 1−μ, which does not matter, since O does not depend on the scale of M.
 
     A group is of matrices where it has `parts`: so many matrices lie in each of its parameters one below the other,
     as queries, keys and values do, and each is orthogonalized by itself. A kernel of a convolution is a matrix with a
