@@ -158,7 +158,8 @@ if __name__ == "__main__":
         save(report, study / "report")
         print(
             f"# {name}",
-            *(sentence for sentence, _ in report.verdict),
+            *(one.text for one in report.verdict),
+            *report.details,
             "why:",
             *report.why,
             "caveats:",

@@ -42,7 +42,7 @@ def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[
 
 def said(ones: Sequence[Contrast]) -> list[str]:
     effects = [state_effect(one) for one in ones]
-    return [*(text for kind in say_effects(effects) for text in kind), *say_effects_not_found(effects)]
+    return [*(one.text for kind in say_effects(effects) for one in kind), *say_effects_not_found(effects)]
 
 
 def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:
@@ -70,7 +70,9 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     assert one.p == pytest.approx(stats.ttest_1samp(by_hand, 0).pvalue)
     (sentence,) = said([one])
     assert sentence.startswith("warmup=0.1 instead of 0 helps post by 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
-    assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
+    assert "; 5 seeds): the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
+    (detail,) = [told.detail for kind in say_effects([state_effect(one)]) for told in kind]
+    assert detail == "warmup=0.1 instead of 0, post and pre: p < 0.001."
     (row,) = designs_table([state_effect(one)]).rows
     assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
 

@@ -113,7 +113,7 @@ def test_all_arms_that_did_not_train_are_named(tmp_path: Path) -> None:
     rates = [0.001 * 2**power for power in range(9)]
     make_study(tmp_path, {rate: [3.0] for rate in rates}, over="lr", data={"constant": {"loss/val": 3.0}})
     report = make_report([tmp_path])
-    for texts in ([text for text, _ in report.verdict], report.why, report.next):
+    for texts in ([one.text for one in report.verdict], report.why, report.next):
         named = [text for text in texts if all(f"lr={rate:g}" in text for rate in rates)]
         assert named, texts
 

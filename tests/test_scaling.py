@@ -20,6 +20,7 @@ from normbench.analysis.examine import Request, examine, state_scaling
 from normbench.analysis.fairness import rates_of_sizes
 from normbench.analysis.figures.sizes import draw_sizes
 from normbench.analysis.judgement import judge
+from normbench.analysis.phrases import Said
 from normbench.analysis.records import Arm, RecordedStudy, read_studies
 from normbench.analysis.report import put_in_words
 from normbench.analysis.scaling import Ladder, bend_weights, find_ladders, slope_weights
@@ -131,7 +132,7 @@ def test_seeds_that_lack_a_size_and_sizes_that_did_not_train_are_left_out() -> N
     own = np.array([[*losses["dyt", size]][1:] for size in (2, 3)], dtype=float)
     base = np.array([[*losses["layernorm", size]][1:] for size in (2, 3)], dtype=float)
     assert [rung.sample.values for rung in one.rungs][:2] == [tuple(row) for row in own - base]
-    (sentence,) = say_scaling([state_scaling(one)])
+    ((sentence, _),) = say_scaling([state_scaling(one)])
     assert sentence.endswith("finished in both: dyt · depth=10.") and "from 50 thousand to 1.3 million" not in sentence
     assert "at 1.3 million" in sentence and "4 of 5 seeds" in sentence
 
@@ -180,8 +181,8 @@ def test_sizes_are_not_compared_with_each_other_nor_over_what_else_varies() -> N
 def said(losses: Losses) -> str:
     made = ladder_study(losses)
     (one,) = judge(made, made.arms, BASELINE, LOSS).ladders
-    (sentence,) = say_scaling([state_scaling(one)])
-    return sentence
+    (told,) = say_scaling([state_scaling(one)])
+    return "\n".join(told)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +206,13 @@ def test_it_is_said_whether_a_difference_grows_or_vanishes(slope: float, start: 
 
 
 def test_a_bend_warns_of_the_line_and_few_seeds_of_certainty() -> None:
-    assert "But it bends (p < 0.001), so the line is no guide" in said(planted(bend=0.05))
-    assert "5 seeds, p < 0.001 after Holm)" in said(planted(0.05))
+    bent = said(planted(bend=0.05))
+    assert "But it bends, so the line is no guide" in bent and bent.endswith("; bend, p < 0.001.")
+    assert said(planted(0.05)).endswith("\nChange with size, dyt and layernorm: p < 0.001 after Holm.")
     two = {key: ends[:2] for key, ends in planted().items()}
     made = ladder_study(two)
     (one,) = judge(made, made.arms, BASELINE, LOSS).ladders
-    (sentence,) = say_scaling([state_scaling(replace(one, corrected=0.2, family=9))])
+    ((sentence, _),) = say_scaling([state_scaling(replace(one, corrected=0.2, family=9))])
     assert ("may grow" in sentence) == (one.p is not None and one.p < 0.05)
     alone = state_scaling(ladders(ladder_study({key: ends[:1] for key, ends in planted().items()}))[0])
     assert say_scaling([alone]) == [] and scaling_table([alone]).rows[0][:2] == ("dyt", "1")
@@ -261,7 +263,7 @@ def test_the_answer_keeps_it(tmp_path: Path) -> None:
     assert [size.parameters for size in one.sizes] == [SIZES[size] for size in shown]
     assert one.sizes[0].settings == {"model.depth": 2}
     assert one.extrapolated.values == pytest.approx(np.add(one.at_largest.values, one.values))
-    assert [text for text, table in report.verdict if table == "scaling"] == say_scaling([one])
+    assert [Said(text, detail) for text, key, detail in report.verdict if key == "scaling"] == say_scaling([one])
     (table,) = (table for table in report.tables if table.key == "scaling")
     assert table.title.endswith("against layernorm") and dict(zip(table.frame, table.rows[0], strict=True)) == {
         **dict(zip(table.frame, table.rows[0], strict=True)), "arm": "dyt", "seeds": "2", "sizes": "3",

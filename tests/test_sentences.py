@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.answers import Answer, Question
+from normbench.analysis.answers import Answer, ArmDifference, Question
 from normbench.analysis.baselines import usual_baseline
 from normbench.analysis.comparisons import Comparison, Survival, compare_all
 from normbench.analysis.contenders import best_rate, choose_contenders
@@ -19,8 +19,9 @@ from normbench.analysis.examine import state_arms, state_difference, state_losse
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
+from normbench.analysis.phrases import Said
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sentences import say
+from normbench.analysis.sentences import say, say_details
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
 from normbench.analysis.wording import bound, effect_size, p_value, with_unit
@@ -52,8 +53,17 @@ def comparisons(
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
     stated = [state_difference(one, margin) for one in found]
-    texts = [text for kind in say_found(stated, margin) for text in kind]
-    return "\n".join([*texts, *say_not_found(stated, margin)])
+    return "\n".join(one.text for one in sentences(stated, margin))
+
+
+def details(found: Sequence[Comparison]) -> str:
+    """What these sentences rest on."""
+    return "\n".join(one.detail for one in sentences([state_difference(one) for one in found]))
+
+
+def sentences(stated: Sequence[ArmDifference], margin: float | None = None) -> list[Said]:
+    told = [one for kind in say_found(stated, margin) for one in kind]
+    return [*told, *say_not_found(stated, margin)]
 
 
 def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
@@ -62,7 +72,7 @@ def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 def said(made: RecordedStudy, found: Sequence[Comparison] = (), survivals: Sequence[Survival] = ()) -> list[str]:
-    """The sentences of an answer."""
+    """The sentences of an answer, and then what they rest on."""
     nothing = {"others": (), "effects": (), "causes": (), "caveats": (), "next": (), "damaged": {}, "missing": {}}
     answer = Answer(
         question=Question("", LOSS, None, (), (), (), (), (), None, (), (), ""),
@@ -73,7 +83,8 @@ def said(made: RecordedStudy, found: Sequence[Comparison] = (), survivals: Seque
         losses=tuple(state_losses(one) for one in survivals),
         **nothing,
     )
-    return [text for text, _ in say(answer)]
+    statements = say(answer)
+    return [*(one.text for one in statements), *say_details(statements, answer)]
 
 
 def shifted(*by: float) -> list[float]:
@@ -131,8 +142,8 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     first, others = words(found).splitlines()
     assert others.startswith("No difference was found in 12 comparisons (norm")
     assert first.startswith("dyt may be worse than layernorm: its validation loss is 0.0174 nats higher (95 %: +0.007")
-    assert "; not certain after correction for 13 tests (p = 0." in first
-    assert first.endswith("): repeat it with new seeds.")
+    assert first.endswith("); not certain after correction for 13 tests: repeat it with new seeds.")
+    assert "; after correction for 13 tests p = 0." in details(found)
     assert {row[0]: row[-1] for row in rows(found)}["dyt"] == "perhaps worse"
 
 
@@ -144,15 +155,15 @@ def test_survivors_are_said_to_be() -> None:
     found = comparisons({"rmsnorm": ["diverged", "diverged", *better[2:]]})
     assert words(found) == (
         "rmsnorm is not called better than layernorm, as it lost 2 of 5 seeds and layernorm none: on the 3 seeds that "
-        "survived in both, the validation loss of rmsnorm is 0.59 nats lower; with lost runs ranked last, p = 0.750 "
-        "(signed ranks)."
+        "survived in both, the validation loss of rmsnorm is 0.59 nats lower."
     )
+    assert details(found) == "rmsnorm and layernorm: with lost runs ranked last, p = 0.750 (signed ranks)."
     (one,) = lost_runs(found)
     (evidence,) = one.found
     assert (evidence.value, evidence.arms, evidence.numbers) == ("diverged", ("rmsnorm",), {"lost": 2, "runs": 5})
     worse = [1.4, 1.41, 1.42, 1.43, 1.44]
     found = comparisons({"rmsnorm": ["diverged", *BASE[1:]]}, ["failed", *worse[1:]])  # as many in both
-    assert words(found).startswith("rmsnorm is worse than layernorm: ") and "; 4 of 5 seeds, p " in words(found)
+    assert words(found).startswith("rmsnorm is worse than layernorm: ") and "; 4 of 5 seeds)" in words(found)
     assert words(found).endswith("), among the seeds that survived.")
 
 
@@ -186,7 +197,8 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
     told = said(made, found.comparisons, found.survivals)
     (sentence,) = [text for text in told if "less often" in text]
     assert sentence.startswith("dyt trains less often than layernorm: 5 of 5 runs ")
-    assert sentence.endswith(", against none of 5 (Fisher's exact test, p = 0.008).")
+    assert sentence.endswith(", against none of 5.")
+    assert "Lost runs, dyt and layernorm: Fisher's exact test, p = 0.008." in told
 
 
 def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> None:
@@ -195,7 +207,7 @@ def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> N
     found = judge(made, [layernorm, replace(dyt, rates_tried=20)], {"norm": "layernorm"}, LOSS)
     (sentence,) = [text for text in said(made, (), found.survivals) if "less often" in text]
     assert sentence.startswith("dyt may train less often than layernorm: ")
-    assert sentence.endswith("; not certain after correction for more learning rates).")
+    assert sentence.endswith("; not certain after correction for more learning rates.")
 
 
 def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
@@ -223,11 +235,11 @@ def test_runs_in_two_groups_have_no_interval() -> None:
 def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
     made = RecordedStudy((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
     told = said(made, comparisons({"dyt": WORSE}))
-    assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
-    assert "with five ranks or fewer its p cannot be below 0.05" in told[1]
+    assert "; signed ranks 0.062." in told[1] and "hold where differences by seed are Gaussian" in told[2]
+    assert "with five ranks or fewer its p cannot be below 0.05" in told[2]
     found = comparisons({"dyt": [*WORSE, "diverged"]}, [*BASE, 2.0])  # the lost run is the sixth rank
     told = said(made, found)
-    assert "; signed ranks 0.031)" in told[0] and "Gaussian" in told[1] and "cannot be below" not in told[1]
+    assert "; signed ranks 0.031." in told[1] and "Gaussian" in told[2] and "cannot be below" not in told[2]
     many = [2.0 + 0.01 * seed for seed in range(10)]
     found = comparisons({"dyt": [loss + 0.1 + 0.001 * (loss % 0.03) for loss in many]}, many)
     assert [text for text in said(made, found) if "Gaussian" in text or "ranks" in text] == []
@@ -240,10 +252,11 @@ def test_one_seed_that_decides_is_named() -> None:
     others = [place for place in range(5) if place != seed]
     values = np.array(certain) - BASE
     assert one.real and p == pytest.approx(stats.ttest_1samp(values[others], 0).pvalue) and p >= 0.05
-    assert f"; seed {seed} decides: without it, p = " in words([one])
+    assert f"; it rests on seed {seed}, without which it would not be certain: look at its run." in details([one])
     outlier = shifted(0.01, 0.012, 0.009, 0.011, 0.5)
     (one,) = comparisons({"dyt": outlier})
-    assert "; seed 4 is an outlier: without it, p < 0.001; look at its run." in words([one])
+    assert details([one]) == "dyt and layernorm: it rests on seed 4, an outlier: look at its run."
+    assert "seed 4" not in words([one])
     assert comparisons({"dyt": WORSE})[0].decided_by is None
 
 
@@ -330,7 +343,8 @@ def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() ->
     assert one.text.endswith(", so p is multiplied by 4")
     assert [*unequal_choices(comparisons({"dyt": WORSE}))] == []
     many = compare_all([layernorm, replace(dyt, rates_tried=100_000)], {"norm": "layernorm"}, LOSS)
-    assert "not certain after correction for more learning rates (p = 0." in words(many)
+    assert words(many).endswith("; not certain after correction for more learning rates: repeat it with new seeds.")
+    assert "; after correction for more learning rates p = 1.000; signed ranks " in details(many)
 
 
 def test_effect_sizes_are_capped() -> None:

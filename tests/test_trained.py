@@ -29,7 +29,7 @@ STUCK, LEARNED = [3.349, 3.347, 3.348], [2.51, 2.54, 2.53]
 
 
 def text_of(report: Report) -> str:
-    return "\n".join(sentence for sentence, _ in report.verdict)
+    return "\n".join(one.text for one in report.verdict)
 
 
 def make_arms(folder: Path, arms: dict[str, list[float]], **everywhere: Any) -> Report:
@@ -173,7 +173,7 @@ def test_every_sentence_has_its_table(tmp_path: Path, arms: dict[str, list[float
                 make_run(tmp_path, norm=norm, placement=placement, seed=seed, final=final, data=CONSTANT, **how)
     report = make_report([tmp_path])
     shown = {table.key for table in report.tables if table.rows}
-    assert report.verdict and {key for _, key in report.verdict} <= shown
+    assert report.verdict and {one.table for one in report.verdict} <= shown
 
 
 def test_an_arm_that_trains_at_no_rate_is_not_the_least_sensitive(tmp_path: Path) -> None:

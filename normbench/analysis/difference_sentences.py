@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from normbench.analysis.answers import ArmDifference, Verdict
 from normbench.analysis.comparisons import ENOUGH_SEEDS
-from normbench.analysis.phrases import amount, corrected_p, corrections, lower_or_higher, pair, seeds_of
+from normbench.analysis.phrases import Said, amount, corrected_p, corrections, lower_or_higher, pair, seeds_of
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import ALPHA, FEWEST_RANKS, detectable_difference
 from normbench.analysis.wording import bound, count, equals, fixed, p_value, plain, precision, span, with_unit
@@ -27,8 +27,11 @@ FOUND = (
 )
 NOT_FOUND = (Verdict.SAME, Verdict.WITHIN, Verdict.UNKNOWN, Verdict.ALIKE)
 
+# Verdicts that one seed may have turned.
+RESTING_ON_A_SEED = (Verdict.DIFFERENT, Verdict.POSSIBLE, Verdict.UNKNOWN, Verdict.ALIKE)
 
-def say_found(differences: Sequence[ArmDifference], margin: float | None) -> list[list[str]]:
+
+def say_found(differences: Sequence[ArmDifference], margin: float | None) -> list[list[Said]]:
     """Say what the differences are, kind by kind, the largest first.
 
     margin: in the metric's unit; differences within it do not matter.
@@ -43,7 +46,7 @@ def say_found(differences: Sequence[ArmDifference], margin: float | None) -> lis
     return found
 
 
-def say_not_found(differences: Sequence[ArmDifference], margin: float | None) -> list[str]:
+def say_not_found(differences: Sequence[ArmDifference], margin: float | None) -> list[Said]:
     """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
     ordered = largest_first(differences)
     by_verdict = defaultdict[Verdict, list[ArmDifference]](list)
@@ -51,14 +54,14 @@ def say_not_found(differences: Sequence[ArmDifference], margin: float | None) ->
         by_verdict[one.verdict].append(one)
     undecided = []
     if by_verdict[Verdict.ONE_SEED]:
-        undecided.append(say_one_seed(by_verdict[Verdict.ONE_SEED], differences))
+        undecided.append(Said(say_one_seed(by_verdict[Verdict.ONE_SEED], differences)))
     if by_verdict[Verdict.NO_SEED]:
-        undecided.append(say_no_seed(by_verdict[Verdict.NO_SEED]))
+        undecided.append(Said(say_no_seed(by_verdict[Verdict.NO_SEED])))
     alike = []
     for verdict in NOT_FOUND:
         alike += by_verdict[verdict]
     if len(alike) > FEW:
-        return [*undecided, say_alike_all(alike)]
+        return [*undecided, Said(say_alike_all(alike))]
     told = [say_difference(one, margin) for one in alike]
     return [*told, *undecided]
 
@@ -68,7 +71,12 @@ def largest_first(differences: Sequence[ArmDifference]) -> list[ArmDifference]:
     return sorted(differences, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
 
 
-def say_difference(one: ArmDifference, margin: float | None) -> str:
+def say_difference(one: ArmDifference, margin: float | None) -> Said:
+    """Say what one comparison shows, and what that rests on."""
+    return Said(say_verdict(one, margin), say_detail(one))
+
+
+def say_verdict(one: ArmDifference, margin: float | None) -> str:
     """Say what one comparison shows, by its verdict; ONE_SEED and NO_SEED have a sentence for all of theirs."""
     match one.verdict:
         case Verdict.DIFFERENT:
@@ -90,10 +98,33 @@ def say_difference(one: ArmDifference, margin: float | None) -> str:
             return f"{pair(one)} are the same within {within}: they do not differ by more than {reach_of(one)}."
         case Verdict.UNKNOWN:
             most = f"{reach_of(one)}{beyond(one, margin)}"
-            return f"{pair(one)}: too few seeds to tell; they may differ by up to {most}{decides(one)}."
+            return f"{pair(one)}: too few seeds to tell; they may differ by up to {most}."
         case Verdict.ALIKE:
             return say_alike(one, margin)
     raise ValueError(f"{one.verdict} has no sentence for one comparison")
+
+
+def say_detail(one: ArmDifference) -> str:
+    """Say what the verdict on one comparison rests on: p, the test of signed ranks, and what one seed decides."""
+    parts = []
+    if one.verdict == Verdict.DIFFERENT:
+        parts.append(corrected_p(one))
+    elif one.verdict == Verdict.POSSIBLE:
+        parts.append(f"p {equals(one.p)}; after correction for {corrections(one)} p {equals(one.corrected)}")
+    if parts and one.n < ENOUGH_SEEDS and one.ranked_p is not None:
+        parts.append(f"signed ranks {p_value(one.ranked_p)}")
+    if one.verdict == Verdict.FLATTERED and one.ranked_p is not None:
+        parts.append(f"with lost runs ranked last, p {equals(one.ranked_p)} (signed ranks)")
+    if one.verdict in RESTING_ON_A_SEED and one.deciding and (one.real or one.skewed):
+        parts.append(say_deciding(one, one.deciding.seed))
+    return f"{pair(one)}: {'; '.join(parts)}." if parts else ""
+
+
+def say_deciding(one: ArmDifference, seed: int) -> str:
+    """Name the seed without which the verdict would be another, and no p without it, which would invite to drop it."""
+    if one.real:
+        return f"it rests on seed {seed}, without which it would not be certain: look at its run"
+    return f"it rests on seed {seed}, an outlier: look at its run"
 
 
 # ---- a difference, or what may be one
@@ -101,10 +132,8 @@ def say_difference(one: ArmDifference, margin: float | None) -> str:
 
 def say_different(one: ArmDifference, margin: float | None) -> str:
     """Say what a difference is."""
-    return (
-        f"{one.arm} is {better_or_worse(one)} {one.baseline}: {measured(one)}, {corrected_p(one)}{ranks(one)})"
-        f"{survivors(one)}{against(one, margin)}{decides(one)}."
-    )
+    words = f"{one.arm} is {better_or_worse(one)} {one.baseline}: {measured(one)}"
+    return f"{words}{survivors(one)}{against(one, margin)}."
 
 
 def say_flattered(one: ArmDifference) -> str:
@@ -116,21 +145,18 @@ def say_flattered(one: ArmDifference) -> str:
     else:
         better, other = one.baseline, one.arm
         lost_by_better, lost_by_other = lost_by_baseline, lost_by_arm
-    ranked = "" if one.ranked_p is None else f"; with lost runs ranked last, p {equals(one.ranked_p)} (signed ranks)"
     return (
         f"{better} is not called better than {other}, as it lost {lost_by_better} of {count(one.tried, 'seed')} and "
         f"{other} {lost_by_other or 'none'}: on the {count(one.n, 'seed')} that survived in both, the "
-        f"{one.metric.words} of {one.arm} is {amount(one)} {lower_or_higher(one)}{ranked}."
+        f"{one.metric.words} of {one.arm} is {amount(one)} {lower_or_higher(one)}."
     )
 
 
 def say_possible(one: ArmDifference, margin: float | None) -> str:
     """Say what may be a difference."""
-    return (
-        f"{one.arm} may be {better_or_worse(one)} {one.baseline}: {measured(one)}, p {equals(one.p)}{ranks(one)})"
-        f"{survivors(one)}{against(one, margin)}; not certain after correction for {corrections(one)} "
-        f"(p {equals(one.corrected)}): repeat it with new seeds{decides(one)}."
-    )
+    words = f"{one.arm} may be {better_or_worse(one)} {one.baseline}: {measured(one)}{survivors(one)}"
+    uncertain = f"not certain after correction for {corrections(one)}: repeat it with new seeds"
+    return f"{words}{against(one, margin)}; {uncertain}."
 
 
 def say_constant(one: ArmDifference) -> str:
@@ -195,9 +221,9 @@ def say_assumptions(differences: Sequence[ArmDifference]) -> list[str]:
 def say_alike(one: ArmDifference, margin: float | None) -> str:
     """Say that no difference was found, and how large one may be."""
     if margin is None:
-        return f"{pair(one)} do not differ by more than {reach_of(one)}{decides(one)}."
+        return f"{pair(one)} do not differ by more than {reach_of(one)}."
     most = f"{reach_of(one)}{beyond(one, margin)}"
-    return f"{pair(one)}: no difference was found, but they may differ by up to {most}{decides(one)}."
+    return f"{pair(one)}: no difference was found, but they may differ by up to {most}."
 
 
 def say_alike_all(differences: Sequence[ArmDifference]) -> str:
@@ -273,27 +299,9 @@ def survivors(one: ArmDifference) -> str:
 
 
 def measured(one: ArmDifference) -> str:
-    """Write a difference and its interval, up to where p stands."""
+    """Write a difference, its interval, and on how many seeds it was measured."""
     interval = span(one.interval, precision(one.mean, one.interval), sign=True)
-    return f"its {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)}"
-
-
-def ranks(one: ArmDifference) -> str:
-    """Write p of the test that needs no Gaussian, beside that of the one that does."""
-    if one.n >= ENOUGH_SEEDS or one.ranked_p is None:
-        return ""
-    return f"; signed ranks {p_value(one.ranked_p)}"
-
-
-def decides(one: ArmDifference) -> str:
-    """Name the one seed that decides."""
-    if not one.deciding or not (one.real or one.skewed):
-        return ""
-    uncorrected = " before correction" if one.family > 1 else ""
-    without = f"without it, p {equals(one.deciding.p)}{uncorrected}"
-    if one.real:
-        return f"; seed {one.deciding.seed} decides: {without}"
-    return f"; seed {one.deciding.seed} is an outlier: {without}; look at its run"
+    return f"its {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)})"
 
 
 def reach_of(one: ArmDifference) -> str:

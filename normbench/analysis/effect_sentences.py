@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from normbench.analysis.answers import Effect, EffectKind
-from normbench.analysis.phrases import amount, corrected_p, seeds_of
+from normbench.analysis.phrases import Said, amount, corrected_p, pair, seeds_of
 from normbench.analysis.records import LEARNING_RATE, join_first, name_arm
 from normbench.analysis.statistics import ALPHA, Interval
 from normbench.analysis.wording import bound, count, equals, fixed, in_words, plain, precision, span, with_unit
@@ -19,12 +19,13 @@ MOST_ARMS = 6  # that are named where an effect shows nothing in them
 NEXT_TO = 0.001  # levels closer than this share of them are the same
 
 
-def say_effects(found: Sequence[Effect]) -> list[list[str]]:
+def say_effects(found: Sequence[Effect]) -> list[list[Said]]:
     """Say which effects differ or may differ, kind by kind, the largest first; nothing of effects in one seed."""
     shown = [one for one in by_size(found) if not shows_nothing(one)]
     kinds = []
     for kind in EffectKind:
-        kinds.append([say_effect(one) for one in shown if one.kind == kind])
+        own = [one for one in shown if one.kind == kind]
+        kinds.append([Said(say_effect(one), say_detail(one)) for one in own])
     return kinds
 
 
@@ -193,17 +194,23 @@ def gap_of(one: Effect) -> Interval | None:
 
 
 def write_evidence(one: Effect, ratios: str = "") -> str:
-    """Write interval, seeds and p, in brackets. ratios: the interval, where it is one of ratios."""
+    """Write interval and seeds, in brackets. ratios: the interval, where it is one of ratios."""
     words = ""
     if one.interval:
         interval = ratios or span(gap_of(one), precision(one.mean, one.interval))
         words += f"95 %: {interval}; "
     words += seeds_of(one)
-    if one.real:
-        words += f", {corrected_p(one)}"
-    elif one.p is not None:
-        words += f", p {equals(one.p)}; not certain after correction for {one.family} tests"
+    if one.p is not None and not one.real:
+        words += f"; not certain after correction for {one.family} tests"
     return f"({words})"
+
+
+def say_detail(one: Effect) -> str:
+    """Say what an effect rests on; nothing where it was not tested."""
+    if one.p is None:
+        return ""
+    p = corrected_p(one) if one.real else f"p {equals(one.p)} before correction"
+    return f"{name_effect(one)}, {pair(one)}: {p}."
 
 
 def mean_share(shares: Sequence[float]) -> str:

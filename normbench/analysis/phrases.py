@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from normbench.analysis.answers import Paired, StatedTest
 from normbench.analysis.wording import count, equals, fixed, precision, with_unit
+
+
+class Said(NamedTuple):
+    """A sentence of an answer, and what it rests on: p, ranks, and what one seed decides; empty where that is nothing.
+
+    The sentence answers what was asked, and is read alone; what it rests on is told after all of them.
+    """
+
+    text: str
+    detail: str = ""
 
 
 def pair(one: StatedTest) -> str:

@@ -22,7 +22,7 @@ from normbench.analysis.records import RecordedStudy, join_first
 from normbench.analysis.references import bibliography
 from normbench.analysis.safe import to_csv
 from normbench.analysis.sensitivity import areas, failing_settings, searches, tried_levels
-from normbench.analysis.sentences import Statement, say, say_next, say_question, say_why
+from normbench.analysis.sentences import Statement, say, say_details, say_next, say_question, say_why
 from normbench.analysis.setups import options_of
 from normbench.analysis.shown import ShownFigure
 from normbench.analysis.studied import SavedStudy, places_of_studies, studies_below
@@ -44,6 +44,7 @@ class Report(Examination):
         runs: as `runs_frame` has them.
         tables: those that have rows.
         verdict: sentences, each with the key of the table behind it.
+        details: what these rest on, such as p.
         why: what probes say of the cause.
         next: what to do now, and the commands for it.
     """
@@ -51,6 +52,7 @@ class Report(Examination):
     runs: pd.DataFrame
     tables: list[Table]
     verdict: list[Statement]
+    details: list[str]
     why: list[str]
     next: list[str]
 
@@ -85,6 +87,7 @@ def put_in_words(found: Examination) -> Report:
     """Return an examination with its words and tables."""
     answer = found.answer
     runs = runs_frame(found.study, found.yardstick)
+    verdict = say(answer)
     return Report(
         study=found.study,
         baseline=found.baseline,
@@ -96,7 +99,8 @@ def put_in_words(found: Examination) -> Report:
         answer=answer,
         runs=runs,
         tables=[table for table in all_tables(found, runs) if table.rows],
-        verdict=say(answer),
+        verdict=verdict,
+        details=say_details(verdict, answer),
         why=say_why(answer.causes),
         next=say_next(answer),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.answers import Scaling
-from normbench.analysis.phrases import corrected_p, corrections, seeds_of
+from normbench.analysis.phrases import Said, corrected_p, corrections, pair, seeds_of
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import ALPHA
 from normbench.analysis.wording import bound, equals, fixed, precision, rounded_count, span, with_unit
@@ -13,14 +13,15 @@ from normbench.analysis.wording import bound, equals, fixed, precision, rounded_
 MOST_LEFT_OUT = 4  # arms
 
 
-def say_scaling(found: Sequence[Scaling]) -> list[str]:
+def say_scaling(found: Sequence[Scaling]) -> list[Said]:
     """Say how differences change with the size of the model: those that surely do first, then the largest changes."""
     several = [one for one in found if one.n > 1]
     ordered = sorted(several, key=lambda one: (not one.real, shows_nothing(one), -abs(one.mean)))
     sentences = []
     for one in ordered:
         change = say_no_change(one) if shows_nothing(one) else say_change(one)
-        sentences.append(f"{change} {say_extrapolated(one)}{say_bend(one)}{say_left_out(one)}")
+        text = f"{change} {say_extrapolated(one)}{say_bend(one)}{say_left_out(one)}"
+        sentences.append(Said(text, say_detail(one)))
     return sentences
 
 
@@ -82,9 +83,12 @@ def say_extrapolated(one: Scaling) -> str:
 
 def say_bend(one: Scaling) -> str:
     """Say that a line does not describe the differences, where that is seen."""
-    if one.bend_p is None or one.bend_p >= ALPHA:
-        return ""
-    return f" But it bends (p {equals(one.bend_p)}), so the line is no guide beyond these sizes."
+    return " But it bends, so the line is no guide beyond these sizes." if bends(one) else ""
+
+
+def bends(one: Scaling) -> bool:
+    """Tell whether a line does not describe the differences."""
+    return one.bend_p is not None and one.bend_p < ALPHA
 
 
 def say_left_out(one: Scaling) -> str:
@@ -96,11 +100,19 @@ def say_left_out(one: Scaling) -> str:
 
 
 def write_evidence(one: Scaling) -> str:
-    """Write interval, seeds and p."""
+    """Write interval and seeds."""
     if one.interval is None:
         return f"the same in each of {seeds_of(one)}"
     interval = span(one.interval, precision(one.mean, one.interval), sign=True)
     words = f"95 %: {interval}; {seeds_of(one)}"
-    if one.real:
-        return f"{words}, {corrected_p(one)}"
-    return f"{words}, p {equals(one.p)}; not certain after correction for {corrections(one)}"
+    return words if one.real else f"{words}; not certain after correction for {corrections(one)}"
+
+
+def say_detail(one: Scaling) -> str:
+    """Say what a change with the size of the model, and its bend, rest on; nothing where none was found."""
+    parts = []
+    if one.interval is not None and not shows_nothing(one):
+        parts.append(corrected_p(one) if one.real else f"p {equals(one.p)} before correction")
+    if bends(one):
+        parts.append(f"bend, p {equals(one.bend_p)}")
+    return f"Change with size, {pair(one)}: {'; '.join(parts)}." if parts else ""

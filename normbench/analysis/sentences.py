@@ -26,7 +26,7 @@ from normbench.analysis.answers import (
 from normbench.analysis.difference_sentences import say_assumptions, say_found, say_not_compared, say_not_found
 from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
 from normbench.analysis.facts import sizes
-from normbench.analysis.phrases import corrected_p, corrections
+from normbench.analysis.phrases import Said, corrected_p, corrections
 from normbench.analysis.records import LEARNED, LEARNED_RIGHT, join_first
 from normbench.analysis.scaling_sentences import say_scaling
 from normbench.analysis.statistics import ALPHA
@@ -42,10 +42,11 @@ MOST_LOST = 6  # arms that are named where runs were lost
 
 
 class Statement(NamedTuple):
-    """A sentence of an answer, and the key of the table behind it."""
+    """A sentence of an answer, the key of the table behind it, and what it rests on, if that is to be told."""
 
     text: str
     table: str
+    detail: str = ""
 
 
 # ---- all of it
@@ -56,29 +57,39 @@ def say(answer: Answer) -> list[Statement]:
 
     Of many, only the largest of each kind are told, and how many more there are.
     """
-    told = list[tuple[str, Sequence[str]]]()  # the sentences of each kind, after the key of their table
+    told = list[tuple[str, Sequence[Said]]]()  # the sentences of each kind, after the key of their table
     arms = compared_arms(answer) or {arm.name: arm for arm in answer.arms}
-    told.append(("arms", say_stuck(arms)))
+    told.append(("arms", say_plainly(say_stuck(arms))))
     told.append(("costs", say_losses(answer.losses)))
     told.append(("scaling", say_scaling(answer.scaling)))
     for kind in say_effects(answer.effects):
         told.append(("designs", kind))
     for kind in say_found(answer.differences, answer.question.margin):
         told.append(("differences", kind))
-    told.append(("differences", say_assumptions(answer.differences)))
-    told.append(("designs", say_effects_not_found(answer.effects)))
+    told.append(("designs", say_plainly(say_effects_not_found(answer.effects))))
     told.append(("differences", say_not_found(answer.differences, answer.question.margin)))
     if not answer.differences:
-        told.append(("arms", [say_not_compared(len(answer.arms))]))
-    told.append(("costs", say_diverged(answer.arms)))
-    told.append(("lost", say_lost(answer.arms)))
+        told.append(("arms", [Said(say_not_compared(len(answer.arms)))]))
+    told.append(("costs", say_plainly(say_diverged(answer.arms))))
+    told.append(("lost", say_plainly(say_lost(answer.arms))))
     lengths = [len(texts) for _, texts in told]
     most = allot_sentences(lengths)
     statements = []
-    for (table, texts), number in zip(told, most, strict=True):
-        for text in first_of(texts, number):
-            statements.append(Statement(one_line(text), table))
+    for (table, sentences), number in zip(told, most, strict=True):
+        for one in first_of(sentences, number):
+            statements.append(Statement(one_line(one.text), table, one_line(one.detail)))
     return statements
+
+
+def say_plainly(texts: Sequence[str]) -> list[Said]:
+    """Return sentences that rest on nothing but what they say."""
+    return [Said(text) for text in texts]
+
+
+def say_details(statements: Sequence[Statement], answer: Answer) -> list[str]:
+    """Say what the sentences of an answer rest on, and what is assumed of few seeds."""
+    details = [one.detail for one in statements if one.detail]
+    return [*details, *map(one_line, say_assumptions(answer.differences))]
 
 
 def compared_arms(answer: Answer) -> dict[str, ArmResult]:
@@ -107,13 +118,14 @@ def allot_sentences(lengths: Sequence[int]) -> list[int]:
     return told
 
 
-def first_of(texts: Sequence[str], most: int) -> list[str]:
+def first_of(sentences: Sequence[Said], most: int) -> list[Said]:
     """Return the first of some sentences; the last of them says how many more there are."""
-    told = list(texts[:most])
-    left = len(texts) - most
+    told = list(sentences[:most])
+    left = len(sentences) - most
     if left > 0:
         verb = "is" if left == 1 else "are"
-        told[-1] += f" {left} more of this kind {verb} in the tables."
+        last = told[-1]
+        told[-1] = last._replace(text=f"{last.text} {left} more of this kind {verb} in the tables.")
     return told
 
 
@@ -171,7 +183,7 @@ def missed(run: Stuck) -> str:
 # ---- runs that were lost
 
 
-def say_losses(losses: Sequence[Losses]) -> list[str]:
+def say_losses(losses: Sequence[Losses]) -> list[Said]:
     """Name the arms that lose more runs than their baselines, or fewer."""
     sentences = []
     for one in losses:
@@ -180,8 +192,8 @@ def say_losses(losses: Sequence[Losses]) -> list[str]:
     return sentences
 
 
-def say_loss(one: Losses) -> str:
-    """Say which side loses more runs."""
+def say_loss(one: Losses) -> Said:
+    """Say which side loses more runs, and what that rests on."""
     names = (one.arm, one.baseline)
     share_of_arm = one.lost[0] / one.runs[0]
     share_of_baseline = one.lost[1] / one.runs[1]
@@ -192,16 +204,16 @@ def say_loss(one: Losses) -> str:
     if one.stuck:
         ways.append("did not train")
     if one.real:
-        verb = "trains"
-        evidence = corrected_p(one)
+        verb, uncertain = "trains", ""
+        p = corrected_p(one)
     else:
-        verb = "may train"
-        evidence = f"p {equals(one.p)}; not certain after correction for {corrections(one)}"
-    return (
+        verb, uncertain = "may train", f"; not certain after correction for {corrections(one)}"
+        p = f"p {equals(one.p)} before correction"
+    text = (
         f"{names[worse]} {verb} less often than {names[better]}: {one.lost[worse]} of {count(one.runs[worse], 'run')} "
-        f"{' or '.join(ways)}, against {one.lost[better] or 'none'} of {one.runs[better]} (Fisher's exact test, "
-        f"{evidence})."
+        f"{' or '.join(ways)}, against {one.lost[better] or 'none'} of {one.runs[better]}{uncertain}."
     )
+    return Said(text, f"Lost runs, {names[worse]} and {names[better]}: Fisher's exact test, {p}.")
 
 
 def say_diverged(arms: Sequence[ArmResult]) -> list[str]:

@@ -162,8 +162,8 @@ def console() -> Console:
 
 def print_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
-    for sentence, _ in report.verdict:
-        console().print(Text(sentence))
+    for one in report.verdict:
+        console().print(Text(one.text))
     serious = [caveat for caveat in report.answer.caveats if caveat.serious]
     if serious:
         grid = Grid.grid(padding=(0, 2))
@@ -172,6 +172,10 @@ def print_verdict(report: Report) -> None:
         for caveat in serious:
             grid.add_row(Text(caveat.kind), Text(caveat.text))
         console().print("\nunfair:", grid, sep="\n")
+    if report.details:
+        console().print("\nwhat this rests on:")
+        for text in report.details:
+            console().print(Text(text, style="dim"))
 
 
 def print_table(table: Table) -> None:
