@@ -180,7 +180,7 @@ def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path
     plan(tmp_path, "norm=layernorm,rmsnorm", "optim.lr=0.001", "+norm.note=a b", "name=study")
     first, *_ = make_report([tmp_path]).answer.caveats
     assert first.serious and first.text == (
-        "all arms ran at lr 0.001, which was chosen for none of them: choose one for each with normbench sweep "
+        "all arms ran at lr 0.001, which was not chosen for any of them: choose one for each with normbench sweep "
         "norm=layernorm,rmsnorm '+norm.note=a b' name=made-auto sweep.lr=auto"
     )
     plan(tmp_path, "norm=dyt")

@@ -106,7 +106,7 @@ def say_launches(gpus: Sequence[Evidence], arms: Sequence[Evidence]) -> str:
 
 def say_chosen_for_none(found: Evidence, command: str) -> str:
     """Say that all arms ran at one rate. command: chooses one for each."""
-    return f"all arms ran at lr {found.value}, which was chosen for none of them: choose one for each with {command}"
+    return f"all arms ran at lr {found.value}, which was not chosen for any of them: choose one for each with {command}"
 
 
 def say_rates_of_sizes(found: Sequence[Evidence]) -> str:

@@ -75,5 +75,5 @@ def settled_seeds(arm: Arm) -> set[int]:
 
 
 def without_settings(arm: Arm, *keys: str) -> Arm:
-    """Return an arm without some settings, which so has the name of all that differ only in these."""
+    """Return an arm without some settings: all arms that differ only in these get the same name."""
     return replace(arm, settings=drop_keys(arm.settings, *keys))

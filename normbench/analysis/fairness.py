@@ -25,8 +25,8 @@ from normbench.config.sections import GROUPS
 STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
 
-# A host that is at work for this share of a step's time has probably kept the GPU waiting, which would else end long
-# after it. A step that itself waits for the GPU looks alike.
+# A host that is at work for this share of a step's time has probably kept the GPU waiting: otherwise the GPU would
+# still be at work long after the host is done. A step that itself waits for the GPU looks the same.
 LAUNCH_BOUND = 0.9
 FEW_EXAMPLES = 5000  # below, an accuracy is that of these examples more than of the data behind them
 

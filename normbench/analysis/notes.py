@@ -124,7 +124,7 @@ def noise(columns: Collection[str], *, crossing: Sequence[str]) -> list[str]:
     if crossing:
         notes.append(
             f"Not like the others: {'; '.join(crossing)}. There statistics cross samples (BatchNorm): each micro-batch "
-            "has its own, so that the variance is that of another function of the weights than the one that is trained."
+            "has its own, and the loss that is trained has those of whole batches. So the variance is of another loss."
         )
     return notes
 

@@ -25,8 +25,8 @@ from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.load import flat, run_directories
 from normbench.settings import Setting, key_of, show
 
-# Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
-# and last the learning rate: what goes along with another setting follows from it, and is not chosen.
+# Several settings may tell the same runs apart, and one of them names the arm. They are tried in this order, then all
+# others by their names, and the learning rate last: it mostly follows from another setting, and was not chosen.
 FIRST_KEYS = (
     "scheme", "norm", "placement", "weights", "model", "data", "optim", "schedule", "init",
     "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",

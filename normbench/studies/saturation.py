@@ -99,7 +99,7 @@ class Saturation(Study):
         panel = None
         if SCALING in keys_of(rows):
             panel = SCALING
-            # behind the seed it is a coordinate, and no longer a setting of the arm
+            # a column after the seed is a coordinate, and no longer a setting of the arm
             rows = rows[[*rows.columns.drop(SCALING), SCALING]]
         first_seed = rows[rows["seed"] == rows["seed"].min()]
         drawn = {

@@ -55,7 +55,8 @@ class Stack(Stepper):
     that of the whole divided by the seeds that it trains. Each step waits for the device, since one seed's may be bad.
 
     Each of `seeds` keeps its place: that of a run which is over, and has no loop, is filled with another's weights and
-    batches, and that of a seed that has diverged is computed for nothing, so that the others' masks and bits stay.
+    batches, and a seed that has diverged is still computed, for no use of its own, so that the others keep their masks
+    and bits.
 
     What is a number in `Stepper`, as the loss and the gradient's norm, is here one for each seed.
 
