@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,10 @@ from torch.nn import functional as F
 import normbench
 from normbench.build import make_data
 from normbench.config import compose
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError
 from normbench.hosts.building import build_host
-from normbench.hosts.saving import describe_norm, put_in_norm
+from normbench.hosts.saving import describe_norm, put_in_norm, write_folder
+from normbench.hosts.weights import find_saved
 from normbench.norms import DyT, GroupNorm, RMSNorm
 from normbench.studies.given import model_words
 from normbench.types import ImageClassification, LanguageModeling
@@ -249,6 +254,168 @@ def test_a_folder_of_others_runs_no_code(
     safetensors.torch.save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     assert said in swap(str(tmp_path), "norm=dyt", status=2)
 
+
+# ---- what is written
+
+
+@pytest.fixture(scope="module")
+def swapped(gpt2: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A language model with GroupNorms, and the note on it."""
+    model = read_gpt2(gpt2)
+    _, table = normbench.swap(model, "groupnorm", groups=2)
+    norms = [describe_norm(path, model.get_submodule(path), 16, {"groups": 2}) for path in table.path]
+    note = {"library": "hf", "name": "gpt2", "options": {}, "command": "normbench swap", "norms": norms}
+    return model, {**note, "biases": [], "untied": []}
+
+
+@pytest.fixture
+def out(swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path) -> Path:
+    """The folder of a swapped model."""
+    write_folder(tmp_path / "a/out", *swapped, None)
+    return tmp_path / "a/out"
+
+
+def test_what_is_written_is_read_again(swapped: tuple[nn.Module, dict[str, Any]], out: Path, gpt2: Path) -> None:
+    model = read_gpt2(gpt2)
+    normbench.load_swapped(model, out)
+    tokens = torch.arange(16).view(1, 16)
+    torch.testing.assert_close(model(tokens).logits, swapped[0].eval()(tokens).logits, rtol=0, atol=0)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size inside, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100, 2_000])  # of config.json, and of the weights, it is too little
+@pytest.mark.parametrize("library", ["hf", "timm"])
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+    size: int, library: str, swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path
+) -> None:
+    model, note = swapped
+    if library == "timm":
+        model = nn.Sequential(nn.Linear(16, 64))
+        note = {**note, "library": "timm"}
+    with small_files(size), pytest.raises(RunFailure, match=r"^--out .*/out cannot be written, since the disk is full"):
+        write_folder(tmp_path / "a/b/out", model, note, None)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_an_error_at_the_end_leaves_nothing_either(
+    number: int, swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("normbench.record.files.sync_directory", fail)
+    with pytest.raises((RunFailure, UsageError), match=f"cannot be written.*{os.strerror(number)}"):
+        write_folder(tmp_path / "out", *swapped, None)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "out"]
+
+
+def test_the_current_folder_is_not_replaced(
+    swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is the current folder"):
+        write_folder(Path(), *swapped, None)
+
+
+def remove_note(out: Path) -> None:
+    (out / "swap.json").unlink()
+
+
+def leave_weights_alone(out: Path) -> None:
+    """Without note and config.json, as somebody copies weights."""
+    remove_note(out)
+    about = json.loads((out / "config.json").read_text())
+    del about["normbench_swap"]
+    (out / "config.json").write_text(json.dumps(about))
+
+
+def leave_config_alone(out: Path) -> None:
+    """Without the note, and with weights that a training has saved since."""
+    remove_note(out)
+    weights = out / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(weights), weights, {"format": "pt"})
+
+
+@pytest.mark.parametrize("change", [lambda out: None, remove_note, leave_weights_alone, leave_config_alone])
+def test_a_swapped_model_is_never_taken_for_the_one_before(change: Callable[[Path], None], out: Path) -> None:
+    change(out)
+    given = [out]
+    if change is not leave_config_alone:
+        given.append(out / "model.safetensors")
+    for path in given:
+        with pytest.raises(UsageError, match="was swapped already"):
+            find_saved(str(path))
+    with pytest.raises(UsageError, match="was swapped already"):
+        build_host("hf", "gpt2", {}, TEXT, weights=str(out))
+
+
+def replace_weights(out: Path) -> None:
+    weights = out / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    tensors["transformer.ln_f.weight"] += 1
+    safetensors.torch.save_file(tensors, weights, {"format": "pt"})
+
+
+def add_weights(out: Path) -> None:
+    safetensors.torch.save_file({"transformer.ln_f.weight": torch.ones(16)}, out / "more.safetensors")
+
+
+def remove_weights(out: Path) -> None:
+    (out / "model.safetensors").unlink()
+
+
+def change_note(out: Path) -> None:
+    note = json.loads((out / "swap.json").read_text())
+    note["norms"][0]["settings"]["groups"] = 4
+    (out / "swap.json").write_text(json.dumps(note))
+
+
+def strip_digests(out: Path) -> None:
+    note = json.loads((out / "swap.json").read_text())
+    del note["weights"]
+    (out / "swap.json").write_text(json.dumps(note))
+
+
+@pytest.mark.parametrize("change", [replace_weights, add_weights, remove_weights, change_note, strip_digests])
+def test_a_folder_that_was_changed_is_refused_and_leaves_the_model_as_it_was(
+    change: Callable[[Path], None], out: Path, gpt2: Path
+) -> None:
+    change(out)
+    model = read_gpt2(gpt2)
+    with pytest.raises(UsageError, match=r"(swap.json|its weights) changed after .*/out was written"):
+        normbench.load_swapped(model, out)
+    assert isinstance(model.get_submodule("transformer.ln_f"), nn.LayerNorm)
+
+
+def test_a_folder_of_an_earlier_version_is_read(out: Path, gpt2: Path) -> None:
+    """Which has no digests, and no marks in config.json and weights."""
+    strip_digests(out)
+    note = (out / "swap.json").read_text()
+    leave_weights_alone(out)
+    tensors = safetensors.torch.load_file(out / "model.safetensors")
+    safetensors.torch.save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "swap.json").write_text(note)
+    model = read_gpt2(gpt2)
+    normbench.load_swapped(model, out)
+    assert isinstance(model.get_submodule("transformer.ln_f"), GroupNorm)
+    with pytest.raises(UsageError, match="was swapped already"):
+        find_saved(str(out))
+
+
+# ---- what loads code
 
 # What has transformers load code of somebody's, or ask for a repository, wherever it stands in a configuration.
 LOADING = {

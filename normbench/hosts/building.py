@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from normbench.errors import UsageError, explain
 from normbench.hosts.libraries import import_library, refuse_other_torchvision
 from normbench.hosts.weights import (
+    MARK,
     OF_TORCH,
     PRETRAINED,
     RANDOM,
@@ -35,6 +36,7 @@ from normbench.hosts.weights import (
     put_in_weights,
     read_tensors,
     refuse_code,
+    refuse_swapped,
 )
 from normbench.hub import explain_silence, is_empty, look_here_alone, models_kept
 from normbench.settings import either, nearest, show
@@ -513,6 +515,7 @@ class Transformers(Library):
         with quietly(transformers):
             about, _ = transformers.PreTrainedConfig.get_config_dict(place, **from_here)  # as it is written
             refuse_code(about, where)
+            refuse_swapped(MARK in about, where)
             config = transformers.AutoConfig.from_pretrained(place, **from_here)
             config = config.get_text_config()
             check_known(config, options)

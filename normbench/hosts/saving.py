@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -13,17 +16,20 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from normbench.errors import UsageError, explain
+from normbench.errors import DISK_FULL, RunFailure, UsageError, explain
 from normbench.hosts.acting import Acting
 from normbench.hosts.building import quietly
 from normbench.hosts.libraries import import_library
 from normbench.hosts.replacing import leave_fast_path, let_act, place_like
-from normbench.hosts.weights import NOTE, put_in_weights, read_tensors
+from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
+from normbench.record.files import write_folder_aside
 from normbench.types import Norm, Site
 
 OURS = "normbench.norms."  # whose classes a note may name
+WEIGHTS = "weights"  # of a note: the digest of each file of weights beside it
 TAKEN_OVER = ("groups", "momentum")  # which a norm may have from the one before it
 
 
@@ -61,17 +67,22 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder that holds something.
+    """Refuse a folder that holds something, or in which the command runs.
 
     Raises:
         UsageError: it does.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} holds something already: give a new folder")
+    if folder.resolve() == Path.cwd():
+        raise UsageError(f"--out {folder} is the current folder: give a new one")
 
 
 def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokenizer: Path | None) -> None:
     """Write a swapped model: its weights and config.json as its library has them, and a note of what was swapped.
+
+    The folder is there whole or not at all. The note has the digests of the weights, config.json that of the note, and
+    each file of weights says that there is one, so that none of them is taken for the model's as it was.
 
     Args:
         folder: is made, or empty.
@@ -81,9 +92,49 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
 
     Raises:
         UsageError: the folder holds something, or cannot be written.
+        RunFailure: the disk is full.
     """
     check_out(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with explain_writing(folder), write_folder_aside(folder) as aside:
+        write_model(aside, model, note)
+        files = weights_in(aside)
+        for file in files:
+            mark_weights(file)
+        noted = {**note, WEIGHTS: digest_each(files)}
+        (aside / NOTE).write_text(json.dumps(noted, indent=2) + "\n")
+        about = json.loads((aside / CONFIG).read_bytes())
+        about[MARK] = {NOTE: digest(aside / NOTE)}
+        (aside / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        if tokenizer is not None:
+            file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+            shutil.copyfile(file, aside / "tokenizer.json")
+        (aside / "README.md").write_text(explain_reading(folder, model, note))
+
+
+@contextmanager
+def explain_writing(folder: Path) -> Iterator[None]:
+    """Turn the system's errors about a folder that is written into a sentence.
+
+    Raises:
+        UsageError: it cannot be written.
+        RunFailure: the disk is full.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        found = re.search(r"os error (\d+)", str(error))
+        if found:  # safetensors says it in words alone
+            number = int(found[1])
+        reason = os.strerror(number) if number else explain(error)
+        if number in DISK_FULL:
+            cure = "nothing of it is left; make room, and give the same command again"
+            raise RunFailure(f"--out {folder} cannot be written, since the disk is full ({reason}): {cure}") from error
+        raise UsageError(f"--out {folder} cannot be written ({reason}): give another folder") from error
+
+
+def write_model(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> None:
+    """Write weights and config.json of a model as its library does."""
     if hasattr(model, "save_pretrained"):
         config: Any = model.config
         if note["untied"]:
@@ -91,16 +142,34 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
         with quietly(import_library("transformers")):
             # Experts under the names that they have in the model, where the library's own files have them one by one.
             model.save_pretrained(folder, save_original_format=False)  # type: ignore[operator]  # of transformers
-    else:
-        about = {"architecture": note["name"], "library": note["library"], "model_args": note["options"]}
-        (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
-        state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
-    if tokenizer is not None:
-        file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-        shutil.copyfile(file, folder / "tokenizer.json")
-    (folder / NOTE).write_text(json.dumps(note, indent=2) + "\n")
-    (folder / "README.md").write_text(explain_reading(folder, model, note))
+        return
+    about = {"architecture": note["name"], "library": note["library"], "model_args": note["options"]}
+    (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def mark_weights(file: Path) -> None:
+    """Note in a file of weights that they are of a swapped model, which the file alone does not show else."""
+    marked = file.with_suffix(".marked")
+    safetensors.torch.save_file(safetensors.torch.load_file(file), marked, {"format": "pt", MARK: NOTE})
+    os.replace(marked, file)
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def digest(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def digest_each(files: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of files by name."""
+    return {file.name: digest(file) for file in files}
 
 
 def explain_reading(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> str:
@@ -146,15 +215,16 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
     """Put the norms of a swapped model in their places, and load its weights; see `normbench.load_swapped`.
 
     Raises:
-        UsageError: the folder is not one of a swapped model, or of another model.
+        UsageError: the folder is not one of a swapped model, or of another model, or was changed after it was written.
     """
     try:
         note = json.loads((folder / NOTE).read_bytes())
         entries = [*note["norms"]]
         biases, untied = note["biases"], note["untied"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         cure = "give a folder that normbench swap --out has written"
         raise UsageError(f"{folder} has no {NOTE} that can be read ({explain(error)}): {cure}") from error
+    check_digests(folder, note)
     try:
         made = [put_in_norm(model, entry) for entry in entries]
         for path in biases:
@@ -166,7 +236,30 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
             raise
         raise UsageError(f"{folder} is of another model ({explain(error)}): build the one that it says") from error
     leave_fast_path(model, made)
-    put_in_weights(model, read_tensors(sorted(folder.glob("*.safetensors"))), str(folder), None)
+    put_in_weights(model, read_tensors(weights_in(folder)), str(folder), None)
+
+
+def check_digests(folder: Path, note: Mapping[str, Any]) -> None:
+    """Refuse a folder whose note or weights are not those that were written together; older ones have no digests.
+
+    Raises:
+        UsageError: with the file.
+    """
+    changed = []
+    try:
+        noted_of_note = read_about(folder / CONFIG).get(MARK)
+        if noted_of_note is not None and noted_of_note != {NOTE: digest(folder / NOTE)}:
+            changed.append(NOTE)
+        weights = weights_in(folder)
+        if WEIGHTS in note and note[WEIGHTS] != digest_each(weights):
+            changed.append("its weights")
+        if WEIGHTS not in note and (noted_of_note or any(map(is_marked, weights))):
+            changed.append(NOTE)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read ({explain(error)}): give another folder") from error
+    if changed:
+        what = f"{' and '.join(dict.fromkeys(changed))} changed after {folder} was written"
+        raise UsageError(f"{what}: write it again with normbench swap --out")
 
 
 def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:

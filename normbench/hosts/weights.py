@@ -9,11 +9,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain
@@ -42,7 +44,9 @@ ELSEWHERE = r"[/\\:@|]"
 LABELS = ("id2label", "label2id")  # which hold words of whoever has named the classes
 
 ADAPTER = "adapter_config.json"
+CONFIG = "config.json"
 NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
+MARK = "normbench_swap"  # of its config.json and its files of weights, which say so too
 INSIDE = ("state_dict", "model")  # where training programs put the weights in what they save
 
 
@@ -71,12 +75,10 @@ def find_saved(path: str) -> Saved:
     if place.is_file():
         if place.suffix not in (".safetensors", *PICKLES):
             raise UsageError(f"{where} is not a file of weights: {WANTED}")
+        refuse_swapped(is_marked(place), where)
         return Saved({}, None, (place,))
     if not place.is_dir():
         raise UsageError(f"{where} is not there: {WANTED}, or write {RANDOM} or {PRETRAINED}")
-    if (place / NOTE).exists():
-        cure = "give the folder of the model as it was, or read this one by normbench.load_swapped"
-        raise UsageError(f"{where} was swapped already, as its {NOTE} says: {cure}")
     if (place / ADAPTER).exists():
         raise UsageError(
             f"{where} has an adapter ({ADAPTER}), whose model may be elsewhere: merge the two, and save that"
@@ -84,8 +86,30 @@ def find_saved(path: str) -> Saved:
     files = tuple(sorted(place.glob("*.safetensors")))
     if not files:
         raise UsageError(f"{where} has no .safetensors: {WANTED}")
-    about = read_about(place / "config.json")
+    about = read_about(place / CONFIG)
+    refuse_swapped((place / NOTE).exists() or MARK in about or any(map(is_marked, files)), where)
     return Saved(about, place, files)
+
+
+def refuse_swapped(is_swapped: bool, where: str) -> None:
+    """Refuse weights of a model whose norms were swapped: in the model as it was they would compute something else.
+
+    Raises:
+        UsageError: they are.
+    """
+    if is_swapped:
+        what = f"{where} was swapped already, and its {NOTE} says which norms it has"
+        cure = "give the folder of the model as it was, or read this one, with that note, by normbench.load_swapped"
+        raise UsageError(f"{what}: {cure}")
+
+
+def is_marked(file: Path) -> bool:
+    """Tell whether a file says that its weights are of a swapped model; one that cannot be read does not."""
+    if file.suffix in PICKLES:
+        return False
+    with suppress(Exception), safe_open(file, "pt") as opened:
+        return MARK in (opened.metadata() or {})
+    return False
 
 
 def read_about(file: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -171,6 +172,34 @@ def blame_for_writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is None or Path(str(error.filename)).parent == path.parent:
             error.filename, error.filename2 = str(path), None
+        raise
+
+
+@contextmanager
+def write_folder_aside(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside one, whose place it takes once all that is written inside is on the disk.
+
+    Args:
+        folder: which is not there, or is empty.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing of the attempt stays behind, folders above included.
+    """
+    target = Path(os.path.realpath(folder))
+    missing = [each for each in target.parents if not each.exists()]
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            sync_directory(path)  # a file likewise
+        os.replace(aside, target)
+        sync_directory(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        for each in missing:
+            with suppress(OSError):  # not there, or somebody has written into it meanwhile
+                each.rmdir()
         raise
 
 
