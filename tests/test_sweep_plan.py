@@ -228,6 +228,11 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_seed_that_is_reported_chooses_no_rate(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"lr_seeds=\[7, 1\] has seed 1, which is reported: .*give other seeds"):
+        planned("norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_seeds=7,1")
+
+
 def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
     sweep = planned("norm=rmsnorm", "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1")
     tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
