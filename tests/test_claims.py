@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ from normbench.claims.checks import PlannedPoint, check_claim, check_tag
 from normbench.claims.claim import Claim, read_claims, register, why_unregistered
 from normbench.claims.conduct import ClaimRun, Cost, choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
-from normbench.claims.measuring import measure_rows, points_of_run
+from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
 from normbench.claims.results import read_result
 from normbench.claims.standing import Way
 from normbench.claims.verify import Finding, verify
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.record.digests import write_with_digests
 from normbench.sweep.folder import Entry
 
 pytest_plugins = ["run_fixtures"]
@@ -80,6 +81,17 @@ def complaint(folder: Path, **changes: Any) -> str:
     with pytest.raises(UsageError) as caught:
         check_claim(read_one(folder), [0, 1])
     return str(caught.value)
+
+
+def write_rows(path: Path, effects: Sequence[float]) -> None:
+    """Write the rows of a study, of two arms that differ by an effect for each seed, as a study leaves them."""
+    lines = ["norm,seed,loss"]
+    for seed, effect in enumerate(effects):
+        lines += [f"rmsnorm,{seed},1.0", f"layernorm,{seed},{1 + effect}"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    machine = {"cpu": "Xeon", "cores": 2, "packages": {"torch": "2.13.0"}, "commit": "fa7f780aa0011"}
+    write_with_digests(path.with_name("study.json"), {"session": machine}, ["rows.csv", "study.json"])
 
 
 # ---- effects
@@ -231,10 +243,11 @@ def test_rows_of_a_study_are_chosen_by_columns(tmp_path: Path) -> None:
     for layer in range(4):
         for of in ("folded", "rounded"):
             rows.append({"norm": "rmsnorm", "seed": "0", "layer": f"{layer}.0", "of": of, "loss": f"{layer}"})
-    points = measure_rows(claim, rows).points[0]
+    points = measure_rows(claim, StudyRows(rows, {})).points[0]
     assert claim.effect.of(points) == 2.5
     with pytest.raises(UsageError, match=r"line 16: where: study depth has no column of"):
-        measure_rows(claim, [{key: value for key, value in row.items() if key != "of"} for row in rows])
+        without = [{key: value for key, value in row.items() if key != "of"} for row in rows]
+        measure_rows(claim, StudyRows(without, {}))
 
 
 def recorded(status: str, **curves: list[float]) -> RecordedRun:
@@ -324,14 +337,10 @@ def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pyt
     claims = read_claims([tmp_path / "conf"])
     one = ClaimRun.of(claims["tiny"], claims, Way())
     rows = one.rows_file(one.runs_folder)
-    rows.parent.mkdir(parents=True)
     one.write_note()
 
     def keep(*effects: float) -> Finding:
-        lines = ["norm,seed,loss"]
-        for seed, effect in enumerate(effects):
-            lines += [f"rmsnorm,{seed},1.0", f"layernorm,{seed},{1 + effect}"]
-        rows.write_text("\n".join(lines) + "\n")
+        write_rows(rows, effects)
         seeds = range(len(effects))
         one.keep(one.judge(one.measure_study(seeds), seeds, looks=2))
         (found,) = verify([one])
@@ -344,6 +353,9 @@ def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pyt
     (wrong,) = keep(0.21, -0.2, 0.02).wrong
     assert wrong == "it is inconclusive after 3 seeds, and was to go on to 6"
     rows.write_text("norm,seed,loss\nrmsnorm,none,1.0\n")
+    (found,) = verify([one])
+    assert "has rows.csv changed after the study had ended" in found.wrong[0]
+    write_with_digests(rows.with_name("study.json"), {}, ["rows.csv", "study.json"])
     (found,) = verify([one])
     assert "rows.csv is damaged in row 1" in found.wrong[0]
 
@@ -421,12 +433,11 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert "tiny: verified, parity" in capsys.readouterr().out
     shutil.copytree(claims, tmp_path / "tampered")
     note = tmp_path / "tampered" / "tiny" / "claim.json"
-    changed = note.read_text().replace('"lost": {}', '"lost": {"ln": 1}')
-    note.write_text(changed.replace('"unreached": {}', '"unreached": {"rms": 2}'))
+    write_with_digests(note, {**json.loads(note.read_text()), "lost": {"ln": 1}, "unreached": {"rms": 2}}, [note.name])
     assert run("tiny", "--verify", "tampered") == 1
     told = capsys.readouterr().out
-    assert "arm ln has 0 of its runs lost, where claim.json says 1" in told
-    assert "arm rms misses the loss of its reference at 0 of the seeds, where claim.json says 2" in told
+    assert "by its runs lost.ln is nothing, and not 1" in told
+    assert "by its runs unreached.rms is nothing, and not 2" in told
     metrics = next((tmp_path / "tampered" / "tiny").glob("rmsnorm-*-s1-*/metrics.jsonl"))
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines[-1]["loss/val"] = 1.0
@@ -441,7 +452,8 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("tiny", "--register", "--reason", "longer") == 0
     for name in ("claim.json", "registration.json"):
         note = tmp_path / "claims-of-others" / "tiny" / name
-        note.write_text(note.read_text().replace(before.digest, read_one(tmp_path).digest))
+        content = json.loads(note.read_text().replace(before.digest, read_one(tmp_path).digest))
+        write_with_digests(note, content, [name] if name == "claim.json" else [])
     capsys.readouterr()
     assert run("tiny", "--verify", "claims-of-others") == 1
     assert "has trainer.steps=3, where the claim has 4" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, m
     (tmp_path / "README.md").write_text(readme)
     published = claim_documents.publish(tmp_path / "runs", tmp_path)
     assert "moved" not in published and "tried" not in published and len(published) == 9
-    results = read_results(tmp_path / "docs/claims")
+    results = read_results(tmp_path / "docs/claims", [])
     assert [*results] == sorted(published)
     assert all(not result.report for result in results.values())
     assert results["larger"].words == ("norm=rmsnorm,layernorm", "sweep.stack=10")
@@ -63,7 +63,7 @@ def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, m
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 2 and "**contradicted**" in rows[0] and "**parity**" in rows[1]  # `later` has no verdict
     # Without results the README is left as it is, and the page has what is written by hand.
-    nothing = read_entries(tmp_path / "none", {}, {})
+    nothing = read_entries(tmp_path / "none", {}, {}, [])
     assert with_results(readme, *nothing) == readme
     assert "## How verdicts come about" in make_page(*nothing, [])
 

@@ -59,7 +59,7 @@ def section(page: str, name: str) -> str:
 
 
 def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> None:
-    entries, suite = read_entries(folder, *claims_and_digests())
+    entries, suite = read_entries(folder, *claims_and_digests(), [])
     by_name = {entry.name: entry for entry in entries}
     standings = {name: entry.standing for name, entry in by_name.items()}
     assert standings == {
@@ -97,7 +97,7 @@ def test_the_page_says_what_there_is(folder: Path) -> None:
 
 
 def test_all_files_say_the_same(folder: Path) -> None:
-    entries, _ = read_entries(folder, *claims_and_digests())
+    entries, _ = read_entries(folder, *claims_and_digests(), [])
     values = json.loads((folder / "claims.json").read_text())
     table = pd.read_csv(folder / "claims.csv", index_col="claim")
     latex = (folder / "claims.tex").read_text()
@@ -153,7 +153,7 @@ def test_own_claims_are_a_family_of_their_own(tmp_path: Path, monkeypatch: pytes
 
 
 def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
-    entries, _ = read_entries(folder, *claims_and_digests())
+    entries, _ = read_entries(folder, *claims_and_digests(), [])
     figures = draw_forest(entries)
     data = pd.concat([figure.data for figure in figures]).set_index("claim")
     drawn = ["harmless", "larger", "open", "same", "slope", "smaller", "worse"]
@@ -203,7 +203,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Kind.LARGER, 0.02, looks=2)
     assert write_interval(two_looks, Kind.LARGER).startswith("97.06 %: ")
     # Nothing is run yet.
-    entries, suite = read_entries(tmp_path, *claims_and_digests())
+    entries, suite = read_entries(tmp_path, *claims_and_digests(), [])
     assert {entry.standing for entry in entries} == {"not run"} and len(write_suite(entries, suite)) == 1
     written = write_page(tmp_path, {}, {})
     assert "No claim is registered" in written[0].read_text() and json.loads(written[1].read_text())["claims"] == {}

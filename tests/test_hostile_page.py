@@ -18,6 +18,7 @@ from made_runs import make_run
 from test_safe import HOSTILE, make_foreign_study
 
 from normbench.cli import main
+from normbench.record.digests import write_with_digests
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
@@ -82,12 +83,12 @@ def hostile_report(folder: Path, address: str) -> Path:
     table["frame"] = {"index": [0], "columns": [every], "data": [[every]]}
     said = {name: every for name in ("title", "question", "source")} | {"finding": words, "tables": [table]}
     machine = {"cpu": every, "threads": 1, "torch": every}
-    file.write_text(json.dumps({**known, **said, "machine": machine, "figures": [figure]}))
+    write_with_digests(file, {**known, **said, "machine": machine, "figures": [figure]}, [file.name])
     for place, (kind, part) in enumerate(HOSTILE.items()):
         other = Path(shutil.copytree(study, folder / f"studies/other{place}"))
         text = shown.replace("</svg>", part.replace("https://evil.example", address) + "</svg>")
         (other / "figures/lines.svg").write_text(text)
-        (other / "study.json").write_text(json.dumps({**known, "title": kind}))
+        write_with_digests(other / "study.json", {**known, "title": kind}, ["study.json"])
     assert main(["report", str(folder)]) == 0
     return folder / "report/report.html"
 

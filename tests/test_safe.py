@@ -23,6 +23,7 @@ from normbench.analysis.studied import read_study, save_study, studies_below
 from normbench.analysis.tables import Table
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.record.digests import write_with_digests
 from normbench.sweep.folder import Entry, SweepFolder
 
 FORM = '<form xmlns="http://www.w3.org/1999/xhtml" action="https://evil.example"/>'
@@ -128,7 +129,7 @@ def test_a_damaged_or_foreign_study_is_not_read(study: Path) -> None:
         {"figures": [{**figure, "name": 5}]},
         {"question": ["evil"]},
     ):
-        file.write_text(json.dumps({**json.loads(known), **change}))
+        write_with_digests(file, {**json.loads(known), **change}, [file.name])
         with pytest.raises(UsageError, match="is damaged"):
             read_study(study, study)
     file.write_text(known)
@@ -142,7 +143,7 @@ def test_words_of_a_foreign_study_stay_words_in_a_report(study: Path) -> None:
     runs, file = study.parent.parent, study / "study.json"
     known = file.read_text()
     words = dict.fromkeys(("title", "question", "source"), "<form>evil</form>")
-    file.write_text(json.dumps({**json.loads(known), **words}))
+    write_with_digests(file, {**json.loads(known), **words}, [file.name])
     assert main(["report", str(runs)]) == 0
     file.write_text(known)
     page = (runs / "report/report.html").read_text()

@@ -239,7 +239,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     machine = {"processor": "Xeon", "cores": 2, "torch": "2.9", "commit": None}
     result = ClaimResult(
         "a-claim",
-        "ab12",
+        "ab" * 32,
         "2026-11-28",
         Status.COMPLETE,
         claim={"claim": "Ä", "kind": "larger", "seeds": [5, 10], "arms": {"ln": "norm=x"}},
@@ -260,18 +260,19 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_result(folder / "claim.json") == result
     assert judgement.seeds_to_settle is not None
     assert result.minutes_to_settle == pytest.approx(12.5 * judgement.seeds_to_settle / 3)
-    bare = ClaimResult("b-claim", "ab12", "2026-11-28", Status.NOT_RUN, "needs a GPU")
+    bare = ClaimResult("b-claim", "ab" * 32, "2026-11-28", Status.NOT_RUN, "needs a GPU")
     write_result(bare, tmp_path / "b-claim.json")
-    assert read_results(tmp_path) == {"a-claim": result, "b-claim": bare} and bare.minutes_to_settle is None
+    assert read_results(tmp_path, []) == {"a-claim": result, "b-claim": bare} and bare.minutes_to_settle is None
     # Results of before it was noted which arms were too slow do not have that.
     whole = (folder / "claim.json").read_text()
     earlier = json.loads(whole)
-    assert earlier.pop("unreached") == {"rms": 2}
+    assert earlier.pop("unreached") == {"rms": 2} and earlier.pop("digests").keys() == {"claim.json"}
     (folder / "claim.json").write_text(json.dumps(earlier))
     assert read_result(folder / "claim.json") == replace(result, unreached=None)
     # What is damaged, or another's file, is left out.
+    whole = json.dumps(earlier)  # without a digest, which would tell each of them
     damages = [('"complete"', '"done"'), ('"complete"', '"trial"'), ('"larger"', '"bigger"'), ('"0":', '"x":')]
     for text in ("{", "[]", "{}", *(whole.replace(*damage) for damage in damages)):
         assert text != whole
         (folder / "claim.json").write_text(text)
-        assert read_results(tmp_path) == {"b-claim": bare}
+        assert read_results(tmp_path, []) == {"b-claim": bare}

@@ -21,7 +21,8 @@ from normbench.analysis.shown import ShownFigure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.errors import UsageError
-from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.record.digests import find_altered, write_with_digests
+from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes
 from normbench.record.shapes import COMMAND, fits
 from normbench.settings import printable
 
@@ -66,8 +67,16 @@ class SavedStudy:
         return f"{machine['cpu']}, {count(machine['threads'], 'thread')}, torch {machine['torch']}"
 
 
-def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
+def save_study(
+    folder: Path,
+    about: Mapping[str, Any],
+    tables: Sequence[Table],
+    figures: Sequence[Figure],
+    files: Sequence[str] = (),
+) -> None:
     """Write what a study has found: `figures/`, `study.json` and `report.html`.
+
+    files: names of what the study has written into the folder before, of which `study.json` notes the digests.
 
     Raises:
         OSError: it cannot be written.
@@ -82,7 +91,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     found = dict(about)
     found["tables"] = [as_json(table) for table in tables]
     found["figures"] = [words_of(figure) for figure in figures]
-    write_json(folder / STUDY_FILE, found)
+    write_with_digests(folder / STUDY_FILE, found, [*files, STUDY_FILE])
     study = read_study(folder, folder)
     page = page_of("study.html", about["title"], studies=[study])
     write_bytes(folder / "report.html", page.encode())
@@ -134,6 +143,9 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         found = read_json(folder / STUDY_FILE, SHAPE)
         if found is None or not NAME.fullmatch(folder.name):
             raise ValueError(f"{STUDY_FILE} is missing or not what a study writes")
+        altered = find_altered(folder / STUDY_FILE)
+        if altered:
+            raise ValueError(f"{' and '.join(altered)} changed after the study had ended")
         nth = number if number > 1 else ""
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)

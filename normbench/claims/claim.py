@@ -525,9 +525,14 @@ def read_registrations(folder: Path) -> dict[str, list[Registration]]:
     return found
 
 
+def registrations_of(claim: Claim) -> list[Registration]:
+    """Return the registrations of a claim, the last one last."""
+    return read_registrations(claim.path.parent).get(claim.name, [])
+
+
 def find_registration(claim: Claim) -> Registration | None:
     """Return the registration of a claim as it stands now; None where it is not registered, or was changed since."""
-    noted = read_registrations(claim.path.parent).get(claim.name, [])
+    noted = registrations_of(claim)
     if noted and noted[-1].digest == claim.digest and noted[-1].date == claim.registered:
         return noted[-1]
     return None
@@ -541,7 +546,7 @@ def why_unregistered(claim: Claim) -> str:
     if claim.is_own:
         command += f" --config-dir {shlex.quote(str(claim.path.parent.parent))}"
     cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
-    noted = read_registrations(claim.path.parent).get(claim.name)
+    noted = registrations_of(claim)
     if noted:
         return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
     return f"{claim.name} is not registered: {cure}"

@@ -25,6 +25,7 @@ from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim, why_unregiste
 from normbench.claims.measuring import (
     Measured,
     effects_of,
+    has_ended,
     join,
     measure_rows,
     measure_runs,
@@ -42,6 +43,7 @@ from normbench.record.machine import describe_machine
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
 from normbench.studies import conduct as studies
+from normbench.studies.saving import ROWS_FILE
 from normbench.sweep.conduct import Report, Sweep, plan_sweep, report_nothing
 from normbench.sweep.folder import Entry, SweepFolder, say
 from normbench.sweep.words import settings_in
@@ -276,8 +278,8 @@ class ClaimRun(ClaimStanding):
 
     def measure_study(self, seeds: Sequence[int]) -> Measured:
         """Return what a study has measured of some seeds."""
-        rows = [row for row in read_rows(self.rows_file(self.runs_folder)) if int(row["seed"]) in seeds]
-        measured = measure_rows(self.claim, rows)
+        rows = read_rows(self.rows_file(self.runs_folder))
+        measured = measure_rows(self.claim, rows.of_seeds(seeds))
         note_missing_seeds(self.claim, measured, seeds)
         return measured
 
@@ -288,7 +290,7 @@ class ClaimRun(ClaimStanding):
         words = [word for word in self.words(seeds) if key_of(word) not in own]
         for number in seeds:
             name = block_name(number)
-            if self.rows_file(self.runs_folder / name).exists():
+            if has_ended(self.rows_file(self.runs_folder / name)):
                 continue
             say(self.console, f"{self.claim.name}: process {number - seeds[0] + 1} of {len(seeds)}")
             where = [f"outputs={quote(self.runs_folder)}", f"name={name}", "quiet=true"]
@@ -316,7 +318,7 @@ class ClaimRun(ClaimStanding):
 
     def rows_file(self, root: Path) -> Path:
         """Return the file of the rows of its study. root: the folder of the study's runs."""
-        return root / "studies" / self.owner.study / "rows.csv"
+        return root / "studies" / self.owner.study / ROWS_FILE
 
     # ---- judging
 

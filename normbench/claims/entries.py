@@ -22,13 +22,14 @@ from normbench.analysis.wording import (
     with_unit,
 )
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
-from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, read_results
+from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, find_faults, load_result, read_results
 from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts, sample_of
 from normbench.settings import key_of
 
 NOT_RUN = "not run"
 ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, NOT_RUN)  # of what claims have come to, in tables
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
+MOST_FAULTS = 3  # of a result that are told
 SMALL = 1e-4  # an effect below it is written with an exponent
 
 
@@ -123,38 +124,51 @@ class Family:
 
 
 def read_families(
-    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], own: Container[str] = ()
+    folder: Path,
+    claims: Mapping[str, Mapping[str, Any]],
+    digests: Mapping[str, str],
+    left_out: list[str],
+    own: Container[str] = (),
 ) -> tuple[Family, Family]:
     """Return normbench's registered claims, and a person's own, so that neither changes what is said of the other.
 
     Args:
-        folder, claims, digests: as `read_entries` has them.
+        folder, claims, digests, left_out: as `read_entries` has them.
         own: names of a person's own claims.
     """
     ours = {name: claim for name, claim in claims.items() if name not in own}
     theirs = {name: claim for name, claim in claims.items() if name in own}
-    return Family(*read_entries(folder, ours, digests)), Family(*read_entries(folder, theirs, digests))
+    found = Family(*read_entries(folder, ours, digests, left_out))
+    return found, Family(*read_entries(folder, theirs, digests, []))  # of the same files
 
 
 def read_entries(
-    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]
+    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], left_out: list[str]
 ) -> tuple[list[Entry], Suite]:
     """Return the registered claims of a family with what is found below a folder, and the suite that they are.
 
-    They are sorted by `ORDER` and by name.
+    They are sorted by `ORDER` and by name. A result of which something does not follow from its own values, or that
+    does not lie where those of its claim do, counts as none.
 
     Args:
         folder: of NAME/claim.json, or of NAME.json where they are published.
         claims: key and value of the YAML of each registered claim, by name.
         digests: sha256 of each as it is registered.
+        left_out: to which a sentence is added for each result that does not count.
     """
-    found = read_results(folder)
-    older = read_older(folder)
+    found = read_results(folder, left_out)
+    older = read_older(folder, left_out)
     current = dict[str, ClaimResult]()
     for name, result in found.items():
-        if digests.get(name) == result.digest:
+        is_current = digests.get(name) == result.digest
+        if name not in claims or not (is_current or result.judgement):
+            continue
+        faults = find_faults(result, claims[name] if is_current else result.claim)
+        if faults:
+            left_out.append(blame_result(result, faults))
+        elif is_current:
             current[name] = result
-        elif name in claims and result.judgement:
+        else:
             older.append(result)
     judgements = dict[str, Judgement | None]()
     for name in claims:
@@ -169,14 +183,33 @@ def read_entries(
     return entries, suite
 
 
-def read_older(folder: Path) -> list[ClaimResult]:
-    """Return the results with a verdict that were put aside below a folder, each for an earlier registration."""
+def read_older(folder: Path, left_out: list[str]) -> list[ClaimResult]:
+    """Return the results with a verdict that were put aside below a folder, each for an earlier registration.
+
+    left_out: as `read_entries` has it.
+    """
     found = []
     for path in sorted(folder.glob(f"{OLDER}/*/{CLAIM_FILE}")):
-        result = read_result(path)
-        if result and result.judgement:
-            found.append(result)
+        try:
+            result = load_result(path)
+        except ValueError as error:
+            left_out.append(str(error))
+            continue
+        if result.judgement:
+            faults = find_faults(result, result.claim)
+            if faults:
+                left_out.append(blame_result(result, faults))
+            else:
+                found.append(result)
     return found
+
+
+def blame_result(result: ClaimResult, faults: Sequence[str]) -> str:
+    """Say what of a result does not follow from its own values and its claim."""
+    told = "; ".join(faults[:MOST_FAULTS])
+    if len(faults) > MOST_FAULTS:
+        told += f"; and {len(faults) - MOST_FAULTS} more"
+    return f"the result of {result.name} contradicts itself: by its values and its claim {told}"
 
 
 # ---- words

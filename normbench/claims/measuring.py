@@ -7,9 +7,10 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from types import NoneType
 from typing import Any
 
 from normbench.analysis.measures import (
@@ -21,11 +22,16 @@ from normbench.analysis.measures import (
     metric_of,
 )
 from normbench.analysis.records import RecordedRun, canonical, read_run
+from normbench.analysis.studied import STUDY_FILE
 from normbench.claims.claim import Claim, Conditions
 from normbench.claims.effects import Descent, EffectError, Point
+from normbench.claims.results import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
+from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
+from normbench.record.files import read_json
+from normbench.record.shapes import DIGESTS
 from normbench.settings import drop_keys, either, show
 from normbench.sweep.folder import Entry
 
@@ -42,14 +48,27 @@ class Measured:
         lost: how many runs of each arm diverged, and count with what a model has before training.
         unreached: at how many seeds each arm never comes down to the loss of its reference in `steps`.
         missing: what is not there, a phrase each.
-        session: of one of its runs: the machine and versions.
+        undigested: what of it was made before records had digests, so that nothing tells whether it was changed.
+        sessions: of its runs, each once: the machine and versions.
     """
 
     points: dict[int, dict[str, list[Point]]] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     unreached: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
-    session: Mapping[str, Any] = field(default_factory=dict)
+    undigested: list[str] = field(default_factory=list)
+    sessions: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def session(self) -> Mapping[str, Any]:
+        """Return the session of the first of its runs, empty where none is known."""
+        return self.sessions[0] if self.sessions else {}
+
+    def add_sessions(self, sessions: Iterable[Mapping[str, Any]]) -> None:
+        """Note on what machine runs were made."""
+        for session in sessions:
+            if session and session not in self.sessions:
+                self.sessions.append(session)
 
     def add(self, seed: int, arm: str, points: Iterable[Point]) -> None:
         """Add points of an arm at a seed."""
@@ -143,7 +162,9 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
         if not run.ended:
             found.missing.append(f"{entry.run} is {run.status}")
             continue
-        found.session = found.session or run.session
+        found.add_sessions([run.session])
+        if not run.summary.get(DIGESTS):
+            found.undigested.append(entry.run)
         points, is_lost = points_of_run(claim, run, entry, recompute)
         for arm in arms:
             found.add(entry.seed, arm, points)
@@ -243,33 +264,66 @@ def descent_of(run: RecordedRun) -> Descent:
 # ---- studies
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a study's rows.csv.
+@dataclass(frozen=True)
+class StudyRows:
+    """The rows of a study.
+
+    Attributes:
+        rows: of its rows.csv.
+        session: the machine and versions with which they were measured; empty where that was not noted.
+        undigested: the file, where it was made before studies noted digests.
+    """
+
+    rows: Sequence[Mapping[str, str]]
+    session: Mapping[str, Any]
+    undigested: Sequence[str] = ()
+
+    def of_seeds(self, seeds: Sequence[int]) -> StudyRows:
+        """Return those of some seeds."""
+        return replace(self, rows=[row for row in self.rows if int(row["seed"]) in seeds])
+
+
+def has_ended(path: Path) -> bool:
+    """Tell whether a study has written all that it has found. path: of its rows."""
+    return path.with_name(STUDY_FILE).exists()
+
+
+def read_rows(path: Path) -> StudyRows:
+    """Return the rows of a study's rows.csv, as they were when the study ended.
 
     Raises:
-        UsageError: they are damaged.
+        UsageError: they are damaged, or were changed.
     """
     cure = "restore it, or remove the study's folder and run the claim again"
+    note = path.with_name(STUDY_FILE)
+    found = read_json(note, {"session": (dict, NoneType)})
+    if found is None:
+        raise UsageError(f"{note} is missing or damaged, so that nothing tells whether {path.name} is whole: {cure}")
     try:
+        altered = find_altered(note, [path.name, note.name])
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is damaged ({error}): {cure}") from error
+    if altered:
+        raise UsageError(f"{path.parent} has {' and '.join(altered)} changed after the study had ended: {cure}")
     for number, row in enumerate(rows, 1):
         has_all_columns = None not in row and None not in row.values()
-        if not has_all_columns or not row.get("seed", "").isdecimal():
+        if not has_all_columns or not is_seed(row.get("seed", "")):
             raise UsageError(f"{path} is damaged in row {number}: {cure}")
-    return rows
+    return StudyRows(rows, found.get("session") or {}, () if altered is not None else (str(path),))
 
 
-def measure_rows(claim: Claim, rows: Sequence[Mapping[str, str]]) -> Measured:
+def measure_rows(claim: Claim, study: StudyRows) -> Measured:
     """Return what a study has measured, from its rows.
 
     Raises:
         UsageError: a column is missing, an arm has no row, or a value is not a number.
     """
+    rows = study.rows
     check_columns(claim, rows)
-    found = Measured()
+    found = Measured(undigested=list(study.undigested))
+    found.add_sessions([study.session])
     for arm, conditions in claim.arms.items():
         chosen = []
         for row in rows:
@@ -338,7 +392,7 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
         UsageError: rows of an arm differ in more than the round.
     """
     aside = {*measured_columns, ROUND, "seed"}
-    found = Measured(missing=list(block.missing), session=block.session)
+    found = Measured(missing=list(block.missing), undigested=list(block.undigested), sessions=list(block.sessions))
     by_arm: dict[str, list[Point]] = defaultdict(list)
     for arms in block.points.values():
         for arm, points in arms.items():
@@ -367,7 +421,8 @@ def join(parts: Sequence[Measured]) -> Measured:
                 whole.add(seed, arm, points)
         whole.lost.update(part.lost)
         whole.missing += part.missing
-        whole.session = whole.session or part.session
+        whole.undigested += part.undigested
+        whole.add_sessions(part.sessions)
     return whole
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,7 @@ from normbench.claims.entries import (
     write_suite,
 )
 from normbench.claims.figures import draw_forest, draw_seeds
+from normbench.claims.results import PAGE_FILE
 from normbench.claims.verdicts import Kind
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
@@ -137,12 +139,16 @@ def write_page(
         OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ours, theirs = read_families(folder, claims, digests, own)
+    left_out = list[str]()
+    ours, theirs = read_families(folder, claims, digests, left_out, own)
+    for sentence in left_out:
+        logging.getLogger("normbench").warning("warning: %s; it is left out", sentence)
     families = {}
     if ours.entries or not theirs.entries:
         families[OURS] = ours
     if theirs.entries:
         families[OWN] = theirs
+    first = next(iter(families.values()))
     figures = make_folder(folder, FIGURES)
     tables, sections, values, latex = [], [], [], []
     for key, family in families.items():
@@ -150,7 +156,7 @@ def write_page(
         for figure in drawings:
             for name, content in figure.files().items():
                 write_bytes(figures / name, content)
-        tables.append(tabulate(key, family, drawings))
+        tables.append(tabulate(key, family, drawings, left_out if family is first else ()))
         sections += [describe(entry, draw_seeds(entry), words) for entry in family.entries]
         values.append(values_of(key, family.entries))
         latex.append(write_latex(key, family))
@@ -162,16 +168,22 @@ def write_page(
     }
     for name, content in contents.items():
         write_bytes(folder / name, content)
-    write_json(folder / "claims.json", {**as_json(ours), "own": as_json(theirs)})
-    return [folder / name for name in (PAGE, "claims.json", "claims.csv", "claims.tex")]
+    write_json(folder / PAGE_FILE, {**as_json(ours), "own": as_json(theirs), "left_out": left_out})
+    return [folder / name for name in (PAGE, PAGE_FILE, "claims.csv", "claims.tex")]
 
 
-def tabulate(key: str, family: Family, drawings: Sequence[Figure]) -> Verdicts:
-    """Return the table of a family's verdicts. key: of the family. drawings: of all its effects."""
+def tabulate(key: str, family: Family, drawings: Sequence[Figure], left_out: Sequence[str] = ()) -> Verdicts:
+    """Return the table of a family's verdicts.
+
+    Args:
+        key: of the family.
+        drawings: of all its effects.
+        left_out: sentences on results that do not count, of any family.
+    """
     return Verdicts(
         key=key,
         title="Verdicts at this scale" if key == OURS else OWN_TITLE,
-        sentences=write_suite(family.entries, family.suite),
+        sentences=[*write_suite(family.entries, family.suite), *(f"Left out: {sentence}." for sentence in left_out)],
         rows=[row_of(entry) for entry in family.entries],
         figures=[show_figure(figure) for figure in drawings],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import NoneType
 from typing import Any, Self
 
 from normbench.claims.claim import OLDER, Claim
-from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
+from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, find_faults, load_result, read_result
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_json
 from normbench.record.shapes import Shape
@@ -25,7 +26,7 @@ AT_SCALE = "claims-at-scale"
 SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
-NOTE: Shape = {"digest": str, "minutes": (int, float), "how": ({str: str}, NoneType)}
+NOTE: Shape = {"digest": re.compile(r"([0-9a-f]{64})?"), "minutes": (int, float), "how": ({str: str}, NoneType)}
 
 # Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
 MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
@@ -176,11 +177,26 @@ class ClaimStanding:
         """Return what it has come to, perhaps for an earlier registration; None where nothing is noted."""
         return read_result(self.folder / CLAIM_FILE)
 
+    def why_left_out(self) -> str:
+        """Return why the result that there is does not count; empty where there is none, or it counts."""
+        path = self.folder / CLAIM_FILE
+        if not path.exists():
+            return ""
+        try:
+            result = load_result(path)
+        except ValueError as error:
+            return str(error)
+        if result.digest != self.claim.digest:
+            return ""
+        faults = find_faults(result, self.claim.content)
+        return f"{path} contradicts itself: by its values and its claim {faults[0]}" if faults else ""
+
     @property
     def result(self) -> ClaimResult | None:
         """Return what it has come to so far, for the claim as it is registered now."""
         found = self.read_any_result()
-        return found if found and found.digest == self.claim.digest else None
+        is_own = found is not None and found.digest == self.claim.digest
+        return found if is_own and not self.why_left_out() else None
 
     @property
     def is_complete(self) -> bool:

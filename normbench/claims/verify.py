@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 from normbench.analysis.records import ASIDE, LEARNING_RATE, canonical, read_run
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
-from normbench.claims.claim import Claim, why_unregistered
-from normbench.claims.conduct import ClaimRun, block_name, judge_values
-from normbench.claims.measuring import Measured, as_word, effects_of, fits
-from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result
+from normbench.claims.claim import ASIDE as CLAIM_ASIDE
+from normbench.claims.claim import Claim, registrations_of, why_unregistered
+from normbench.claims.conduct import ClaimRun, block_name, describe, judge_values
+from normbench.claims.measuring import Measured, as_word, fits
+from normbench.claims.results import (
+    CLAIM_FILE,
+    ClaimResult,
+    Status,
+    find_differences,
+    is_digested,
+    load_result,
+    to_json,
+)
+from normbench.claims.standing import is_of_machine
 from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
@@ -23,17 +34,40 @@ from normbench.sweep.folder import Entry, SweepFolder
 from normbench.sweep.words import settings_in
 
 LENGTH, STEPS = "trainer.epochs", "trainer.steps"  # of epochs a run keeps the steps alone
-CLOSE = 1e-9  # of values that were written and read again
+ROUNDED = 0.005  # of minutes in claim.json, which have two decimals
+ONE_DAY = timedelta(days=1)  # between dates of one moment in two places
 ArmKey = tuple[tuple[str, str], ...]  # the settings of an arm and their values, sorted
+
+
+JUDGING = "normbench"  # the version that judged, among what is noted of the machine
+
+# What of claim.json no run tells, with the reason; verification compares all else, of whatever name.
+NOT_COMPARED = {
+    **{f"claim.{key}": "it is said beside the claim, and decides nothing" for key in CLAIM_ASIDE},
+    "claim.at_scale": "its words are in the digest of the registration",
+    "minutes": "it is no more than what is noted beside the runs",
+    "date": "it is a day from the registration on, wherever either was",
+    "words": "those of the machine differ; all others are compared",
+    f"machine.{JUDGING}": "it is the version that judged",
+    "registered": "it is any day on which the same was registered",
+}
+
+LATER_FIELDS = ("unreached",)  # which results of before 2026-11-28 do not have
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What verification has found of one claim. wrong: a phrase for each thing; empty where all is right."""
+    """What verification has found of one claim.
+
+    Attributes:
+        wrong: a phrase for each thing; empty where all is right.
+        undigested: what was made before records had digests, so that nothing tells whether it was changed.
+    """
 
     name: str
     verdict: str
     wrong: Sequence[str]
+    undigested: Sequence[str] = ()
 
 
 def verify(runs: Sequence[ClaimRun]) -> list[Finding]:
@@ -44,29 +78,38 @@ def verify(runs: Sequence[ClaimRun]) -> list[Finding]:
     """
     found = []
     for one in runs:
-        result = read_result(one.folder / CLAIM_FILE)
-        if result is None:
-            found.append(Finding(one.claim.name, "", [f"{one.folder / CLAIM_FILE} is missing or damaged"]))
+        path = one.folder / CLAIM_FILE
+        try:
+            result = load_result(path)
+        except ValueError as error:
+            found.append(Finding(one.claim.name, "", [str(error)]))
             continue
         verdict = "" if result.judgement is None else str(result.judgement.verdict)
+        undigested = [] if is_digested(path) else [CLAIM_FILE]
         try:
-            wrong = list(find_wrong(one, result))
+            wrong = list(find_wrong(one, result, undigested))
         except (UsageError, OSError) as error:
             wrong = [str(error)]
-        found.append(Finding(one.claim.name, verdict, wrong))
+        found.append(Finding(one.claim.name, verdict, wrong, undigested))
     return found
 
 
-def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
+def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:
     """Return what is wrong with the result of a claim; empty where it follows from the runs.
+
+    The runs are measured and judged again by what had measured and judged them, and all that comes out is compared.
+
+    Args:
+        one: the claim.
+        result: of it.
+        undigested: to which is added what of the runs was made before records had digests.
 
     Raises:
         UsageError, OSError: the runs do not fit the claim, or cannot be read.
     """
     claim = one.claim
     wrong = find_other_registrations(one, result)
-    judgement = result.judgement
-    if result.status is not Status.COMPLETE or judgement is None:
+    if result.status is not Status.COMPLETE or result.judgement is None:
         return [*wrong, f"it is {result.status}: {result.reason}"]
     if wrong:
         return wrong
@@ -75,14 +118,64 @@ def find_wrong(one: ClaimRun, result: ClaimResult) -> list[str]:
         wrong.append(f"its seeds are {', '.join(map(str, seeds))}, and not the first {claim.seeds[-1]}")
         return wrong
     measured, not_ours = measure_again(one, seeds)
+    undigested += measured.undigested
+    again = one.judge(measured, seeds, len(claim.seeds))
     wrong += not_ours
     wrong += measured.missing
-    values = effects_of(claim, measured, seeds)
-    wrong += compare_values(result.values, values)
-    wrong += compare_counts("has {} of its runs lost", result.lost, measured.lost)
-    unreached = result.unreached or {}
-    wrong += compare_counts("misses the loss of its reference at {} of the seeds", unreached, measured.unreached)
-    return wrong or compare_verdicts(claim, judgement.verdict, values)
+    wrong += compare_results(result, again, [describe(session) for session in measured.sessions])
+    wrong += check_notes(one, result)
+    return wrong or check_looks(claim, result.judgement.verdict, result.values)
+
+
+def compare_results(result: ClaimResult, again: ClaimResult, machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in what a result differs from what its runs give, field by field.
+
+    Args:
+        result: as claim.json has it.
+        again: as it comes out again.
+        machines: on which the runs were made, one of which the result names; empty where that was not noted.
+    """
+    before, now = to_json(asdict(result)), to_json(asdict(again))
+    if again.judgement is None:  # a run is missing, which is said already
+        for key in ("status", "reason", "judgement"):
+            before[key] = now[key] = None
+    for key in LATER_FIELDS:
+        if before[key] is None:
+            now[key] = None
+    before["machine"].pop(JUDGING, None)
+    others = [drop_keys(machine, JUDGING) for machine in machines]
+    if others:
+        now["machine"] = before["machine"] if before["machine"] in others else others[0]
+    else:
+        now["machine"] = before["machine"]
+    for path in NOT_COMPARED:
+        *sections, key = path.split(".")
+        for content in (before, now):
+            for section in sections:
+                content = content[section]
+            content.pop(key, None)
+    return [f"by its runs {phrase}" for phrase in find_differences(before, now)]
+
+
+def check_notes(one: ClaimRun, result: ClaimResult) -> list[str]:
+    """Return what is wrong with what of a result no run tells: its days, its minutes, its words."""
+    wrong = []
+    days = [noted.date for noted in registrations_of(one.claim) if noted.digest == result.digest]
+    if result.registered not in days:
+        wrong.append(f"registered is {result.registered}, on which the claim was not registered as it is")
+    day = read_day(result.date)
+    first = read_day(min(days))
+    if day is None or (first is not None and day < first - ONE_DAY) or day > date.today() + ONE_DAY:
+        wrong.append(f"date is {result.date}, and not a day from its registration to today")
+    noted = one.read_note().get("minutes", 0.0)
+    if result.minutes is None or not 0 <= result.minutes <= noted + ROUNDED:
+        wrong.append(f"minutes is {result.minutes}, where {noted:.2f} are noted beside its runs")
+    own = [word for word in result.words if not is_of_machine(word)]
+    planned = [word for word in one.words(sorted(result.values)) if not is_of_machine(word)]
+    if own != planned:
+        told = [word for word in own if word not in planned] or [word for word in planned if word not in own]
+        wrong.append(f"words are not those of the claim: {' '.join(told) or 'another order'}")
+    return wrong
 
 
 def find_other_registrations(one: ClaimRun, result: ClaimResult) -> list[str]:
@@ -98,8 +191,15 @@ def find_other_registrations(one: ClaimRun, result: ClaimResult) -> list[str]:
     return wrong
 
 
-def compare_verdicts(claim: Claim, verdict: Verdict, values: dict[int, float]) -> list[str]:
-    """Return in what a verdict, and the look at which it was given, do not follow from the effects by seed."""
+def read_day(text: str) -> date | None:
+    """Return the day that a text such as 2026-11-28 names; None for any other."""
+    with suppress(ValueError):
+        return date.fromisoformat(text)
+    return None
+
+
+def check_looks(claim: Claim, verdict: Verdict, values: Mapping[int, float]) -> list[str]:
+    """Return in what the look at which a verdict was given does not follow from the effects by seed."""
     wrong = []
     looks = len(claim.seeds)
     first, last = claim.seeds[0], claim.seeds[-1]
@@ -108,9 +208,6 @@ def compare_verdicts(claim: Claim, verdict: Verdict, values: dict[int, float]) -
         early = judge_values(claim, first_values, looks).verdict
         if early is not Verdict.INCONCLUSIVE:
             wrong.append(f"it was {early} after {first} seeds, and was not to go on")
-    again = judge_values(claim, values, looks).verdict
-    if again is not verdict:
-        wrong.append(f"its verdict is {again} by its runs, and not {verdict}")
     if verdict is Verdict.INCONCLUSIVE and len(values) < last:
         wrong.append(f"it is inconclusive after {len(values)} seeds, and was to go on to {last}")
     return wrong
@@ -235,30 +332,3 @@ def arm_of(settings: Mapping[str, str]) -> ArmKey:
 def describe_arm(arm: ArmKey) -> str:
     """Write the settings of an arm."""
     return " ".join(f"{key}={value}" for key, value in arm) or "the only arm"
-
-
-def compare_values(before: Mapping[int, float], again: Mapping[int, float]) -> list[str]:
-    """Return at which seeds an effect is not what claim.json says."""
-    found = []
-    for seed, value in before.items():
-        if seed not in again:
-            found.append(f"the effect of seed {seed} cannot be computed again")
-        elif not math.isclose(value, again[seed], rel_tol=CLOSE, abs_tol=CLOSE * CLOSE):
-            found.append(f"the effect of seed {seed} is {again[seed]:.6g} by its runs, and not {value:.6g}")
-    return found
-
-
-def compare_counts(sentence: str, before: Mapping[str, int], again: Mapping[str, int]) -> list[str]:
-    """Return of which arms claim.json has another number than the runs.
-
-    Args:
-        sentence: what is counted of an arm, with {} for the number.
-        before: the numbers of claim.json, by arm.
-        again: those of the runs.
-    """
-    found = []
-    for arm in sorted({*before, *again}):
-        noted, counted = before.get(arm, 0), again.get(arm, 0)
-        if noted != counted:
-            found.append(f"arm {arm} {sentence.format(counted)}, where {CLAIM_FILE} says {noted}")
-    return found

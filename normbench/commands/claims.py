@@ -209,6 +209,9 @@ def describe_standing(one: ClaimStanding) -> Standing:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.claim import why_unregistered
 
+    left_out = one.why_left_out()
+    if left_out:
+        return Standing(Text("damaged", "strike"), f"{left_out}: run it again")
     result = one.read_any_result()
     if result is not None and result.digest != one.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
@@ -416,13 +419,13 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
     Raises:
         UsageError: the folder holds no claim that was run.
     """
-    from normbench.claims.results import CLAIM_FILE, read_result
+    from normbench.claims.results import CLAIM_FILE
     from normbench.claims.verify import verify
 
     if (folder / CLAIM_FILE).exists():
-        single = read_result(folder / CLAIM_FILE)
-        if not are_chosen and single is not None:
-            runs = [one for one in runs if one.claim.name == single.name]
+        name = folder.absolute().name
+        if not are_chosen:
+            runs = [one for one in runs if one.claim.name == name]
         folder = folder.parent
     there = [one.at(folder) for one in runs]
     if not are_chosen:
@@ -434,8 +437,16 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
         if finding.wrong:
             say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")
         else:
-            say(f"{finding.name}: verified, {finding.verdict}")
+            say(f"{finding.name}: verified, {finding.verdict}{tell_undigested(finding.undigested)}")
     return 1 if any(finding.wrong for finding in found) else 0
+
+
+def tell_undigested(undigested: Sequence[str]) -> str:
+    """Say what of a claim was made before records had digests, so that a change of it could not be told."""
+    if not undigested:
+        return ""
+    more = f" and {len(undigested) - 1} more" if len(undigested) > 1 else ""
+    return f" ({undigested[0]}{more}: made before digests, so that nothing tells whether it was changed)"
 
 
 def draft(request: Request) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from normbench.errors import HeldElsewhere, UsageError
-from normbench.record.files import inside, lock, parse_yaml, read_bytes, read_json, read_object, write_json
-from normbench.record.shapes import DIGESTS, EXTENDED
-from normbench.settings import drop_keys
+from normbench.record.digests import find_altered, write_with_digests
+from normbench.record.files import inside, lock, parse_yaml, read_json, read_object, write_json
+from normbench.record.shapes import EXTENDED
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -147,24 +147,9 @@ class RunDirectory:
         what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
         return f"{what}: rerun=true makes it again and keeps the old one beside it"
 
-    def digest(self, name: str, summary: Mapping[str, Any]) -> str:
-        """Return the SHA-256 of a file of the record; of the summary, of all but the digests that it holds.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        if name == self.summary.name:
-            others = drop_keys(summary, DIGESTS)
-            content = json.dumps(others, sort_keys=True).encode()
-        else:
-            content = read_bytes(self.path / name)
-        return hashlib.sha256(content).hexdigest()
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary (atomically), when all other files are as they are to stay."""
-        as_read = json.loads(json.dumps(summary))
-        digests = {name: self.digest(name, as_read) for name in RECORD}
-        write_json(self.summary, {**summary, DIGESTS: digests})
+        write_with_digests(self.summary, summary, RECORD)
 
     def find_altered(self, names: Iterable[str] = RECORD) -> list[str]:
         """Return which files of the record are not as the run has left them; none where it has noted no digests.
@@ -172,18 +157,7 @@ class RunDirectory:
         Raises:
             OSError, ValueError: the summary cannot be read.
         """
-        summary = json.loads(read_bytes(self.summary))
-        noted = summary.get(DIGESTS)
-        if not noted:
-            return []
-        found: list[str] = []
-        for name in names:
-            digest = ""  # of a file that cannot be read
-            with suppress(OSError):
-                digest = self.digest(name, summary)
-            if noted.get(name) != digest:
-                found.append(name)
-        return found
+        return find_altered(self.summary, names) or []
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""

@@ -11,9 +11,10 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
@@ -23,22 +24,27 @@ from rich.progress import track
 
 from normbench import build
 from normbench.analysis.records import read_studies
+from normbench.analysis.wording import count
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
+from normbench.record.digests import digest_of_content
 from normbench.record.directory import RunDirectory
-from normbench.record.files import inside, write_bytes
+from normbench.record.files import inside, keep_damaged, read_bytes, write_bytes
+from normbench.record.shapes import Shape, fits
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
 from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, split_words, study_class
 from normbench.studies.saving import save
 from normbench.sweep.conduct import Sweep, plan_sweep, report_nothing
+from normbench.sweep.folder import say
 from normbench.sweep.plan import PlannedRun, SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE
 from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 
+JOURNAL_FILE = "rows.jsonl"
 KILLED = 128  # exit statuses from here on say that a signal has stopped the runs
 
 # ---- subjects
@@ -196,7 +202,7 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     folder = inside(root, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).hold(), explain_limits(str(root)):
-        rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
+        rows = measure_all(study, subjects, folder / JOURNAL_FILE, quiet="quiet=true" in words)
         command = ["normbench", name] if name == "bench" else ["normbench", "study", name]
         save(study, name, rows, folder, shlex.join([*command, *words]), left_out, gpus_of(subjects))
     return folder
@@ -293,14 +299,17 @@ def make_subjects(
 
 def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
     """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
-    kept = read_journal(journal)
+    console = Console(stderr=True, quiet=quiet)
+    found_in_journal = read_journal(journal)
+    for note in found_in_journal.notes:
+        say(console, note)
+    kept = found_in_journal.rows
     keys = {subject: subject.key(study) for subject in subjects}
     todo = []
     for group in groups_of(study, subjects):
         keys_of_group = {keys[subject] for subject in group}
         if not keys_of_group <= kept.keys():
             todo.append(group)
-    console = Console(stderr=True, quiet=quiet)
     for group in track(todo, "measuring", console=console, disable=not todo):
         make_current(group[0].device)
         allow_tf32(group[0].tree["trainer"].get("tf32", False))
@@ -348,26 +357,68 @@ def settings_of(subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
 
 # ---- the journal
 
+DIGEST = "sha256"  # of the key and the rows of a line, which those of before 2026-11-29 do not have
+LINE: Shape = {"key": str, "rows": [dict], DIGEST: (str, NoneType)}
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What the journal of a study holds.
+
+    Attributes:
+        rows: of each subject that was measured, by its key.
+        notes: what a person should know of it, a sentence each.
+    """
+
+    rows: dict[str, list[Row]]
+    notes: list[str]
+
 
 def write_journal(path: Path, key: str, rows: list[Row]) -> None:
-    """Add the rows of a subject to the journal, and wait until they are on the disk."""
-    line = json.dumps({"key": key, "rows": rows}).encode() + b"\n"
+    """Add the rows of a subject to the journal, with their digest, and wait until they are on the disk."""
+    as_read = json.loads(json.dumps([key, rows]))
+    line = json.dumps({"key": key, "rows": rows, DIGEST: digest_of_content(as_read)}).encode() + b"\n"
     with open(inside(path.parent, path.name), "ab") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_journal(path: Path) -> dict[str, list[Row]]:
-    """Return the rows that have been kept, by key; a line that a kill has torn is cut off."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+def read_journal(path: Path) -> Journal:
+    """Return the rows that have been kept. Subjects whose lines are damaged are measured again.
+
+    A last line that a kill has torn is cut off; of other damage the file as it was is kept beside.
+    """
+    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
+    entries = [read_line(line) for line in lines]
+    have_digests = any(entry is not None and DIGEST in entry for entry in entries)
     kept = dict[str, list[Row]]()
     whole = list[bytes]()
-    for line in lines:
-        with suppress(ValueError, KeyError):
-            entry = json.loads(line)
-            kept[entry["key"]] = entry["rows"]
-            whole.append(line)
+    before_digests = 0
+    for line, entry in zip(lines, entries, strict=True):
+        if entry is None or (have_digests and DIGEST not in entry):
+            continue
+        before_digests += DIGEST not in entry
+        kept[entry["key"]] = entry["rows"]
+        whole.append(line)
+    notes = list[str]()
+    if before_digests:
+        notes.append(f"{path}: {count(before_digests, 'line')} made before lines had digests, and taken as it stands")
     if len(whole) < len(lines):
-        write_bytes(path, b"".join(whole))
-    return kept
+        torn = lines[-1:] if not lines[-1].endswith(b"\n") else []
+        if len(whole) + len(torn) < len(lines):
+            notes.append(f"{keep_damaged(path)}; what is missing is measured again")
+    if len(whole) < len(lines) or (whole and not whole[-1].endswith(b"\n")):
+        write_bytes(path, b"".join(line.rstrip(b"\n") + b"\n" for line in whole))
+    return Journal(kept, notes)
+
+
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of the journal holds; None where it is damaged."""
+    with suppress(ValueError, RecursionError):
+        entry = json.loads(line)
+        if fits(entry, LINE) and entry.keys() <= {*LINE}:
+            digest = entry.get(DIGEST)
+            if digest is None or digest == digest_of_content([entry["key"], entry["rows"]]):
+                return dict(entry)
+    return None

@@ -18,12 +18,15 @@ from normbench.analysis.studied import save_study
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
-from normbench.record.machine import commit, cpu_name
+from normbench.record.machine import commit, cpu_name, describe_machine
 from normbench.record.tensorboard import TensorBoard, event_files
 from normbench.studies.answers import answer_of
 from normbench.studies.findings import Findings, PairedDifference, Value, keys_of
 from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in
 from normbench.studies.writing import first_sentences, rows_table, write
+
+ROWS_FILE = "rows.csv"
+ANSWER_FILE = "answer.json"
 
 
 def save(
@@ -46,7 +49,7 @@ def save(
         left_out: what was not measured.
         gpus: names of those on which it was measured.
     """
-    write_bytes(folder / "rows.csv", to_csv(rows))
+    write_bytes(folder / ROWS_FILE, to_csv(rows))
     study.choose_baseline(rows)
     with use_our_style():
         figures = ask(study, "figures", rows, Figure)
@@ -54,7 +57,7 @@ def save(
     told = ask(study, "finding", rows, str, Value, PairedDifference)
     tables, sentences = write(findings, told)
     answer = answer_of(name, command, study.baseline, findings, told, sentences)
-    write_bytes(folder / "answer.json", answer.to_json().encode())
+    write_bytes(folder / ANSWER_FILE, answer.to_json().encode())
     if left_out:
         reasons = [one._asdict() for one in left_out]
         tables.append(rows_table("left-out", "Left out", reasons, 2))
@@ -68,8 +71,9 @@ def save(
         "finding": first_sentences(sentences),
         "machine": {"cpu": machine, "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
+        "session": {**describe_machine(), "accelerator": " and ".join(gpus)},
     }
-    save_study(folder, about, tables, figures)
+    save_study(folder, about, tables, figures, [ROWS_FILE, ANSWER_FILE])
     pictures = {}
     for figure in figures:
         pictures[f"{name}/{figure.name}"] = figure.render("png", dpi=150)

@@ -29,8 +29,9 @@ from normbench.claims.entries import (
     write_suite,
 )
 from normbench.claims.figures import draw_forest
-from normbench.claims.results import ClaimResult, Status, read_results, write_result
-from normbench.claims.verdicts import Judgement, Kind, Suite, Verdict, judge
+from normbench.claims.results import Status, judge_by_rule, read_results, write_result
+from normbench.claims.verdicts import Suite, Verdict
+from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.settings import key_of
 
@@ -80,11 +81,14 @@ def publish(folder: Path, root: Path) -> list[str]:
     """
     _, digests = registered_claims()
     published = []
-    for name, result in read_results(folder).items():
+    left_out = list[str]()
+    results = read_results(folder, left_out)
+    refuse_left_out(left_out)
+    for name, result in results.items():
         if digests.get(name) != result.digest or result.status is Status.TRIAL:
             continue
         words = tuple(word for word in result.words if key_of(word) not in PLACES)
-        judgement = None if result.judgement is None else judge_again(result)
+        judgement = None if result.judgement is None else judge_by_rule(result.values, result.claim)
         (root / PUBLISHED).mkdir(exist_ok=True)
         kept = replace(result, words=words, report="", judgement=judgement)
         write_result(kept, root / PUBLISHED / f"{name}.json")
@@ -92,17 +96,26 @@ def publish(folder: Path, root: Path) -> list[str]:
     return published
 
 
-def judge_again(result: ClaimResult) -> Judgement:
-    """Judge the values of a result by the rule of its claim."""
-    claim = result.claim
-    looks = len(claim["seeds"])
-    return judge(result.values, Kind(claim["kind"]), claim["margin"], target=claim["target"], looks=looks)
+def refuse_left_out(left_out: Sequence[str]) -> None:
+    """Refuse to make anything of results of which some cannot be used.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    if left_out:
+        raise UsageError(f"{left_out[0]}: restore it, or publish it again")
 
 
 def write_documents(root: Path) -> list[Path]:
-    """Write the page on claims, its figures and the README's table; return the files that were written."""
+    """Write the page on claims, its figures and the README's table; return the files that were written.
+
+    Raises:
+        UsageError: a published result is damaged.
+    """
     claims, digests = registered_claims()
-    entries, suite = read_entries(root / PUBLISHED, claims, digests)
+    left_out = list[str]()
+    entries, suite = read_entries(root / PUBLISHED, claims, digests, left_out)
+    refuse_left_out(left_out)
     figures = draw_forest(entries)
     written = []
     for figure in figures:
