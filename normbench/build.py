@@ -43,7 +43,7 @@ from normbench.training.memory import Kept, count_kept
 from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group
-from normbench.training.precision import Precision
+from normbench.training.precision import Precision, check_step
 from normbench.training.step import Stepper
 from normbench.types import (
     Batch,
@@ -904,17 +904,8 @@ def rehearse(
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
             takes a statistic over one value.
     """
-    batch = data.train_batch(0)
-    if not isinstance(batch, Batch):
-        raise ContractError(f"train_batch(0) gives a {type(batch).__name__}: return a normbench.types.Batch")
-    expected = data.task.shapes(batch)
-    if (batch.inputs.shape, batch.targets.shape) != expected:
-        given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
-        raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
     group = group or Group()
-    own = group.rows(batch)
-    start = own.map(itemgetter(slice(REHEARSED_EXAMPLES)))
-    batch = to_device(start, device)
+    own, batch = first_examples(data, device, group)
     shape = (*batch.targets.shape, data.task.num_classes)
     with ExitStack() as stack, keep_buffers(model), keep_generators(device):
         for site, norm in norms.items():
@@ -931,6 +922,40 @@ def rehearse(
         raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
     segment = segment_length(len(model.anatomy().blocks)) if recompute else None
     return kept.of_step(segment) * len(own.targets) / len(batch.targets)
+
+
+def first_examples(data: Data, device: torch.device, group: Group) -> tuple[Batch, Batch]:
+    """Return this process's rows of the first batch, and the start of them on a device.
+
+    Raises:
+        UsageError: the batch is not as the task says.
+    """
+    batch = data.train_batch(0)
+    if not isinstance(batch, Batch):
+        raise ContractError(f"train_batch(0) gives a {type(batch).__name__}: return a normbench.types.Batch")
+    expected = data.task.shapes(batch)
+    if (batch.inputs.shape, batch.targets.shape) != expected:
+        given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
+        raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
+    own = group.rows(batch)
+    start = own.map(itemgetter(slice(REHEARSED_EXAMPLES)))
+    return own, to_device(start, device)
+
+
+def check_precision(model: Model, data: Data, precision: Precision, group: Group | None = None) -> None:
+    """Refuse a precision in which this CPU lacks an operator of the model.
+
+    Args:
+        model: whole, on the device.
+        group: of processes that share the batch.
+
+    Raises:
+        UsageError: with what the operator says.
+    """
+    if not precision.varies:
+        return
+    _, batch = first_examples(data, precision.device, group or Group())
+    check_step(model, data.task, batch, precision)
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

@@ -7,18 +7,30 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support import TEXT, build, random_batch, reason_against_in_a_fork, refused
 from test_runs import TINY, losses, metrics_of, summary_of, train
-from torch import nn
+from torch import Tensor, nn
 
+from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.models.transformer import Head
 from normbench.training import precision
 from normbench.training.checkpoint import read
 from normbench.training.devices import make_current
 from normbench.training.optimizer import WeightAverage
-from normbench.training.precision import Precision, make_precision, reason_against
+from normbench.training.precision import (
+    Precision,
+    check_step,
+    make_precision,
+    reason_against,
+    reason_against_step,
+)
+
+pytest_plugins = ["refusals"]
 
 CPU = torch.device("cpu")
 MLP = ["model=mlp", "model.width=32", "data=digits", "threads=1", "device=cpu", "quiet=true", "trainer.log_every=1"]
@@ -171,6 +183,77 @@ def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch, untried: Non
     monkeypatch.setattr(precision, "TRIAL", "raise TypeError('no such kernel')")
     with pytest.raises(UsageError, match=r"cpu \(TypeError: no such kernel\): use fp32"):
         make_precision("bf16", CPU)
+
+
+class Lacking(torch.autograd.Function):
+    """An operator of which this CPU lacks a part in 16 bits."""
+
+    lacks = ""
+
+    @staticmethod
+    def need(part: str) -> None:
+        if part == Lacking.lacks and torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("no such primitive")
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, trains: bool) -> Tensor:
+        Lacking.need("training" if trains else "evaluation")
+        ctx.casts = torch.is_autocast_enabled("cpu")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        if Lacking.lacks == "backward" and ctx.casts:
+            raise RuntimeError("no such primitive")
+        return dy, None
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the head of every model need the operator."""
+    forward = Head.forward
+
+    def with_it(self: Head, x: Tensor, *others: Any) -> Tensor:
+        return forward(self, Lacking.apply(x, self.training), *others)
+
+    monkeypatch.setattr(Head, "forward", with_it)
+    monkeypatch.setattr(precision, "reason_against_on_cpu", reason_against_in_a_fork)
+
+
+@pytest.mark.usefixtures("here", "lacking")
+@pytest.mark.parametrize("part", ["training", "evaluation", "backward"])
+def test_an_operator_that_a_cpu_lacks_is_told_before_anything_is_written(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Lacking, "lacks", part)
+    words = ["model=nano", "data=pydocs", *TINY[:4], "device=cpu", "trainer.precision=bf16"]
+    line = refused(["train", *words], capsys)
+    assert line.startswith("trainer.precision=bf16 does not run this model on this machine's cpu (RuntimeError: no")
+    assert "no such primitive" in refused(["study", "smoothness", *words], capsys)
+    assert "no such primitive" in refused(["study", "removal", *words], capsys)
+    with pytest.raises(AssertionError, match="it came to training"):
+        main(["train", *words[:-1]])
+
+
+def test_what_fails_in_32_bits_too_is_no_matter_of_precision() -> None:
+    model, _ = build()
+    batch = random_batch(TEXT)
+    model.train()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    half = Precision("bf16", CPU)
+    assert half.varies and not Precision("fp32", CPU).varies
+    check_step(model, TEXT, batch, half)
+    assert model.training and not any(parameter.grad is not None for parameter in model.parameters())
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    model.register_forward_pre_hook(fail)
+    assert "broken" in reason_against_step(model, TEXT, batch, half)
+    check_step(model, TEXT, batch, half)  # the model's own mistake is told where it is computed
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("broken")
 
 
 def test_a_gpu_without_a_number_is_the_current_one() -> None:

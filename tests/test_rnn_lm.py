@@ -223,6 +223,28 @@ def test_it_learns_in_16_bits_too() -> None:
         assert loss.item() == pytest.approx(TEXT.loss(model(batch.inputs), batch.targets).item(), rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_in_16_bits_a_cell_without_norms_computes_as_one_with_norms_does(kind: Any, dtype: torch.dtype) -> None:
+    """To the bit, and in float32 between matrix products: torch's operator rounds more, and few CPUs have it."""
+    cell = without_norms(kind).float()
+    x = torch.randn(3, 7, 5)
+    found = []
+    for fuses in (True, False):
+        cell.fuses = fuses
+        cell.zero_grad()
+        with torch.autocast("cpu", dtype):
+            trained = cell.train().run(x, None, time_steps(None, 7))
+            with torch.no_grad():
+                evaluated = cell.eval().run(x, None, time_steps(None, 7))
+        trained.sin().sum().backward()
+        assert trained.dtype == evaluated.dtype == torch.float32
+        gradients = [parameter.grad for parameter in cell.parameters()]
+        found.append([trained, evaluated, *gradients])
+    for either, other in zip(*found, strict=True):
+        assert torch.equal(either, other)
+
+
 def test_a_step_of_a_cell_is_of_one_position() -> None:
     assert [step.position for step in time_steps(None, 3)] == [0, 1, 2]
     mask = torch.tensor([[True, True], [True, False]])

@@ -84,6 +84,11 @@ def by_step(parts: Sequence[Stream]) -> list[tuple[Vector, ...]]:
     return list(zip(*[part.unbind(1) for part in parts], strict=True))
 
 
+def computes_in_16_bits(x: Tensor) -> bool:
+    """Tell whether a matrix product with x is of 16 bits, by the dtype of x or within an autocast."""
+    return x.element_size() < 4 or torch.is_autocast_enabled(x.device.type)
+
+
 def in_one_piece(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors that lie one after the other in memory, which cuDNN wants of a cell's weights."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
@@ -181,7 +186,7 @@ class Cell(nn.Module, ABC):
             steps: what the mask says of each time step.
             backwards: begin at the last position.
         """
-        if mask is None and not backwards and self.may_fuse():
+        if mask is None and not backwards and self.may_fuse(x):
             return self.run_fused(x)
         projected = by_step(self.project("input", x, mask))
         inputs = list(zip(projected, steps, strict=True))
@@ -196,9 +201,14 @@ class Cell(nn.Module, ABC):
             states.reverse()
         return torch.stack(states, dim=1)
 
-    def may_fuse(self) -> bool:
-        """Tell whether torch's own operator computes the same, and can: neither torch.compile nor vmap takes it."""
+    def may_fuse(self, x: Stream) -> bool:
+        """Tell whether torch's own operator computes the same, and can: neither torch.compile nor vmap takes it.
+
+        Nor does every CPU in 16 bits, where it also rounds the states, which between norms are not rounded.
+        """
         if not self.fuses or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return False
+        if x.device.type == "cpu" and computes_in_16_bits(x):
             return False
         return all(getattr(norm, "is_identity", False) for norm in self.norms.values())
 

@@ -101,6 +101,7 @@ class Session:
             made = build.start_model(run.config.tree, run.data.task, self.settings.seed)
         model, norms = made.model, made.norms
         self.drawing = draw_model(run.config.tree, made, run.config.choices.groups)
+        build.check_precision(model, run.data, self.precision, self.group)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)

@@ -22,8 +22,9 @@ from normbench.studies.folding import change_between, fold
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import is_blind_to_mean
 from normbench.studies.mapping import vectors
+from normbench.studies.steps import check_precision
 from normbench.training.evaluation import evaluate, to_device
-from normbench.training.precision import Precision, make_precision
+from normbench.training.precision import Precision
 from normbench.types import Batch, Model, Site
 
 ROLES = ("mlp", "attention")  # whose norms go first, in this order; those outside the blocks go last
@@ -63,7 +64,7 @@ class Removal(Study):
 
     def check(self, subject: Subject) -> None:
         if any(self.tune_steps):
-            make_precision(subject.tree["trainer"]["precision"], subject.device)
+            check_precision(subject)
         model, norms = subject.build()
         batch = subject.task.random_batch(2, torch.Generator().manual_seed(0))
         self.removable(model, norms, to_device(batch, subject.device))

@@ -44,7 +44,19 @@ def check_steps(subject: Subject) -> None:
     if trainer["precision"] == "fp16":
         what = "trainer.precision=fp16 scales the loss and leaves out steps that overflow"
         raise UsageError(f"{what}, which a study that trains by itself would measure: use bf16 or fp32")
-    make_precision(trainer["precision"], subject.device)
+    check_precision(subject)
+
+
+def check_precision(subject: Subject) -> None:
+    """Refuse a precision in which the device cannot train the subject's model.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    precision = make_precision(subject.tree["trainer"]["precision"], subject.device)
+    if precision.varies:
+        model, _ = subject.build()
+        build.check_precision(model, subject.data, precision)
 
 
 def steps(

@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError, explain, is_out_of_memory
+from normbench.training.devices import keep_generators
+from normbench.training.guard import keep_buffers
+from normbench.types import Batch, Model, Task
 
 # What a process that may die of it runs, after `begin_trial`.
 TRIAL = """
@@ -32,11 +35,16 @@ class Precision:
     The rest and the weights stay in float32 (Micikevicius et al. 2018; which operators are cast is `torch.autocast`'s
     list). With `fp16` the loss is scaled, since small gradients would be 0 in it; a step whose gradients overflow is
     left out and counted in `skipped`, and the scale is halved (§3.2).
+
+    Attributes:
+        varies: whether the device may lack operators in it that others of its kind have, as CPUs do in 16 bits.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
         self.device = device
         self.dtype = DTYPES[name]
+        self.varies = self.dtype != torch.float32 and device.type == "cpu"
         self.scales = name == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
@@ -130,6 +138,42 @@ def reason_against_on_cpu(dtype: torch.dtype) -> str:
     return messages[-1] if messages else "its trial failed without an error message"
 
 
+def check_step(model: Model, task: Task, batch: Batch, precision: Precision) -> None:
+    """Refuse a precision in which a step of a model fails on this CPU, where it does not in float32.
+
+    Which operators have 16 bits differs from CPU to CPU. `make_precision` tries those that most models have.
+
+    Args:
+        batch: a small one.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    reason = reason_against_step(model, task, batch, precision)
+    if reason and not reason_against_step(model, task, batch, Precision("fp32", precision.device)):
+        raise refuse(precision, "this model on", reason)
+
+
+def reason_against_step(model: Model, task: Task, batch: Batch, precision: Precision) -> str:
+    """Say why a model cannot be trained, or evaluated, on a batch; empty where it can. It stays as it is."""
+    trains = model.training
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        with keep_buffers(model), keep_generators(precision.device):
+            with precision.autocast():
+                loss = task.loss(model.train()(*batch.arguments), batch.targets)
+            torch.autograd.grad(loss, wanted, allow_unused=True)
+            with torch.no_grad(), precision.autocast():
+                model.eval()(*batch.arguments)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        return explain(error)
+    finally:
+        model.train(trains)
+    return ""
+
+
 def make_precision(name: str, device: torch.device) -> Precision:
     """Return the precision of this name.
 
@@ -141,6 +185,11 @@ def make_precision(name: str, device: torch.device) -> Precision:
         return precision
     reason = reason_against(device, precision.dtype)
     if reason:
-        here = f"this machine's {device.type} ({reason})"
-        raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
+        raise refuse(precision, "on", reason)
     return precision
+
+
+def refuse(precision: Precision, what: str, reason: str) -> UsageError:
+    """Return the refusal of a precision on its device, of all models (`on`) or of one (`this model on`)."""
+    where = f"{what} this machine's {precision.device.type} ({reason})"
+    return UsageError(f"trainer.precision={precision.name} does not run {where}: use fp32")
