@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
@@ -70,19 +70,18 @@ class Finding:
     undigested: Sequence[str] = ()
 
 
-def verify(runs: Sequence[ClaimRun]) -> list[Finding]:
-    """Verify claims, each by its claim.json and its runs.
+def verify(runs: Iterable[ClaimRun]) -> Iterator[Finding]:
+    """Verify claims, each by its claim.json and its runs, and yield what is found of each at once.
 
     Args:
         runs: the claims, whose folders are those that are verified.
     """
-    found = []
     for one in runs:
         path = one.folder / CLAIM_FILE
         try:
             result = load_result(path)
         except ValueError as error:
-            found.append(Finding(one.claim.name, "", [str(error)]))
+            yield Finding(one.claim.name, "", [str(error)])
             continue
         verdict = "" if result.judgement is None else str(result.judgement.verdict)
         undigested = [] if is_digested(path) else [CLAIM_FILE]
@@ -90,8 +89,7 @@ def verify(runs: Sequence[ClaimRun]) -> list[Finding]:
             wrong = list(find_wrong(one, result, undigested))
         except (UsageError, OSError) as error:
             wrong = [str(error)]
-        found.append(Finding(one.claim.name, verdict, wrong, undigested))
-    return found
+        yield Finding(one.claim.name, verdict, wrong, undigested)
 
 
 def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normbench.config.compose import SEARCH_PATH, read
 from normbench.config.groups import find_own_classes
@@ -17,44 +17,58 @@ from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import UsageError
 from normbench.settings import key_of
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 
 
 def run(words: Sequence[str]) -> int:
-    """Check one part and print a row a check, and one line that counts; return 0 if all passed and 1 if one failed."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """Check one part, print a row after each check, and one line that counts; return 0 if all passed and 1 if not."""
     from rich.text import Text
 
     name, part = find_part(words)
     import torch
 
     from normbench.commands.report import console
-    from normbench.contract.checks import check
+    from normbench.contract.checks import check_each
+    from normbench.record.console import Stages
 
     torch.set_num_threads(1)  # small tensors gain nothing from a second one
     begun = time.monotonic()
     screen = console()
-    with screen.status(name):
-        rows = check(part)
-
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(Text(f"{name}, {part.section}"), min_width=20)
-    table.add_column("result", no_wrap=True)
-    table.add_column("measured", overflow="fold")
-    for row in rows:
-        colour = COLOURS.get(row.result, "")
-        table.add_row(Text(row.name), Text(row.result, style=colour), Text(row.measured))
-    screen.print(table)
-
-    counts = Counter(row.result for row in rows)
+    counts: Counter[str] = Counter()
+    with Stages() as stages:
+        for row in check_each(part, stages.begin):
+            if not counts:
+                title = f"{name}, {part.section}"
+                listed = [title, *part.contract()] if row.result == "passed" else [title]
+                width = min(max(map(len, listed)), screen.width // 2)
+                print_row(screen, width, title, "result", "measured")
+                screen.rule(style="default")
+            print_row(screen, width, row.name, row.result, row.measured, COLOURS.get(row.result, ""))
+            counts[row.result] += 1
     counts["measured"] = counts["yes"] + counts["no"]
     parts = [f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured")]
     summary = ", ".join(parts)
     seconds = time.monotonic() - begun
+    screen.print()
     screen.print(Text(f"{name}: {summary}, in {seconds:.0f} s"), soft_wrap=True)
     return 1 if counts["failed"] else 0
+
+
+def print_row(screen: Console, width: int, name: str, result: str, measured: str, colour: str = "") -> None:
+    """Print a row of the table, whose columns are of one width in all rows: each is printed as soon as it is known."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=width)
+    grid.add_column(width=len("not applicable"), no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(name), Text(result, style=colour), Text(measured))
+    screen.print(grid)
 
 
 def find_part(words: Sequence[str]) -> tuple[str, Any]:

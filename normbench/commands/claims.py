@@ -432,13 +432,14 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
         there = [one for one in there if (one.folder / CLAIM_FILE).exists()]
     if not there:
         raise UsageError(f"{folder} holds no claim that was run: give outputs/claims, or the folder of one")
-    found = verify(there)
-    for finding in found:
+    is_wrong = False
+    for finding in verify(there):
         if finding.wrong:
+            is_wrong = True
             say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")
         else:
             say(f"{finding.name}: verified, {finding.verdict}{tell_undigested(finding.undigested)}")
-    return 1 if any(finding.wrong for finding in found) else 0
+    return 1 if is_wrong else 0
 
 
 def tell_undigested(undigested: Sequence[str]) -> str:

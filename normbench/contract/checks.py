@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -76,21 +76,35 @@ def takes_settings(part: Part) -> str:
 
 
 def check(part: Part) -> list[CheckResult]:
-    """Run the checks of a part one after another.
+    """Run the checks of a part; return what came of each.
+
+    Raises:
+        UsageError: as `check_each` does.
+    """
+    return list(check_each(part))
+
+
+def check_each(part: Part, begin: Callable[[str], object] = lambda name: None) -> Iterator[CheckResult]:
+    """Run the checks of a part one after another, and yield what came of each.
+
+    Args:
+        part: what is checked.
+        begin: called with the name of each check before it.
 
     Raises:
         UsageError: the part cannot be made with these settings, and they are wrong, not the part.
     """
+    begin("class")
     first = run_check("class", takes_settings, part)
-    rows = [first]
+    yield first
     if first.result != "passed":
-        return rows
+        return
     for name, function in part.contract().items():
+        begin(name)
         row = run_check(name, function, part)
-        rows.append(row)
+        yield row
         if row.result == "failed" and "constructor" in name:  # the others could say nothing
-            break
-    return rows
+            return
 
 
 def run_check(name: str, function: Check, part: Part) -> CheckResult:

@@ -6,10 +6,13 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from normbench.folders import cache_folder
 from normbench.types import Split
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
+PERIOD = 10.0  # seconds between two lines on data that take long to decode
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Decoded = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and what JSON can hold about them
 
@@ -86,7 +90,8 @@ def read_or_decode(
     if not folder.exists():
         reach()
         logger.info("decoding %s once, into %s", name, folder)
-        publish(*load(), folder)
+        with tell_the_time(f"decoding {name}"):
+            publish(*load(), folder)
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         digests = dict(sorted(meta["sha256"].items()))
@@ -101,6 +106,25 @@ def read_or_decode(
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
         cure = "remove it, and it will be made again"
         raise RunFailure(f"the data cache {folder} is damaged ({fault}): {cure}") from fault
+
+
+@contextmanager
+def tell_the_time(what: str) -> Iterator[None]:
+    """Say every few seconds that something still goes on, and for how long: it fetches, learns words or decodes."""
+    begun = time.monotonic()
+    ended = Event()
+
+    def tell() -> None:
+        while not ended.wait(PERIOD):
+            logger.info("still %s, after %.0f s", what, time.monotonic() - begun)
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:

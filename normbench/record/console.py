@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from types import TracebackType
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -15,6 +19,7 @@ from normbench.record.loggers import Logger, Scalar
 
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
 LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
+PATIENCE = 5.0  # seconds that pass without a line before one says what a command is at
 
 
 class Display(Progress, Logger):
@@ -99,6 +104,65 @@ class Display(Progress, Logger):
             if tag in self.values:
                 parts.append(form.format(self.values[tag]))
         return "  ".join(parts)
+
+
+class Stages:
+    """Says on standard error what a command is at: in a line at the bottom of a terminal, elsewhere line by line.
+
+    Elsewhere a command that is soon done says nothing: lines come once some seconds have passed without one. It is
+    drawn when it is told something, and never in between: a thread would take time from what is measured.
+
+    Args:
+        total: how many stages there are; None: nobody knows.
+        quiet: whether to say nothing.
+        is_long: whether the first stage is said at once everywhere, since it will take long.
+        console: by default standard error.
+    """
+
+    def __init__(
+        self, total: int | None = None, quiet: bool = False, is_long: bool = False, console: Console | None = None
+    ) -> None:
+        self.console = console or Console(stderr=True, quiet=quiet)
+        self.total = total
+        self.done = 0
+        self.stage = ""
+        self.told = -math.inf if is_long else time.monotonic()
+        columns: list[Any] = [TextColumn("{task.description}", markup=False)]
+        if total is not None:
+            columns = [MofNCompleteColumn(), BarColumn(), *columns]
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=self.console, auto_refresh=False, transient=True)
+        self.task = self.bar.add_task("", total=total)
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bar.live.is_started:
+            self.bar.stop()
+
+    def begin(self, stage: str, done: int = 0) -> None:
+        """Say which stage begins, after how many others."""
+        self.done = done
+        self.stage = stage
+        self.tell(stage, 0)
+
+    def note(self, what: str) -> None:
+        """Say what a stage has come to; cheap enough for every row that is measured."""
+        self.tell(f"{self.stage}: {what}", REFRESH_PERIOD)
+
+    def tell(self, line: str, period: float) -> None:
+        """Draw a line on a terminal, at most once in a period; elsewhere print it, if some time has passed."""
+        live = self.console.is_interactive
+        silent = time.monotonic() - self.told
+        if silent < (period if live else PATIENCE):
+            return
+        self.told = time.monotonic()
+        if not live:
+            done = f"{self.done}/{self.total}  " if self.total is not None else ""
+            self.console.print(f"{done}{line}", markup=False, highlight=False, soft_wrap=True)
+            return
+        self.bar.start()
+        self.bar.update(self.task, description=line, completed=self.done, refresh=True)
 
 
 def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import pandas as pd
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from normbench import build
 from normbench.analysis.records import read_studies
@@ -28,6 +27,7 @@ from normbench.analysis.wording import count
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
+from normbench.record.console import Stages, readable
 from normbench.record.digests import digest_of_content
 from normbench.record.directory import RunDirectory
 from normbench.record.files import inside, keep_damaged, read_bytes, write_bytes
@@ -35,7 +35,17 @@ from normbench.record.shapes import Shape, fits
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
-from normbench.studies.frame import LeftOut, Row, Study, Subject, device_name, make_study, split_words, study_class
+from normbench.studies.frame import (
+    PLACES,
+    LeftOut,
+    Row,
+    Study,
+    Subject,
+    device_name,
+    make_study,
+    split_words,
+    study_class,
+)
 from normbench.studies.saving import save
 from normbench.sweep.conduct import Sweep, plan_sweep, report_nothing
 from normbench.sweep.folder import say
@@ -45,6 +55,7 @@ from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 
 JOURNAL_FILE = "rows.jsonl"
+NOT_TOLD = ("code", "device", "operators")  # texts of a row that are long, or the same in all rows
 KILLED = 128  # exit statuses from here on say that a signal has stopped the runs
 
 # ---- subjects
@@ -310,17 +321,49 @@ def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet:
         keys_of_group = {keys[subject] for subject in group}
         if not keys_of_group <= kept.keys():
             todo.append(group)
-    for group in track(todo, "measuring", console=console, disable=not todo):
-        make_current(group[0].device)
-        allow_tf32(group[0].tree["trainer"].get("tf32", False))
-        found: dict[str, list[Row]] = {keys[subject]: [] for subject in group}
-        for subject, row in study.measure_together(group):
-            found[keys[subject]].append(row)
-        for key, rows in found.items():
-            write_journal(journal, key, rows)
-            kept[key] = rows
+    with Stages(len(todo), quiet, is_long=True) as stages:
+        for done, group in enumerate(todo):
+            stages.begin(f"measuring {name_subjects(group)}", done)
+            make_current(group[0].device)
+            allow_tf32(group[0].tree["trainer"].get("tf32", False))
+            found: dict[str, list[Row]] = {keys[subject]: [] for subject in group}
+            for subject, row in study.measure_together(group):
+                found[keys[subject]].append(row)
+                stages.note(describe_row(study, subject, row))
+            for key, rows in found.items():
+                write_journal(journal, key, rows)
+                kept[key] = rows
     rows_of_subjects = [kept[keys[subject]] for subject in subjects]
     return join_rows(subjects, rows_of_subjects)
+
+
+def name_subjects(group: Sequence[Subject]) -> str:
+    """Return what is measured at once, in words."""
+    first = group[0]
+    return f"{name_arm(first)}, seed {first.seed}" if len(group) == 1 else f"{len(group)} side by side"
+
+
+def name_arm(subject: Subject) -> str:
+    """Return the settings of a subject, in words."""
+    return " ".join(show(value) for value in subject.settings.values())
+
+
+def describe_row(study: Study, subject: Subject, row: Row) -> str:
+    """Return what was measured of a subject in a line: where, and the first number of the study's columns."""
+    words = [name_arm(subject)]
+    for key, value in row.items():
+        if key in NOT_TOLD:
+            continue
+        if isinstance(value, str):
+            words.append(value)
+        elif key in PLACES or (isinstance(value, int) and key not in study.columns):
+            words.append(f"{key} {value}")
+    for key, column in study.columns.items():
+        value = row.get(key)
+        if isinstance(value, int | float) and key not in PLACES:
+            words.append(f"{column.words} {readable(value)} {column.unit}".rstrip())
+            break
+    return ", ".join(words)
 
 
 def join_rows(subjects: Sequence[Subject], rows_of_subjects: Sequence[Sequence[Row]]) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from normbench.errors import UsageError, explain
 from normbench.hosts.adapters import our_norm, qualified_name, read_adapter
 from normbench.norms import RMSNorm
 from normbench.norms.foreign import accept_mask
-from normbench.record.console import show_table
+from normbench.record.console import Stages, show_table
 from normbench.record.files import write_bytes
 from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
@@ -478,17 +478,24 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     study = Folding()
     torch.set_num_threads(trained.sessions()[-1].get("threads") or 1)  # as the run itself
     subject = Subject({}, trained.tree, resolve_device(device), trained.data, trained.path, trust)
-    _, folded = study.folded(subject)
-    notes = {
-        "format": "pt",
-        "run": trained.path.name,
-        "folded": json.dumps(folded.done),
-        "kept": json.dumps(folded.refused),
-    }
-    out = out or trained.path / "folded.safetensors"
-    write_bytes(out, to_safetensors(folded.model.float(), notes))
-    *changed, saved = study.measure(subject)
-    show_table("site", {**folded.done, **folded.refused})
+    with Stages() as stages:
+        stages.begin("reading and folding the model")
+        _, folded = study.folded(subject)
+        notes = {
+            "format": "pt",
+            "run": trained.path.name,
+            "folded": json.dumps(folded.done),
+            "kept": json.dumps(folded.refused),
+        }
+        out = out or trained.path / "folded.safetensors"
+        write_bytes(out, to_safetensors(folded.model.float(), notes))
+        show_table("site", {**folded.done, **folded.refused})
+        stages.begin("measuring what that changes, and what it saves")
+        found: list[Row] = []
+        for row in study.measure(subject):
+            stages.note(f"{len(found) + 1} rows")
+            found.append(row)
+    *changed, saved = found
     for metric, what in {"change": "largest change of a logit, nats", "loss": "change of the loss, nats"}.items():
         table = {}
         for row in changed:

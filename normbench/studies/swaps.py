@@ -28,7 +28,7 @@ from normbench.hosts.hosted import Hosted, Place
 from normbench.hosts.saving import check_out, describe_norm, write_folder
 from normbench.norms import RMSNorm
 from normbench.norms.fitting import fit_norm
-from normbench.record.console import readable
+from normbench.record.console import Stages, readable
 from normbench.settings import Tree, key_of
 from normbench.studies.given import Given, caller_of, read_given, root_of
 from normbench.training.evaluation import evaluate
@@ -77,11 +77,14 @@ def swap(words: Sequence[str], out: Path | None, trust: bool = False) -> int:
     if out is not None:
         check_out(out)
     keep, others = take_keep(words)
-    given = read_given(others, trust)
-    if out is not None and not isinstance(given.own, Hosted):
-        raise UsageError("--out writes models of other libraries, and this run has one of normbench's: leave out --out")
-    trial = Trial(given)
-    ways = trial.ways()
+    with Stages() as stages:
+        stages.begin("reading the model and the data")
+        given = read_given(others, trust)
+        if out is not None and not isinstance(given.own, Hosted):
+            why = "--out writes models of other libraries, and this run has one of normbench's"
+            raise UsageError(f"{why}: leave out --out")
+        trial = Trial(given, stages)
+        ways = trial.ways()
     if keep not in ways:
         raise UsageError(f"keep={keep} is not for this swap ({trial.why_not_exact}): use keep=weights, nothing or fit")
     print_trial(trial, ways)
@@ -108,18 +111,21 @@ class Trial:
 
     Attributes:
         given: both of them.
+        stages: says which of the models is being judged.
         why_not_exact: why no swap is exact, where none is.
     """
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Given, stages: Stages) -> None:
         self.given = given
+        self.stages = stages
         self.own = given.own
         self.batch = given.batch
-        self.before = self.judge(given.own)
+        self.before = self.judge(given.own, "as it is")
         self.why_not_exact = ""
 
-    def judge(self, model: Model) -> dict[str, float]:
-        """Return the metrics of a model over the validation data."""
+    def judge(self, model: Model, way: str) -> dict[str, float]:
+        """Return the metrics of a model, whose norms are so, over the validation data."""
+        self.stages.begin(f"judging the model: {way}")
         given = self.given
         batches = given.data.eval_batches("val", given.tree["trainer"]["eval_batches"])
         return evaluate(model, batches, given.data.task, given.device)
@@ -140,14 +146,14 @@ class Trial:
         fitted = copy.deepcopy(kept)
         left = fit_all(self.own, fitted, sites, self.batch)
         found = {
-            "weights": Swapped(kept, self.judge(kept)),
-            "nothing": Swapped(fresh, self.judge(fresh)),
-            "fit": Swapped(fitted, self.judge(fitted), left),
+            "weights": Swapped(kept, self.judge(kept, WAYS["weights"])),
+            "nothing": Swapped(fresh, self.judge(fresh, WAYS["nothing"])),
+            "fit": Swapped(fitted, self.judge(fitted, WAYS["fit"]), left),
         }
         exact = self.exactly(kept, places)
         if exact is not None:
             model = put_in_place(kept, exact.model)
-            found["exact"] = Swapped(model, self.judge(model), exact=exact)
+            found["exact"] = Swapped(model, self.judge(model, WAYS["exact"]), exact=exact)
         return found
 
     def calibrate(self, model: Model, sites: Sequence[str]) -> None:

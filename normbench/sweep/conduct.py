@@ -20,6 +20,7 @@ from normbench.build import is_here
 from normbench.config.signatures import import_target
 from normbench.config.trust import check_words
 from normbench.errors import RunFailure, UsageError, explain
+from normbench.record.console import Stages
 from normbench.record.directory import fingerprint
 from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.contexts import explain_limits, show_notes
@@ -187,13 +188,16 @@ class Sweep:
         begun = time.perf_counter()
         found: list[float] = []
         left = set[str]()
-        for run in self.examples_of(plan):
-            work = work_of(run)
-            is_late = time.perf_counter() - begun > LONGEST_TIMING
-            if found and is_late and work not in self.seconds:
-                left.add(work)
-            else:
-                found.append(self.seconds_of(run))
+        examples = self.examples_of(plan)
+        with Stages(len(examples)) as stages:
+            for number, run in enumerate(examples):
+                work = work_of(run)
+                is_late = time.perf_counter() - begun > LONGEST_TIMING
+                if found and is_late and work not in self.seconds:
+                    left.add(work)
+                else:
+                    stages.begin(f"taking a few steps of {run.run}", number)
+                    found.append(self.seconds_of(run))
         return found, len(left)
 
     def examples_of(self, plan: SweepPlan) -> list[PlannedRun]:
