@@ -235,8 +235,8 @@ def test_time_to_target_is_from_where_the_loss_stays_at_or_below_it(tmp_path: Pa
         losses = run.curves["loss/val"]
         assert seconds == pytest.approx(seconds_at(run, losses.steps[losses.values <= 2.5][:1])[0])
     assert math.isnan(times[2])
-    median = f"{max(times[:2]):.3g} s (2 of 3)"  # a run that never gets there counts as endless
-    wanted = [median, "not reached (1 of 3)", "not reached", "–"]
+    median = f"{max(times[:2]):.3g} s (2 of 3: not seed 2)"  # a run that never gets there counts as endless
+    wanted = [median, "not reached (1 of 3: seed 0)", "not reached", "–"]
     assert [row["time to 2.5 nats"] for row in table(report, "arms")] == wanted
 
 

@@ -106,6 +106,8 @@ def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
         title += f" ({number} of {of})"
     if number > 1:
         label += f"-{number}"
+    headed = " ".join(map(str, frame.columns))
+    warnings = [warning for warning in table.warnings if warning[0] in headed]  # the others are of other parts
     lines = [
         r"\begin{table}[htbp]",
         r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
@@ -118,6 +120,7 @@ def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
         *rows,
         r"\bottomrule",
         r"\end{tabular}",
+        *[rf"\par\vspace{{4pt}}\parbox{{\linewidth}}{{\scriptsize {tex(warning)}}}" for warning in warnings],
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

@@ -49,7 +49,7 @@ def arms(columns: Collection[str], *, yardstick: Yardstick, evaluated: str, ran:
         target = "the loss that was asked for" if yardstick.given else "the mean of the last ones of the arm's baseline"
         notes.append(
             f"Time to a target: the median time from which on the validation loss stays at or below {target}; a run "
-            "that is above it later on counts as never, and in brackets is how many got there."
+            "that is above it later on counts as never, and in brackets is how many got there, and which."
         )
     if evaluated:
         notes.append(

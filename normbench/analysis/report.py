@@ -26,7 +26,7 @@ from normbench.analysis.sentences import Statement, say, say_details, say_next, 
 from normbench.analysis.setups import options_of
 from normbench.analysis.shown import ShownFigure
 from normbench.analysis.studied import SavedStudy, places_of_studies, studies_below
-from normbench.analysis.tables import Table
+from normbench.analysis.tables import Table, warn_of_times
 from normbench.analysis.wording import duration, fixed
 from normbench.processes import run_beside
 from normbench.record.files import inside, make_folder, read_json, remove_written, write_bytes, write_json
@@ -98,7 +98,7 @@ def put_in_words(found: Examination) -> Report:
         blocks=found.blocks,
         answer=answer,
         runs=runs,
-        tables=[table for table in all_tables(found, runs) if table.rows],
+        tables=[warn_of_times(table, answer.caveats) for table in all_tables(found, runs) if table.rows],
         verdict=verdict,
         details=say_details(verdict, answer),
         why=say_why(answer.causes),
@@ -246,6 +246,7 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
         "facts": facts.facts(study, options_of(study), report.yardstick.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},
         "tables": every_table,
+        "sign_of_times": tables.OF_TIME if tables.say_of_times(answer.caveats) else "",
         "runs": run_rows(report) if len(report.runs) <= MOST_ROWS else [],
     }
     title = title_of(study)

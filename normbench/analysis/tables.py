@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ import pandas as pd
 from normbench.analysis.answers import (
     ArmDifference,
     ArmResult,
+    Caveat,
+    CaveatKind,
     DifferenceAtSize,
     Effect,
     EffectKind,
@@ -75,8 +77,17 @@ VERDICT_WORDS = {
     Verdict.TORN: "two groups",
 }
 
+MOST_SEEDS = 5  # that a cell names
+
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
+
+# What the headings of columns of times begin with, the kinds of caveats that concern them, and the sign of these.
+TIMES = ("time to", "loss at", "step time", "90th percentile", "training time", "ratio of step times")
+OF_TIMES = (CaveatKind.STEP_TIMES, CaveatKind.MACHINES, CaveatKind.THREADS, CaveatKind.PROCESSES)
+OF_TIME = "†"
+
+OF_FEW = "‡"  # the sign of what is seen on the way, where runs are evaluated on less there than at the end
 
 # How runs end that are no result: a column each.
 BAD = ("did not train", "diverged", "out of memory", "failed", "unfinished")
@@ -93,6 +104,7 @@ class Table:
         notes: what its columns are.
         heads: how many of the first columns are words; the others are numbers.
         marked: the places of the rows that a reader should see first.
+        warnings: what a reader of some columns must know, each behind the sign that their headings have.
     """
 
     key: str
@@ -101,6 +113,7 @@ class Table:
     notes: tuple[str, ...] = ()
     heads: int = 1
     marked: Collection[int] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -136,6 +149,30 @@ def make_table(
     return Table(key, title, frame, notes, heads)
 
 
+def warn(table: Table, sign: str, beginnings: tuple[str, ...], warning: str) -> Table:
+    """Return a table with a warning, whose sign is put behind the headings of columns that begin so, if there are some.
+
+    So that it is read where the numbers are that it is about, also by those who read nothing else.
+    """
+    headings = [f"{name} {sign}" if str(name).startswith(beginnings) else name for name in table.frame]
+    if headings == list(table.frame):
+        return table
+    frame = table.frame.set_axis(headings, axis="columns")
+    sentence = f"{sign} {warning[0].upper()}{warning[1:]}."
+    return replace(table, frame=frame, warnings=(*table.warnings, sentence))
+
+
+def warn_of_times(table: Table, caveats: Iterable[Caveat]) -> Table:
+    """Return a table whose columns of times say what is unfair about times."""
+    unfair = say_of_times(caveats)
+    return warn(table, OF_TIME, TIMES, unfair) if unfair else table
+
+
+def say_of_times(caveats: Iterable[Caveat]) -> str:
+    """Return what is unfair about times; empty where nothing is."""
+    return "; ".join(caveat.text for caveat in caveats if caveat.kind in OF_TIMES)
+
+
 def some_of(number: int, of: int) -> str:
     """Write a number of a total, such as `3 of 5`; `5` alone where it is all of them."""
     return str(of) if number == of else f"{number} of {of}"
@@ -154,14 +191,29 @@ def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick
         rows.append(result_row(arm, own, finished, yardstick, results[arm.name]))
         badness.append(badness_of(finished, yardstick.primary))
     best_first = np.argsort(badness, kind="stable")
-    return make_table(
+    evaluated = evaluations_in_words(study.runs)
+    table = make_table(
         "arms",
         "Results of each arm",
         [rows[place] for place in best_first],
         yardstick=yardstick,
-        evaluated=evaluations_in_words(study.runs),
+        evaluated=evaluated,
         ran=ran_as(study.arms),
     )
+    if not evaluated or not any(is_worse_on_the_way(own, yardstick) for _, own in runs.groupby("arm")):
+        return table
+    few = f"on {evaluated}, while the final value is on all validation data: so it may be worse than that"
+    return warn(table, OF_FEW, ("best ",), few)
+
+
+def is_worse_on_the_way(own: pd.DataFrame, yardstick: Yardstick) -> bool:
+    """Tell whether an arm's best value on the way, which should be at least as good as the final one, is worse."""
+    metric = yardstick.during_training
+    finished = own[own["status"] == "finished"]
+    if metric != yardstick.primary or metric.tag not in finished:
+        return False
+    gain = finished["best"].mean() - finished[metric.tag].mean()
+    return bool(gain > 0 if metric.lower_is_better else gain < 0)
 
 
 def result_row(
@@ -186,7 +238,7 @@ def result_row(
         which = "its target" if len(targets) > 1 else f"{plain(target)} nats"
         ended = own[own["status"].isin(["finished", "diverged"])]
         times = ended["target_seconds"].fillna(math.inf)
-        row[f"time to {which}"] = time_to_target(times)
+        row[f"time to {which}"] = time_to_target(times, ended["seed"])
     return row
 
 
@@ -218,14 +270,27 @@ def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
     return float(mean if metric.lower_is_better else -mean)
 
 
-def time_to_target(times: pd.Series) -> str:
-    """Write the median time of an arm's runs to the target, and how many reached it, where not all did."""
+def time_to_target(times: pd.Series, seeds: pd.Series) -> str:
+    """Write the median time of an arm's runs to the target, how many reached it, and which, where not all did."""
     median = times.median()
     words = "not reached" if median == math.inf else duration(median)
-    reached = int(np.isfinite(times).sum())
-    if 0 < reached < len(times):
-        words += f" ({reached} of {len(times)})"
-    return words
+    got_there = np.isfinite(times)
+    reached = int(got_there.sum())
+    if not 0 < reached < len(times):
+        return words
+    fewer = got_there if reached <= len(times) / 2 else ~got_there
+    which = name_seeds(sorted(seeds[fewer]))
+    if fewer is not got_there:
+        which = f"not {which}"
+    return f"{words} ({reached} of {len(times)}: {which})"
+
+
+def name_seeds(seeds: Sequence[int]) -> str:
+    """Name seeds in a cell: `seed 2`, `seeds 0, 3`, or the first of many."""
+    listed = ", ".join(map(str, seeds[:MOST_SEEDS]))
+    if len(seeds) > MOST_SEEDS:
+        listed += ", …"
+    return f"seed {listed}" if len(seeds) == 1 else f"seeds {listed}"
 
 
 def costs_table(runs: pd.DataFrame) -> Table:

@@ -35,6 +35,7 @@ TEX |= str.maketrans({"^": r"\textasciicircum{}", "−": "$-$", "→": r"$\to$",
 TEX |= str.maketrans({"<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$", "²": "$^2$", "√": r"$\surd$"})
 TEX |= str.maketrans({"←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "½": r"$\frac{1}{2}$"})
 TEX |= str.maketrans({"µ": r"$\mu$", "Δ": r"$\Delta$", "∞": r"$\infty$", "≈": r"$\approx$"})
+TEX |= str.maketrans({"†": r"\dag{}", "‡": r"\ddag{}"})
 TEX |= {0x2080 + digit: f"$_{digit}$" for digit in range(10)}  # subscripts, as in α₀
 
 # A command in a sentence of HTML, without the full stop after it.

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
 from normbench.errors import ArgumentError, RunFailure, UsageError, is_disk_full
+from normbench.record.console import Stages
 from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
@@ -59,8 +59,8 @@ def report(
     gc.disable()  # a million logged numbers hold no circles, and to look for some takes a tenth of the time
     out = out or inside(folders[0], "report")
     # no spinner: it would need a thread, beside which no process is forked that helps
-    stderr = Console(stderr=True, quiet=quiet)
-    with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
+    with Stages(quiet=quiet) as stages:
+        stages.begin("reading the runs")
         from normbench.analysis.examine import Request
         from normbench.analysis.report import make_reports, save_all
         from normbench.sweep.folder import missing_below
@@ -72,7 +72,7 @@ def report(
 
             write_arms(folders[0], [one.study for one in made])
         number = sum(len(one.runs) for one in made)
-        status.update(f"drawing {number:,} runs", refresh=True)
+        stages.begin(f"drawing {number:,} runs")
         try:
             page = save_all(made, folders, out, inches)
         except OSError as error:
@@ -191,6 +191,6 @@ def print_table(table: Table) -> None:
         for row in table.rows:
             grid.add_row(*map(Text, row))
         console().print(grid)
-    for note in table.notes:
+    for note in (*table.warnings, *table.notes):
         console().print(Text(note))
     print()
