@@ -168,6 +168,42 @@ def test_mup_has_table_3_s_starts_and_rates() -> None:
         assert factors.get(weight, 1.0) == rate, key
 
 
+def test_mup_s_output_layer_moves_as_that_of_its_authors_package() -> None:
+    """There it starts as at the base and learns at the whole rate, and what it reads is divided by m.
+
+    microsoft/mup `mup/layer.py:56`, `mup/optim.py:74`@1981497.
+    """
+    width, base, rate = 64, 16, 0.01
+    mup = MaximalUpdate(**WORDS, weight_std=0.02, base_width=base)
+    model, _ = build(init=mup, width=width, depth=4, tied=False)
+    ours: Any = model.double().head.linear.weight
+    at_base = weights(Normal(**WORDS, weight_std=0.02), tied=False)["head.linear.weight"]
+    theirs = torch.nn.Parameter(at_base.double())
+    factor = mup.lr_factors(model.anatomy())[ours]
+    x = torch.randn(7, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    steps = [torch.optim.Adam([theirs], rate, eps=1e-30), torch.optim.Adam([ours], rate * factor, eps=1e-30)]
+    for _ in range(3):
+        outputs = (x * base / width) @ theirs.T, x @ ours.T
+        torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-12)
+        for output, step in zip(outputs, steps, strict=True):
+            step.zero_grad()
+            output.square().sum().backward()
+            step.step()
+
+
+def test_magneto_s_released_code_starts_as_documented() -> None:
+    """Maps keep torch's own draw, times our gains (torchscale `component/multihead_attention.py:44`@4d1e0e8)."""
+    torch.manual_seed(0)
+    found = weights(Xavier(**WORDS))
+    shares = []
+    for name in ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2"):
+        weight = found[f"blocks.0.branches.{name}.weight"]
+        rows, columns = weight.shape
+        theirs = torch.nn.Linear(columns, rows).weight
+        shares.append((theirs.std() / weight.std()).item())
+    assert shares == pytest.approx([0.58, 0.58, 0.91, 0.46], abs=0.015)
+
+
 @pytest.mark.parametrize("name", INITS)
 def test_starts_are_paired_over_norms_and_placements(name: str) -> None:
     reference = weights(INITS[name])

@@ -164,7 +164,7 @@ def keel(x: Tensor, model: Any, hidden: Any) -> Tensor:
 
 
 def normformer(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """facebookresearch/fairseq `modules/transformer_layer.py:453`@3d262bb2, gains of heads as the paper has them."""
+    """facebookresearch/fairseq `modules/transformer_layer.py:451`@3d262bb2, gains of heads as the paper has them."""
     for block in model.blocks:
         attention, mlp = block.branches.values()
         read = attended(attention, ln(x, block.norms["attention"]["in"]), {}, None, hidden)
@@ -175,7 +175,7 @@ def normformer(x: Tensor, model: Any, hidden: Any) -> Tensor:
 
 
 def magneto(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """microsoft/torchscale `architecture/decoder.py:140`, `component/feedforward_network.py:131`@4d1e0e8."""
+    """microsoft/torchscale `architecture/decoder.py:133`, `component/feedforward_network.py:134`@4d1e0e8."""
     for block in model.blocks:
         attention, mlp = block.branches.values()
         x = x + attended(attention, ln(x, block.norms["attention"]["in"]), {}, None, hidden)
@@ -196,7 +196,7 @@ def mixln(x: Tensor, model: Any, hidden: Any) -> Tensor:
 
 
 def rezero(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """majumderb/rezero `transformer/rztx.py:67`@e2c94a8: one factor for both branches of a block."""
+    """majumderb/rezero `rezero/transformer/rztx.py:74`@e2c94a8: one factor for both branches of a block."""
     for block in model.blocks:
         attention, mlp = block.branches.values()
         (factor,) = block.scales.values()
@@ -216,7 +216,7 @@ def vit22b(x: Tensor, model: Any, hidden: Any) -> Tensor:
 
 
 def cait(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """facebookresearch/deit `cait_models.py:139`@7e160fe, with attention's heads apart."""
+    """facebookresearch/deit `cait_models.py:147`@7e160fe, with attention's heads apart."""
     for block in model.blocks:
         attention, mlp = block.branches.values()
         read = attended(attention, ln(x, block.norms["attention"]["in"]), {}, None, hidden, 2)
@@ -226,7 +226,7 @@ def cait(x: Tensor, model: Any, hidden: Any) -> Tensor:
 
 
 def swin2(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """microsoft/Swin-Transformer `models/swin_transformer_v2.py:154,302`@f82860b, one window, its stem norm apart."""
+    """microsoft/Swin-Transformer `models/swin_transformer_v2.py:154,301`@f82860b, one window, its stem norm apart."""
     x = ln(x, model.stem_norm)
     for block in model.blocks:
         attention, mlp = block.branches.values()
@@ -243,7 +243,7 @@ def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
 
 
 def nanochat(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """karpathy/nanochat `nanochat/gpt.py:57,93`@92d63d4, which turns by −θ, and normalizes after that."""
+    """karpathy/nanochat `nanochat/gpt.py:57,101`@92d63d4, which turns by −θ, and normalizes after that."""
     x = start = bare_rms(x)
     back = torch.stack((model.rotation[0], -model.rotation[1]))
     signs = torch.tensor([1.0] * 4 + [-1.0] * 4)  # of a head's features: its second half is negated
@@ -294,31 +294,61 @@ def test_a_classifier_of_patches_is_its_authors_function(formula: Any) -> None:
     hold(model, model(images), model.head.linear(y.mean(1)))
 
 
-def tfixup_side(model: Any, tokens: Tensor, blocks: Any, padded: Tensor, hidden: Tensor, memory: Any) -> Tensor:
-    """Return what an encoder, or with a memory and its padding a decoder, makes of tokens."""
+class TFixup:
+    """layer6ai-labs/T-Fixup `fairseq/modules/transformer_layer.py:91,233`@b17e166, with `--dont-use-layernorm`."""
+
+    def read(self, x: Tensor, block: Any, role: str) -> Tensor:
+        """Return what a branch reads of the stream."""
+        return x
+
+    def mlp(self, x: Tensor, mlp: Any) -> Tensor:
+        y: Tensor = mlp.fc2(relu(mlp.fc1(x)))
+        return y
+
+    def end(self, x: Tensor, model: Any, side: str) -> Tensor:
+        """Return what is read of a stack."""
+        return x
+
+
+class Magneto(TFixup):
+    """microsoft/torchscale `architecture/encoder.py:116`, `architecture/decoder.py:133`@4d1e0e8."""
+
+    def read(self, x: Tensor, block: Any, role: str) -> Tensor:
+        return ln(x, block.norms[role]["in"])
+
+    def mlp(self, x: Tensor, mlp: Any) -> Tensor:
+        y: Tensor = mlp.fc2(ln(gelu(mlp.fc1(x)), mlp.norms["hidden"]))
+        return y
+
+    def end(self, x: Tensor, model: Any, side: str) -> Tensor:
+        return ln(x, model.final_norms[side])
+
+
+def run_side(of: TFixup, model: Any, side: str, tokens: Tensor, hidden: Tensor, memory: Any = None) -> Tensor:
+    """Return what an encoder, or with a memory and the places that are hidden of it a decoder, makes of tokens."""
     x = (model.stem.embedding.weight[tokens] + model.positions.weight[: tokens.shape[1]]) * model.scale
-    for block in blocks:
+    for block in model.blocks[:2] if side == "encoder" else model.blocks[2:]:
         branches = block.branches
-        x = x + attended(branches["attention"], x, {}, None, hidden | padded[:, None, None])
+        x = x + attended(branches["attention"], of.read(x, block, "attention"), {}, None, hidden)
         if memory is not None:
             cross = branches["cross"]
-            (q,) = split(cross.q(x), 1, 4)
+            (q,) = split(cross.q(of.read(x, block, "cross")), 1, 4)
             k, v = split(cross.kv(memory[0]), 2, 4)
-            x = x + cross.out(read_values(q, k, v, memory[1][:, None, None]).flatten(2))
-        x = x + branches["mlp"].fc2(relu(branches["mlp"].fc1(x)))
-    return x
+            x = x + cross.out(read_values(q, k, v, memory[1]).flatten(2))
+        x = x + of.mlp(of.read(x, block, "mlp"), branches["mlp"])
+    return of.end(x, model, side)
 
 
-def test_tfixups_translator_is_its_authors_function() -> None:
-    """layer6ai-labs/T-Fixup `fairseq/modules/transformer_layer.py:85,229`@b17e166, with `--dont-use-layernorm`."""
-    model = drawn("tfixup", task=TRANSLATIONS, sizes=[*PAIRS, "model.hidden=24", "model.context=8"])
+@pytest.mark.parametrize("of", [TFixup, Magneto])
+def test_a_translator_is_its_authors_function(of: type[TFixup]) -> None:
+    scheme = of.__name__.lower()
+    words = ["model.hidden=24", "model.context=8", "model.tied=true"]
+    model = drawn(scheme, *words, task=TRANSLATIONS, sizes=PAIRS)
     batch = random_batch(TRANSLATIONS)
     source, mask, previous, is_real = batch.arguments
-    encoder, decoder = model.blocks[:2], model.blocks[2:]
-    seen = torch.zeros(source.shape[1], source.shape[1], dtype=torch.bool)
-    memory = tfixup_side(model, source, encoder, ~mask, seen, None)
-    hidden = future(previous.shape[1])
-    y = tfixup_side(model, previous, decoder, torch.zeros_like(is_real), hidden, (memory, ~mask))
+    padded = ~mask[:, None, None]
+    memory = run_side(of(), model, "encoder", source, padded)
+    y = run_side(of(), model, "decoder", previous, future(previous.shape[1]), (memory, padded))
     expected = y @ model.stem.embedding.weight.T
     hold(model, model(*batch.arguments)[is_real], expected[is_real])
 
@@ -357,7 +387,7 @@ def stem(model: Any, images: Tensor, weight_of: Any) -> Tensor:
 def without_norms(model: Any, images: Tensor, weight_of: Any, constant: float) -> Tensor:
     """Return logits of a ResNet of three convolutions a block that begins with an activation, times a constant.
 
-    deepmind/deepmind-research `nfnets/nf_resnet.py:56,152`, `nfnets/skipinit_resnet.py:155`@d8df415, with symmetric
+    deepmind/deepmind-research `nfnets/nf_resnet.py:62,180`, `nfnets/skipinit_resnet.py:163`@d8df415, with symmetric
     padding; a learned shortcut of SkipInit reads the stream here.
     """
     x = stem(model, images, weight_of)
@@ -394,7 +424,7 @@ def test_skipinit_is_its_authors_function_but_for_what_learned_shortcuts_read() 
 
 @pytest.mark.parametrize("kind", ["resnet18", "resnet50", "resnet20"])
 def test_fixup_is_its_authors_function_but_for_biases_that_are_0_at_the_start(kind: str) -> None:
-    """hongyi-zhang/Fixup `fixup_resnet_imagenet.py:39,81`, `fixup_resnet_cifar.py:32`@f3fa449."""
+    """hongyi-zhang/Fixup `fixup_resnet_imagenet.py:38,76`, `fixup_resnet_cifar.py:32`@f3fa449."""
     task = IMAGES if kind == "resnet20" else LARGE
     sizes = ["model.width=4", "model.depth=6"] if kind == "resnet20" else RESNET
     model = drawn("fixup", f"model={kind}", "model.activation_at=sum", task=task, sizes=sizes)
