@@ -48,6 +48,7 @@ class Site:
         since_change: how many blocks stand before it, counted from the last that changes the stream's shape, with that
             one; None where the model does not count them.
         number: of norms with the same words, which one, from 0, in the order in which they run.
+        also: what else it serves, as a norm that two branches side by side read does; its name does without.
     """
 
     role: str
@@ -63,12 +64,18 @@ class Site:
     sole: bool = False
     since_change: int | None = None
     number: int = 0
+    also: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return all that it serves."""
+        return (self.role, *self.also)
 
     def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:
         """Return a place in the same block, with this slot, and by default with its own role."""
         if role is None:
             role = self.role
-        return replace(self, role=role, slot=slot, sole=sole, number=0)
+        return replace(self, role=role, slot=slot, sole=sole, number=0, also=())
 
     @property
     def name(self) -> str:

@@ -59,12 +59,12 @@ def tokens() -> dict[str, Any]:
     return {"input_ids": torch.randint(VOCABULARY, (2, 8), generator=generator)}
 
 
-def timm_model(name: str, **sizes: Any) -> Given:
+def timm_model(name: str, side: int = 32, **sizes: Any) -> Given:
     def make() -> nn.Module:
         made: nn.Module = import_module("timm").create_model(name, num_classes=CLASSES, **sizes)
         return made
 
-    return Given("timm", make, images())
+    return Given("timm", make, images(side))
 
 
 def mixer() -> nn.Module:
@@ -129,4 +129,42 @@ OTHERS = {
     "nanochat": transformers_model("nanochat", **SMALL_LM),
     "mamba2": transformers_model("mamba2", chunk_size=8, **STATES),
     "qwen3_next": transformers_model("qwen3_next", head_dim=8, **DELTA, **SMALL_LM),
+}
+
+LATENT = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 6,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "head_dim": 4,
+    "first_k_dense_replace": 2,
+}
+LEVIT = {"img_size": 64, "embed_dim": (16, 24), "key_dim": 4, "depth": (1, 1), "num_heads": (2, 3)}
+STAGES = {"depths": (1, 1), "embed_dims": (8, 16), "mlp_ratios": (2, 2)}
+FASTVIT = {"layers": (2, 2), "embed_dims": (8, 32), "mlp_ratios": (2, 2), "downsamples": (False, True)}
+
+
+def poolformer() -> nn.Module:
+    metaformer = import_module("timm.models.metaformer")
+    made: nn.Module = metaformer.MetaFormer(
+        depths=(1, 1), dims=(8, 16), norm_layers=metaformer.GroupNorm1, num_classes=CLASSES
+    )
+    return made
+
+
+# Models whose blocks are called otherwise than they compute, or have norms inside of attention.
+COMPUTED = {
+    "stablelm": transformers_model("stablelm", qk_layernorm=True, **SMALL_LM),
+    "deepseek_v3": transformers_model("deepseek_v3", **LATENT, **SMALL_LM),
+    "cohere2": transformers_model("cohere2", head_dim=8, **SMALL_LM),
+    "gptj": transformers_model("gptj", n_embd=32, n_layer=2, n_head=4, n_positions=32, rotary_dim=4),
+    "phi": transformers_model("phi", qk_layernorm=True, **SMALL_LM),
+    "jamba": transformers_model("jamba", attn_layer_period=2, attn_layer_offset=1, **SMALL_LM),
+    "lfm2": transformers_model("lfm2", layer_types=["conv", "full_attention"], **SMALL_LM),
+    "fastvit": timm_model("fastvit_t8", token_mixers=("repmixer", "attention"), pos_embs=(None, None), **FASTVIT),
+    "efficientvit": timm_model("efficientvit_b0", widths=(8, 8, 16, 16), depths=(1, 1, 1, 1), head_dim=8),
+    "levit": timm_model("levit_128s", side=64, **LEVIT),
+    "pvt": timm_model("pvt_v2_b0", num_heads=(1, 2), sr_ratios=(2, 1), **STAGES),
+    "poolformer": Given("timm", poolformer, images()),
 }

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from given_models import HOSTS, OTHERS, SMALL, Given, images, transformers_model
+from given_models import COMPUTED, HOSTS, OTHERS, SMALL, Given, images, transformers_model
 from support import REPOSITORY, WHOLE, build
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench import hosts
+from normbench.config.rules import Rule
 from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.hosts import Adapter, Findings, Found
@@ -89,6 +90,82 @@ def test_norms_stand_where_the_source_has_them(name: str) -> None:
     assert {found.site.branches for found in findings.found} == {sum(map(len, blocks.values()))}
     images_first = name in ("convnext", "resnet", "mobilenet", "torchvision resnet")
     assert {block.channel_dim for block in findings.blocks} == {1 if images_first else -1}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_places_follow_from_what_is_computed(name: str) -> None:
+    """Not from what attributes are called: attention, which norms are inside of it, and what two branches read."""
+    given = COMPUTED[name]
+    findings = hosts.find(given.build(), given.call)
+    norms = {}
+    for found in findings.found:
+        site = found.site
+        norms[found.path] = [site.name, site.slot or None, found.features, found.adapter.axis, *site.also]
+    blocks = {block.path: list(block.branches) for block in findings.blocks}
+    assert {"norms": norms, "blocks": blocks} == SITES[name]
+
+
+class Mixing(nn.Module):
+    """A block with one branch, whose names say nothing of what it computes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first = nn.LayerNorm(8)
+        self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+        self.kernel = nn.Conv1d(8, 8, 3, padding=1)
+        self.second = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.first(x)
+        a, b, c = (layer(read) for layer in (self.a, self.b, self.c))
+        if self.how == "softmax":
+            y = (self.second(a) @ b.mT).softmax(-1) @ c
+        elif self.how == "softmax over rows":
+            y = (self.second(b) @ a.mT).softmax(-2).mT @ c
+        elif self.how == "linear":
+            y = a @ (b.mT @ self.second(c))
+        elif self.how == "read":
+            y = self.second(F.scaled_dot_product_attention(a, b, c))
+        elif self.how == "made of":
+            y = F.scaled_dot_product_attention(a, self.b(self.second(b)), c)
+        elif self.how == "convolution":
+            y = self.second(self.kernel(a.mT).mT)
+        else:
+            y = self.second(a * b.sigmoid())
+        return x + self.d(y)
+
+
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [
+        ("softmax", "attention.q_all"),
+        ("softmax over rows", "attention.k_all"),
+        ("linear", "attention.inner"),
+        ("read", "attention.context"),
+        ("made of", "attention.k_latent"),
+        ("convolution", "linear.inner"),
+        ("gate", "linear.2"),
+    ],
+)
+def test_attention_is_known_by_its_products(how: str, place: str) -> None:
+    model = nn.Sequential(Mixing(how), Mixing(how))
+    places = {found.path: found.site.name for found in hosts.find(model, call_on(2, 5, 8)).found}
+    assert places["0.second"] == f"block00.{place}"
+    assert places["0.first"] == f"block00.{place.partition('.')[0]}"
+
+
+def test_rules_fit_a_norm_that_serves_several() -> None:
+    """One of two branches, one of queries, keys and values together, and what keys and values are made of."""
+    places = {"cohere2": ["attention", "mlp"], "levit": ["q_all", "v_all", "qkv_all"], "deepseek_v3": ["latent"]}
+    places["deepseek_v3"] += ["q_latent", "k_latent", "kv_latent"]
+    for name, words in places.items():
+        model = COMPUTED[name].build()
+        found = hosts.find(model, COMPUTED[name].call).found
+        for word in words:
+            chosen = [each.path for each in found if Rule("norm", f"{word}.block0").fits(each.site)]
+            assert chosen, (name, word)
+            assert not any(Rule("norm", "qk").fits(each.site) for each in found)
 
 
 def test_what_is_no_plain_norm_is_left_with_the_reason() -> None:
@@ -239,13 +316,14 @@ ODD = {
     "one layer in a group, called twice": ("albert", {"embedding_size": 32}, 0, ["attention", "mlp"]),
     "no norm before the first attention": ("modernbert", {}, 0, ["mlp"]),
     "one norm for both branches": ("gptj", {"rotary_dim": 8}, 1, ["attention"]),
+    "a Fourier transform in place of attention": ("fnet", {}, 0, ["linear", "mlp"]),
 }
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_norms_in_blocks_of_other_forms(odd: str) -> None:
     kind, more, layer, expected = ODD[odd]
-    head = "MaskedLM" if kind in ("albert", "modernbert") else "CausalLM"
+    head = "MaskedLM" if kind in ("albert", "modernbert", "fnet") else "CausalLM"
     given = transformers_model(kind, head=head, **SMALL, **more)
     findings = hosts.find(given.build(), given.call)
     block = f"block{layer:02d}."

@@ -5,15 +5,17 @@ they write to the stream, and no slot else. Outside the blocks `embedding`, `ste
 
 A place is words joined by dots, each of which must fit a site:
 
-    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, final, logits, block
-    slot     which of its norms: in, out, sum, inner, q, k, v, q_all, k_all, heads, context, activation, hidden,
-             shortcut, post, pre, streams, and of a cell input, state, memory; qk, qkv and qk_all stand for several,
-             and input and state for all parts of a GRU's
+    role     what the site serves: attention, cross, mlp, conv, linear, cell, stem, closing, downsample, final, logits,
+             block
+    slot     which of its norms: in, out, sum, inner, q, k, v, q_all, k_all, v_all, q_latent, k_latent, v_latent,
+             heads, context, activation, hidden, shortcut, post, pre, streams, and of a cell input, state, memory; qk,
+             qkv, qk_all, latent and the like stand for several, and input and state for all parts of a GRU's
     depth    first3, last3, blocks2-5, block3 (numbered from 0, as in tags), first25pct, last25pct
     side     encoder, decoder
 
-Of several rules that fit a site, the one with the most words wins, then the one given last. Some places, such as `qk`,
-have no norm unless a rule names them (`normbench.types.optional_norm`).
+A norm that serves several, such as one that two branches side by side read, or one of keys and values together
+(`kv_all`), belongs to each of them. Of several rules that fit a site, the one with the most words wins, then the one
+given last. Some places, such as `qk`, have no norm unless a rule names them (`normbench.types.optional_norm`).
 """
 
 from __future__ import annotations
@@ -52,13 +54,15 @@ WORDS = {
     "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
     "streams": "what tells hyper_connections how streams are read, mixed and written",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
-    "qk_all": "queries and keys, over all heads together (also q_all, k_all)",
+    "qk_all": "queries and keys, over all heads together (also q_all, k_all, v_all, qkv_all)",
+    "latent": "what queries, or keys and values, are made of inside of attention (also q_latent, kv_latent)",
     "heads": "what attention has read, by heads, which are the features",
     "context": "what attention has read, before its output map",
     "activation": "what the MLP's activation reads; of one with a gate, the gate",
     "hidden": "the MLP's hidden features, before its last map",
     "stem": "the stream as it starts; of weights, the map that makes it",
     "shortcut": "after a learned shortcut",
+    "downsample": "between two blocks where the stream shrinks, in given models",
     "embedding": "of weights: embeddings of tokens, positions and the class token",
     "head": "of weights: the output layer",
     "logits": "what the head gives, of Transformers and recurrent models",
@@ -77,12 +81,14 @@ OF_WEIGHTS_ALONE = ("embedding", "head")
 
 # Words for several slots at once.
 SLOTS = {
-    "qk": ("q", "k"),
-    "qkv": ("q", "k", "v"),
-    "qk_all": ("q_all", "k_all"),
     "input": ("input", "input_gates", "input_candidate"),
     "state": ("state", "state_gates", "state_candidate"),
 }
+
+SEVERAL = ("qk", "qkv", "qk_all", "latent")
+
+# Those of queries, keys and values: in each head, over all heads together, or of what they are made of.
+OF_HEADS = re.compile(r"(?P<letters>q?k?v?)(?P<kind>|_all|_latent)")
 
 KEY = re.compile(rf"(?P<group>{'|'.join(PLACED)})@(?P<place>\w[\w-]*(\.\w[\w-]*)*)")
 FIRST_OR_LAST = re.compile(r"(?P<end>first|last)(?P<number>\d+)(?P<percent>pct)?")
@@ -121,19 +127,25 @@ class Rule:
             return False
         if site.slot:
             return any(fits_slot(word, site) for word in self.words)
-        return site.role in self.words
+        return any(role in self.words for role in site.roles)
 
 
 def fits(word: str, site: Site) -> bool:
     """Tell whether a word of a place fits a site."""
-    if word in (site.role, site.side):
+    if word in (*site.roles, site.side):
         return True
     return fits_slot(word, site) or fits_depth(word, site)
 
 
 def fits_slot(word: str, site: Site) -> bool:
-    """Tell whether a word names the slot of a site."""
-    return site.slot in SLOTS.get(word, (word,)) and site.slot != ""
+    """Tell whether a word names the slot of a site, or one of several that it is of, as `k_all` of `kv_all`."""
+    if not site.slot:
+        return False
+    asked = OF_HEADS.fullmatch("qkv_latent" if word == "latent" else word)
+    own = OF_HEADS.fullmatch(site.slot)
+    if asked and own and asked["kind"] == own["kind"]:
+        return not set(asked["letters"]).isdisjoint(own["letters"])
+    return site.slot in SLOTS.get(word, (word,))
 
 
 def fits_depth(word: str, site: Site) -> bool:
@@ -183,11 +195,11 @@ def say_places(rule: Rule, sites: Iterable[Site]) -> str:
     there = list(sites)
     words: dict[str, None] = {}
     for site in there:
-        for word in (site.role, site.slot, site.side):
+        for word in (*site.roles, site.slot, site.side):
             if word:
                 words[word] = None
-    for word, slots in SLOTS.items():
-        if not words.keys().isdisjoint(slots):
+    for word in (*SEVERAL, *SLOTS):
+        if any(fits_slot(word, site) for site in there):
             words[word] = None
     near = ""
     for word in rule.words:

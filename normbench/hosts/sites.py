@@ -1,11 +1,13 @@
 """Where the norms of a given model stand: its blocks in running order, their branches, and a site for each norm.
 
 All of it follows from one recorded pass. A block is one of the many equal modules that add something to what they are
-given. Within a block a norm stands before or after the branch that is called next to it, or inside of it.
+given. Within a block a norm stands before or after the branch that is called next to it, or inside of it. What is
+attention, and what a norm inside of it normalizes, is read off from the operators that ran.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from normbench.hosts.adapters import Adapter
+from normbench.hosts.flow import LETTERS, Flow, count_residual_sums, has_operator, in_order, multiplies_data
 from normbench.hosts.tape import Call, Key, Tape
 from normbench.types import Side, Site
 
@@ -27,7 +30,8 @@ NUMBER = re.compile(r"\d+")
 
 # What parts of a block are called, in paths.
 CROSS = re.compile(r"cross|encdec|encoder_attn|multihead_attn", re.IGNORECASE)
-ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
+ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+MIXER = re.compile(r"attn|attention|mixer", re.IGNORECASE)
 MLP = re.compile(
     r"mlp|ffn|feed_?forward|intermediate|experts?\b|moe|\bdense\b|densereludense|\bfc_?\d|\bff\b|linear\d",
     re.IGNORECASE,
@@ -85,11 +89,18 @@ class Branch:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a norm stands in a block."""
+    """Where a norm stands in a block.
+
+    Attributes:
+        role, slot: of its site.
+        branch: the one that it stands before or after; None inside of one.
+        also: the roles of other branches that read it too.
+    """
 
     role: str
     slot: str
     branch: Branch | None = None
+    also: tuple[str, ...] = ()
 
 
 # ---- blocks
@@ -206,16 +217,41 @@ class BlockParts:
         self.parts: list[Call] = []
         self.shortcut: list[Call] = []
         self.child_of: dict[Call, Call] = {}
-        for child in block.children:
+        for child in self.children_of(block):
             for part in self.take_apart(child):
                 self.child_of[part] = child
                 if SHORTCUT.search(self.path_of(part)):
                     self.shortcut.append(part)
                 else:
                     self.parts.append(part)
+        every = [*self.parts, *self.shortcut]
+        maps = [part for part in every if self.is_map(part)]
+        self.flow = Flow(block, maps, [part for part in every if self.is_norm(part)])
         self.feeders = self.find_feeders()
         self.branch_of: dict[Call, Branch] = {}
         self.branches = self.find_branches()
+
+    def children_of(self, call: Call) -> Iterator[Call]:
+        """Give what is called inside of a block; of what holds several residual branches itself what is inside of it.
+
+        Of a model without blocks that has attention give its parts one by one.
+        """
+        for child in call.children:
+            if self.holds_branches(child):
+                yield from self.children_of(child)
+            elif not self.block.path and multiplies_data(child):
+                yield from self.take_apart(child)
+            else:
+                yield child
+
+    def holds_branches(self, call: Call) -> bool:
+        """Tell whether a part of a block adds several branches to the stream, or is a list of parts that do so."""
+        if not norms_inside(call, self.norms):
+            return False
+        if type(call.module) not in CONTAINERS:
+            return count_residual_sums(call) > 1
+        whole = [each for each in call.children if norms_inside(each, self.norms) and maps_in(each)]
+        return len(whole) > 1 and any(count_residual_sums(each) for each in whole)
 
     def take_apart(self, call: Call) -> Iterator[Call]:
         """Give a call, or, if a norm was called inside of it, its parts."""
@@ -242,10 +278,12 @@ class BlockParts:
         return has_map(call.module) or self.mixes(call)
 
     def mixes(self, call: Call) -> bool:
-        """Tell whether a child of the block is called attention or a mixer, and is not just a dropout or the like."""
+        """Tell whether a part without weights mixes positions: by a Fourier transform, or as a mixer of the block."""
+        if has_operator(call, "fft"):
+            return True
         is_plain = type(call.module).__module__.startswith("torch.nn.")
         name = call.path.rpartition(".")[2]
-        return self.child_of.get(call) is call and not is_plain and ATTENTION.search(name) is not None
+        return self.child_of.get(call) is call and not is_plain and MIXER.search(name) is not None
 
     def find_feeders(self) -> dict[Call, set[Call]]:
         """Return for each part the norms and maps whose output it reads as it is, or as other parts have passed it.
@@ -290,6 +328,10 @@ class BlockParts:
             joined.maps.append(part)
             self.branch_of[part] = joined
             follows_norm = False
+        for branch in branches:
+            attending = [self.role_of(part) for part in branch.maps if self.attends(part)]
+            if attending and branch.role not in ("attention", "cross"):
+                branch.role = attending[0]
         has_attention = any(branch.role in ("attention", "cross") for branch in branches)
         counts = Counter[str]()
         for branch in branches:
@@ -306,23 +348,50 @@ class BlockParts:
         last = branches[-1]
         if self.child_of[part] is self.child_of[last.maps[-1]]:
             return last
+        if self.is_of_same_attention(part, last.maps[-1]):
+            return last
         for feeder in self.feeders[part]:
             sources = self.feeders[feeder] if self.is_norm(feeder) else {feeder}
             if not sources.isdisjoint(last.maps):
                 return last
         return None
 
+    def is_of_same_attention(self, part: Call, before: Call) -> bool:
+        """Tell whether a map is of the attention that the map before it is of, as it is unless that read its result."""
+        of_attention = self.flow.feeding | self.flow.reading
+        begins_another = part in self.flow.feeding and before in self.flow.reading
+        return part in of_attention and before in of_attention and not begins_another
+
     def role_of(self, part: Call) -> str:
-        """Return what a map serves, by its path in the block, or by its class."""
+        """Return what a map serves: attention by what is computed; other roles by its path, its class or its layers.
+
+        What is called attention and computes neither that nor a convolution, such as a recurrence, is believed.
+        """
         path = self.path_of(part)
-        if ATTENTION.search(path) or CROSS.search(path):
-            return "cross" if CROSS.search(path) else "attention"
         kind = type(part.module).__name__
-        if MLP.search(path) or MLP.search(kind):
+        is_called_attention = ATTENTION.search(path) is not None or CROSS.search(path) is not None
+        is_called_mlp = MLP.search(path) is not None
+        is_told = bool(self.flow.attention or self.flow.feeding)  # so that what is in attn_block.mlp is not attention
+        is_believed = is_called_attention and not self.convolves(part) and not (is_told and is_called_mlp)
+        if self.attends(part) or is_believed:
+            return "cross" if CROSS.search(path) else "attention"
+        if is_called_mlp or MLP.search(kind):
             return "mlp"
-        if ATTENTION.search(kind):
+        if ATTENTION.search(kind) and not self.convolves(part):
             return "attention"
-        return "conv" if is_convolution(part) else "linear"
+        return "conv" if is_convolution(part) or self.convolves(part) else "linear"
+
+    def attends(self, part: Call) -> bool:
+        """Tell whether a map has attention inside of it, makes what that reads, or reads what that gives."""
+        return part in self.flow.attention or part in self.flow.feeding or part in self.flow.reading
+
+    def convolves(self, part: Call) -> bool:
+        """Tell whether a map reads of neighbours of each position, by a kernel or a pool, or serves what does so."""
+        child = self.child_of[part]
+        for each in child.inside():
+            if isinstance(each.module, _ConvNd) and math.prod(each.module.kernel_size) > 1:
+                return True
+        return has_operator(child, "pool")
 
     def places(self) -> dict[Call, Place]:
         """Return where each norm stands."""
@@ -350,16 +419,16 @@ class BlockParts:
         after = self.neighbour(self.parts[number + 1 :])
         if before is None and after is None:
             return Place("block", "")
-        named = QUERY_KEY_VALUE.search(part.path.rpartition(".")[2])
         inner = before or after
         assert inner is not None
-        if named and inner.role in ("attention", "cross"):
-            return Place(inner.role, self.slot_of_heads(part, (named[1] or named[2])[0].lower()))
+        letters = self.letters_of(part)
+        if letters and inner.role in ("attention", "cross"):
+            return Place(inner.role, self.slot_of_heads(part, letters))
         if before is after:
-            return Place(inner.role, INSIDE.get(inner.role, "inner"))
+            return Place(inner.role, self.slot_inside(part, inner))
         if before is None:
             assert after is not None
-            return Place(after.role, "in", after)
+            return Place(after.role, "in", after, self.others_reading(part, after))
         if after is None:
             return Place(before.role, "out", before)
         follows_norm = self.is_norm_next(reversed(self.parts[:number]))
@@ -369,7 +438,32 @@ class BlockParts:
         is_last_of_branch = precedes_norm and not follows_norm
         if is_last_of_branch or (is_alone and (is_fed or ends_in_norms)):
             return Place(before.role, "out", before)
-        return Place(after.role, "in", after)
+        return Place(after.role, "in", after, self.others_reading(part, after))
+
+    def others_reading(self, norm: Call, branch: Branch) -> tuple[str, ...]:
+        """Return the roles of branches that read a norm beside the one that it stands before, as side by side."""
+        roles: dict[str, None] = {}
+        for part, own in self.branch_of.items():
+            if norm in self.feeders[part] and own.role != branch.role:
+                roles[own.role] = None
+        return tuple(roles)
+
+    def letters_of(self, norm: Call) -> str:
+        """Return of which of queries, keys and values a norm is; where the operators do not tell, by its name."""
+        found = in_order(self.flow.letters.get(norm, ()))
+        named = QUERY_KEY_VALUE.search(norm.path.rpartition(".")[2])
+        if not found and named:
+            return (named[1] or named[2])[0].lower()
+        return found
+
+    def slot_inside(self, norm: Call, branch: Branch) -> str:
+        """Return the slot of a norm between the maps of a branch."""
+        is_told = any(self.attends(part) for part in branch.maps)
+        if not is_told or norm in self.flow.reading:
+            return INSIDE.get(branch.role, "inner")
+        letters = in_order(self.flow.letters_beyond(norm))
+        is_of_some = letters not in ("", LETTERS)
+        return f"{letters}_latent" if is_of_some else "inner"
 
     def neighbour(self, parts: Iterable[Call]) -> Branch | None:
         """Return the branch of the first map among parts."""
@@ -385,10 +479,13 @@ class BlockParts:
                 return self.is_norm(part)
         return False
 
-    def slot_of_heads(self, part: Call, letter: str) -> str:
+    def slot_of_heads(self, part: Call, letters: str) -> str:
         """Return the slot of a norm of queries, keys or values: of each head, or of all heads together."""
-        of_all_heads = len(part.inputs[0].shape) < 4 and letter != "v"
-        return f"{letter}_all" if of_all_heads else letter
+        features = part.inputs[0].shape[self.adapters[part.module].axis]
+        of_a_head = sum(self.flow.sizes.get(letter, 0) for letter in letters)
+        is_more = features > of_a_head > 0
+        has_no_heads = len(part.inputs[0].shape) < 4 and letters != "v"
+        return f"{letters}_all" if is_more or has_no_heads else letters
 
     def modules_by_branch(self) -> dict[str, nn.Module]:
         """Return the module of each branch: a child of the block, or a list of those that it is made of."""
@@ -451,7 +548,8 @@ def lay_out(
         site = Site("block", layer, side=sides[layer], width=width, **about)
         for part, place in own.places().items():
             alone = place.branch is not None and count_around(own, place.branch) == 1
-            places.setdefault(part.module, site.at(place.role, place.slot, sole=alone))
+            own_site = replace(site.at(place.role, place.slot, sole=alone), also=place.also)
+            places.setdefault(part.module, own_site)
     for call, site in place_outside(tape, calls, norms, adapters, sides).items():
         places[call.module] = replace(site, **about)
     in_order: dict[nn.Module, Site] = {}

@@ -1,11 +1,13 @@
 """One forward pass of a model, recorded: which module was called when, inside of which, and what flowed where.
 
 Tensors are told apart by their storage and how often it was written to, so that a view of what a module has given is
-still known as that, and a sum in place is not. Nothing is kept of their content.
+still known as that, and a sum in place is not. Nothing is kept of their content. Of each operator that ran inside of a
+module it is noted which others have made what it read.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normbench.errors import UsageError, explain
 from normbench.types import with_parts
@@ -31,6 +34,10 @@ NORMALIZING = (
     "normalize",
 )
 ADDING = ("add", "add_", "__add__", "__iadd__", "__radd__")
+SOFTMAX = ("_softmax", "_safe_softmax")
+
+# Operators that take of a tensor no more than its shape, dtype and device, by what their names begin or end with.
+SHAPED_LIKE = re.compile(r"(new|zeros|ones|empty|full|rand|randn|randint)_\w+")
 
 Key = tuple[StorageWeakRef, int]
 
@@ -48,6 +55,43 @@ class Seen:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of floating point that an operator read.
+
+    Attributes:
+        shape: its shape.
+        source: the operator that last wrote to its storage; None of what none has made, such as a parameter.
+        is_data: whether it follows from what modules were called with, and not from the model's weights alone.
+    """
+
+    shape: tuple[int, ...]
+    source: Operator | None
+    is_data: bool
+
+
+@dataclass(eq=False)
+class Operator:
+    """An operator of torch that ran, and gave a tensor of floating point that is no view.
+
+    Attributes:
+        number: which of all, in the order in which they ran.
+        name: of it, such as `bmm`.
+        operands: the tensors of floating point that it read, in order.
+        axis: the one that a softmax was taken over.
+    """
+
+    number: int
+    name: str
+    operands: tuple[Operand, ...]
+    axis: int | None = None
+
+    @property
+    def is_data(self) -> bool:
+        """Tell whether what it gives follows from what modules were called with."""
+        return any(operand.is_data for operand in self.operands)
+
+
 @dataclass(eq=False)
 class Call:
     """One call of a module.
@@ -58,6 +102,7 @@ class Call:
         parent: the call inside of which it was; None of the model itself.
         inputs, outputs: the tensors, in order.
         children: the calls inside of it, in order.
+        operators: those that ran in its own forward, in order, without those of its children.
         added: the numbers of those inputs that were added to something inside of it.
     """
 
@@ -67,6 +112,7 @@ class Call:
     inputs: tuple[Seen, ...]
     outputs: tuple[Seen, ...] = ()
     children: list[Call] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
     added: set[int] = field(default_factory=set)
 
     @property
@@ -97,6 +143,13 @@ class Tape(TorchFunctionMode):
         self.roots: list[Call] = []
         self.stack: list[Call] = []
         self.functional: Counter[tuple[str, str]] = Counter()
+        self.weights: set[StorageWeakRef] = set()
+        for module in paths:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self.weights |= storages_of([tensor])
+        self.count = 0  # of operators
+        self.sources: dict[StorageWeakRef, Operator] = {}  # the operator that last wrote to it
+        self.data: set[StorageWeakRef] = set()  # what follows from what modules were called with
 
     def calls(self) -> Iterator[Call]:
         """Give all calls in the order in which they began."""
@@ -111,6 +164,7 @@ class Tape(TorchFunctionMode):
         siblings = parent.children if parent else self.roots
         siblings.append(call)
         self.stack.append(call)
+        self.data |= storages_of(floats_in((args, kwargs))) - self.weights
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note what it has given."""
@@ -136,6 +190,69 @@ class Tape(TorchFunctionMode):
             for number, seen in enumerate(call.inputs):
                 if seen.key in keys:
                     call.added.add(number)
+
+    def note_operator(self, name: str, writes: bool, given: tuple[Any, ...], result: Any) -> None:
+        """Note an operator that has run, unless what it gives is a view.
+
+        Args:
+            name: of it.
+            writes: whether it writes to what it is given.
+            given: its arguments.
+            result: what it gave.
+        """
+        if not self.stack:
+            return
+        read = [] if SHAPED_LIKE.fullmatch(name) else list(floats_in(given))
+        made = storages_of(floats_in(result))
+        if not writes:
+            made -= storages_of(read)
+        if not made:
+            return
+        operands: list[Operand] = []
+        for tensor in read:
+            own = storages_of([tensor])
+            source = next((self.sources[storage] for storage in own if storage in self.sources), None)
+            operands.append(Operand(tuple(tensor.shape), source, not own.isdisjoint(self.data)))
+        axis = given[0][1] if name in SOFTMAX else None
+        operator = Operator(self.count, name, tuple(operands), axis)
+        self.count += 1
+        self.stack[-1].operators.append(operator)
+        for storage in made:
+            self.sources[storage] = operator
+        if operator.is_data:
+            self.data |= made
+
+
+class Operators(TorchDispatchMode):
+    """Tells a tape of each operator that runs, those inside of torch's functions too."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        name = schema.name.rpartition("::")[2].rstrip("_")
+        self.tape.note_operator(name, schema.is_mutable, (args, kwargs or {}), result)
+        return result
+
+
+def floats_in(value: Any) -> Iterator[Tensor]:
+    """Give the tensors of real or complex numbers in arguments or in what is returned."""
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point() or tensor.is_complex():
+            yield tensor
+
+
+def storages_of(tensors: Iterable[Tensor]) -> set[StorageWeakRef]:
+    """Return the storages of tensors, less those of such as have none."""
+    found = set[StorageWeakRef]()
+    with torch._C.DisableTorchFunction():
+        for tensor in tensors:
+            if tensor.layout == torch.strided and not tensor.is_nested:
+                found.add(StorageWeakRef(tensor.untyped_storage()))
+    return found
 
 
 def look_at(x: Tensor) -> Seen:
@@ -187,6 +304,7 @@ def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterabl
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.no_grad())
         stack.enter_context(tape)
+        stack.enter_context(Operators(tape))
         try:
             call(model)
         except UsageError:
