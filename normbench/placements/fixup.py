@@ -25,8 +25,9 @@ class Fixup(Pre):
     `fixup_resnet_cifar.py` and `cifar_train.py`@f3fa449). Their ResNets end a block in an activation, which is
     `model.activation_at=sum` here, and are then the same function where a is 0, as at the start. They add a after that
     activation, and it is added before it here. They also have such a number before each further activation and
-    convolution of a branch, after the stem and before the output layer. Of all these numbers theirs decay, at a tenth
-    of the rate (`cifar_train.py:117`), and ours do not, as nothing here but matrices does.
+    convolution of a branch, after the stem and before the output layer. All these numbers decay there, at a tenth of
+    the rate (`cifar_train.py:117`: by 1e-6 of themselves in each of the first steps), and not here, where matrices
+    alone do.
     """
 
     treated = MappingProxyType({"inner_biases": TENTH, "gains": TENTH, "outer_biases": TENTH})
