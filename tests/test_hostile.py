@@ -16,8 +16,9 @@ import yaml
 from made_runs import make_run
 
 import normbench
-from normbench.analysis.answers import NextStep, StepKind
+from normbench.analysis.answers import Evidence, NextStep, StepKind
 from normbench.analysis.arms import folder_name
+from normbench.analysis.caveat_sentences import say_chosen_for_none
 from normbench.analysis.sentences import say_step
 from normbench.cli import main
 from normbench.config.compose import read
@@ -30,7 +31,7 @@ from normbench.record.loggers import Lines
 from normbench.runs.plan import prepare
 from normbench.settings import key_of
 from normbench.studies.sample import sample
-from normbench.sweep.folder import Entry, SweepFolder
+from normbench.sweep.folder import Entry, Standing, SweepFolder, show_failures
 
 pytest_plugins = ["trained_runs"]
 
@@ -199,11 +200,21 @@ def test_the_words_of_a_sweep_of_somebody_else_make_a_claim_with_trust_alone(
     assert "--trust is for --new" in capsys.readouterr().err
 
 
-def test_a_command_with_words_of_somebody_else_comes_with_a_warning() -> None:
+def test_a_command_with_words_of_somebody_else_comes_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     assert caution("normbench sweep norm=layernorm,rmsnorm seed=0,1 launcher=local") == ""
     assert caution("normbench sweep --resume outputs/sweep norm._target_=hostile.Norm") == ""
     told = caution("normbench sweep norm._target_=hostile.Norm seed=0,1")
     assert "if you trust whoever made it: norm._target_=hostile.Norm may run code of theirs" in told
+    own = caution("normbench sweep and sweep.lr=auto")  # as where no sweep has made the runs
+    assert own == "" and "may run code of theirs" in say_chosen_for_none(
+        Evidence("0.1", ()), "normbench sweep logger=wandb"
+    )
+    entry = Entry("run", {}, 0, 3, ["norm._target_=hostile.Norm"])
+    assert show_failures([Standing(entry, "failed", cause="boom")], "normbench sweep") == 1
+    assert "repeat it (if you trust whoever made it: norm._target_=hostile.Norm" in capsys.readouterr().out
     step = NextStep(StepKind.LONGER, "normbench sweep launcher=submitit norm=layernorm")
     assert "launcher=submitit may run code of theirs, or reach another machine" in say_step(step, "nats")
 

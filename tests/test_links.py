@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import draw_for_pages_alone
 from made_claims import claims_and_digests, write_all
-from made_runs import make_run
+from made_runs import make_run, read_study
 from test_claims import read_one, write_claim
 
+from normbench.analysis.arms import ARMS, MARK, write_arms
 from normbench.analysis.studied import save_study
 from normbench.claims.claim import read_claim, read_claims, register
 from normbench.claims.conduct import ClaimRun
@@ -174,6 +175,19 @@ def test_nothing_is_written_through_a_link(
         write(here)
     assert content_of(elsewhere) == before
     assert link.is_symlink()
+
+
+def test_arms_for_tensorboard_are_not_written_through_a_link(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for seed in (0, 1):
+        make_run(here, norm="layernorm", seed=seed)
+    elsewhere.mkdir()
+    (elsewhere / MARK).touch()  # as if it were ours
+    (elsewhere / "theirs").write_text("as it was")
+    before = content_of(elsewhere)
+    (here / ARMS).symlink_to(elsewhere)
+    assert not write_arms(here, [read_study([here])])
+    assert content_of(elsewhere) == before
 
 
 def test_a_link_that_stays_inside_is_followed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from normbench.analysis.answers import Evidence
 from normbench.analysis.records import join_first
 from normbench.analysis.statistics import FEWEST_RANKS
 from normbench.analysis.wording import count, equals, fixed
+from normbench.config.trust import caution
 
 MOST = 6  # arms or runs that a sentence names
 MOST_OF_ONE_VALUE = 4  # arms
@@ -106,7 +107,8 @@ def say_launches(gpus: Sequence[Evidence], arms: Sequence[Evidence]) -> str:
 
 def say_chosen_for_none(found: Evidence, command: str) -> str:
     """Say that all arms ran at one rate. command: chooses one for each."""
-    return f"all arms ran at lr {found.value}, which was not chosen for any of them: choose one for each with {command}"
+    told = f"all arms ran at lr {found.value}, which was not chosen for any of them: choose one for each with"
+    return f"{told} {command}{caution(command)}"
 
 
 def say_rates_of_sizes(found: Sequence[Evidence]) -> str:

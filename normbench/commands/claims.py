@@ -178,8 +178,9 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     reasons = []
     ours = [one for one in claims if not one.claim.is_own]
     own = [one for one in claims if one.claim.is_own]
+    standings = {one.claim.name: describe_standing(one) for one in (*ours, *own)}
     for one in (*ours, *own):
-        standing = describe_standing(one)
+        standing = standings[one.claim.name]
         minutes = f"{one.claim.minutes:g}" if one.claim.minutes else ""  # none: its runs are another claim's
         sentence = Text(one.claim.claim, no_wrap=True, overflow="ellipsis")
         table.add_row(Text(one.claim.name), sentence, standing.label, minutes)
@@ -190,19 +191,26 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
         say(reason)
     folder = claims[0].way.folder
     if ours:
-        complete = sum(one.is_complete for one in ours)
+        complete = sum(standings[one.claim.name].is_complete for one in ours)
         say(f"{complete} of {len(ours)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
     if own:
-        complete = sum(one.is_complete for one in own)
+        complete = sum(standings[one.claim.name].is_complete for one in own)
         say(f"{complete} of {len(own)} of your own have a verdict, and are a family by themselves, in {folder}")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a claim stands. label: for the table. reason: what has no room there; empty where nothing is left to say."""
+    """How a claim stands.
+
+    Attributes:
+        label: for the table.
+        reason: what has no room there; empty where nothing is left to say.
+        is_complete: whether it has a verdict.
+    """
 
     label: Text
     reason: str = ""
+    is_complete: bool = False
 
 
 def describe_standing(one: ClaimStanding) -> Standing:
@@ -216,9 +224,8 @@ def describe_standing(one: ClaimStanding) -> Standing:
     if result is not None and result.digest != one.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return Standing(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
-    if result is not None and one.is_complete:
-        assert result.judgement is not None  # as it is complete
-        return Standing(Text(str(result.judgement.verdict)))
+    if result is not None and result.judgement is not None and not one.way.trial:
+        return Standing(Text(str(result.judgement.verdict)), is_complete=True)
     unregistered = "" if one.way.trial else why_unregistered(one.claim)
     if unregistered:
         return Standing(Text("not registered"), unregistered.removeprefix(f"{one.claim.name} "))

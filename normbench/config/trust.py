@@ -111,6 +111,6 @@ def caution(command: str) -> str:
     if "--resume" in words:
         return ""
     for word in words:
-        if needs_trust(word):
+        if "=" in word and needs_trust(word):
             return f" (if you trust whoever made it: {word} may run code of theirs, or reach another machine)"
     return ""

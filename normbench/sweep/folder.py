@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench.config.sections import GROUPS
-from normbench.config.trust import needs_trust
+from normbench.config.trust import caution, needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.record.files import inside, make_folder, read_json, write_json
@@ -404,7 +404,8 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
     for standings in by_cause.values():
         entry = standings[0].entry
         which = "it" if len(by_cause) == 1 else entry.run
-        say(console, f"repeat {which}: {repeat_command(entry)}")
+        repeat = repeat_command(entry)
+        say(console, f"repeat {which}{caution(repeat)}: {repeat}")
     say(console, f"try all of them again: {command} sweep.retry_failed=true")
     return 1
 
