@@ -171,3 +171,9 @@ def make_report(folders: Sequence[Path], missing: Mapping[str, str] | None = Non
 
     [report] = make_reports(folders, Request(**request), missing)
     return report
+
+
+def seal(run: Path) -> None:
+    """Let the digests of a run be those of its files, as whoever changes somebody's run would."""
+    directory = RunDirectory(run)
+    directory.write_summary(json.loads(directory.summary.read_text()))

@@ -35,7 +35,7 @@ PARTS: dict[str, set[str]] = {
     "placements": set(),
     "weights": set(),
     "models": {"translation"},
-    "hosts": {"hub", "norms"},
+    "hosts": {"hub", "norms", "record"},
     "data": {"hub", "translation"},
     "probes": set(),
     "training": {"config", "probes", "record"},

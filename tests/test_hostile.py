@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from made_runs import make_run
+from made_runs import make_run, seal
 
 import normbench
 from normbench.analysis.answers import Evidence, NextStep, StepKind
@@ -143,6 +143,7 @@ def test_a_run_of_somebody_else_runs_no_code(runs: dict[str, Path], mark: Path, 
     for section in SECTIONS:
         for tree in hostile(known, section, call):
             (run / "config.yaml").write_text(yaml.safe_dump(tree))
+            seal(run)
             said(lambda: prepare(extension))
             if section in SECTIONS[:4]:
                 said(lambda: normbench.load(run))
@@ -236,6 +237,7 @@ def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: 
     run = Path(shutil.copytree(runs["text"], "run"))
     known = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**known, "norm": {"_target_": "hostile.Norm"}}))
+    seal(run)
     sentence = "has norm._target_=hostile.Norm, which is neither normbench's nor torch's, and loading it runs its code"
     assert f"run {sentence}: if you trust" in said(lambda: normbench.load(run))
     assert main(["sample", str(run)]) == main(["train", f"extend={run}", "trainer.steps=30"]) == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, seal
 from support import refused
 
 import normbench
@@ -68,6 +68,7 @@ def test_loading_needs_no_data_and_moves_no_random_number(
     copy = moved(runs["texts"], tmp_path)
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("/hub\n", "/nowhere\n"))
+    seal(copy)
     before = torch.get_rng_state()
     model = normbench.load(copy)
     assert torch.equal(torch.get_rng_state(), before)
@@ -111,6 +112,7 @@ def test_a_run_of_another_version_is_named(
     copy = moved(runs["text"], tmp_path)
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("embedding_scale: unit", "embedding_scale: false"))
+    seal(copy)
     sentence = f"{config} is of another version of normbench, or was edited (model.embedding_scale=false is not allowed"
     with pytest.raises(UsageError, match=re.escape(sentence)):
         normbench.load(copy)

@@ -243,7 +243,9 @@ def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
     directory.write_summary(json.loads(directory.summary.read_text()))
     assert choose(tuning, GRID)[0]["curve"][0]["mean"] == 2.0
     directory.summary.write_text(directory.summary.read_text().replace('"loss/val": 2.0', '"loss/val": 1.0'))
-    with pytest.raises(UsageError, match=r"cannot choose a learning rate, as its summary.json changed .* remove that"):
+    with pytest.raises(
+        UsageError, match=r"is damaged, summary.json changed after the run had ended: .* remove its folder"
+    ):
         choose(tuning, GRID)
 
 

@@ -434,20 +434,15 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     Raises:
         ValueError: what it must have is missing or damaged.
     """
-    status = read_json(directory.status) or {}
-    sessions = read_whole(directory.environment)["sessions"]
-    has_ended = directory.summary.exists() or status.get("status") in ENDED
-    summary = read_whole(directory.summary) if has_ended else {}
-    state = {**status, **summary}
-    if not state:
-        state = read_whole(directory.status)
+    record = directory.read_record()
+    summary = record.summary
+    state = {**record.status, **summary}
+    sessions = record.sessions
     recorded = read_metrics(directory.metrics)
-    config = {**read_config(directory), **sessions[-1]["choices"]}
+    config = {**read_config(record.configuration), **sessions[-1]["choices"]}
     if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
         raise ValueError(recorded.damage)
-    altered = directory.find_altered() if summary else []
-    if altered:
-        raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
+    directory.check_unaltered()
     if summary.get("ramp"):
         if state["status"] == "diverged":  # which is how such a run gives its result
             state["status"] = "finished"
@@ -472,17 +467,14 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
     )
 
 
-def read_config(directory: RunDirectory) -> dict[str, Any]:
+def read_config(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's configuration by dotted path.
 
     A key that its version did not have may be missing, and values may be out of bounds that are stricter now.
 
     Raises:
-        ValueError: it is missing, lacks a key that every run has, or has a value of a wrong type.
+        ValueError: it lacks a key that every run has, or has a value of a wrong type.
     """
-    tree = directory.configuration()
-    if not tree:
-        raise ValueError("config.yaml is missing or damaged")
     config = dict[str, Any]()
     for path, value in flat(tree).items():
         config[path.removeprefix(f"{RULES}.")] = value
@@ -546,18 +538,6 @@ def read_metrics(path: Path) -> RecordedMetrics:
     unread = len(lines) - good
     damage = f"metrics.jsonl is damaged at line {good + 1} of {len(lines)}" if unread > 1 else ""
     return RecordedMetrics(curves, is_torn=unread == 1, damage=damage)
-
-
-def read_whole(path: Path) -> dict[str, Any]:
-    """Return what a file of a run holds.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
-    content = read_json(path)
-    if not content:
-        raise ValueError(f"{path.name} is missing or damaged")
-    return content
 
 
 # ---- arms

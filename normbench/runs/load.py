@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from normbench.config.schema import blame_file, check_rules, check_section, list
 from normbench.config.sections import BY_NAME, GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
-from normbench.record.directory import RECORD, RunDirectory
+from normbench.record.directory import RECORD, Record, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
@@ -54,17 +54,16 @@ class TrainedRun(RunDirectory):
         trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
     Raises:
-        UsageError: the directory is not there, holds no run, or holds one with such classes and no trust.
+        UsageError: the directory is not there, holds no run, a damaged one, one that was changed after its end, or one
+            with such classes and no trust.
     """
 
     def __init__(self, path: str | os.PathLike[str], trust: bool = False) -> None:
         super().__init__(find_run(path))
         self.trust = trust
-        self.tree = self.configuration()
-        if not self.tree:
+        if not self.config.exists():
             raise UsageError(f"{path} holds no run: give the directory of one, such as those that normbench runs lists")
-        if not trust:
-            check_trusted(self.tree, self.path)
+        self.tree = read_trusted(self, trust).configuration
         with blame_file(self.config):
             for section in LOADED:
                 if section in self.tree or not BY_NAME[section].absent:
@@ -98,10 +97,56 @@ class TrainedRun(RunDirectory):
         return all(before[key] == now.get(key) for key in noted)
 
     def task(self) -> Task:
-        """Return what the data ask of the model: as the run noted it."""
+        """Return what the data ask of the model: as the run noted it.
+
+        Raises:
+            UsageError: it noted something else.
+        """
         from normbench.types import Task
 
-        return Task.from_record(self.sessions()[-1]["task"])
+        try:
+            return Task.from_record(self.sessions()[-1]["task"])
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"{self.environment.name} names no task ({explain(error)})"
+            raise UsageError(say_damaged(self.path, reason)) from error
+
+
+def read_trusted(run: RunDirectory, trust: bool) -> Record:
+    """Return what the files of a run hold: the door for whoever loads a run, or goes on with it.
+
+    Raises:
+        UsageError: a file is missing or damaged, or was changed after the run had ended; or it has classes that are
+            neither normbench's nor torch's, and no trust.
+    """
+    with blame_record(run):
+        record = run.read_record()
+        if not trust:
+            check_trusted(record.configuration, run.path)
+        run.check_unaltered()
+    return record
+
+
+@contextmanager
+def blame_record(run: RunDirectory) -> Iterator[None]:
+    """Say of what goes wrong inside that the record of a run is damaged.
+
+    Raises:
+        UsageError: with the file.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(say_damaged(run.path, str(error))) from error
+    except (AttributeError, LookupError, OSError, TypeError) as error:
+        raise UsageError(say_damaged(run.path, f"{run.config.name} lacks a section ({explain(error)})")) from error
+
+
+def say_damaged(path: Path, reason: str) -> str:
+    """Say that the record of a run cannot be gone by, and what to do."""
+    cure = "make the run again with rerun=true, or remove its folder and give its command again"
+    return f"{path} is damaged, {reason}: {cure}"
 
 
 def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device: str | torch.device = "cpu") -> Model:

@@ -9,8 +9,8 @@ from typing import Any
 
 from normbench.config.signatures import import_target
 from normbench.errors import UsageError
-from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json, write_json
+from normbench.runs.load import blame_record
 from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
@@ -163,7 +163,8 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
         summary = directory.read_result()
         loss = None
         if summary is not None:
-            check_unaltered(directory)
+            with blame_record(directory):
+                directory.check_unaltered()
             if summary["status"] == "finished":
                 loss = summary["metrics"].get("loss/val")
         arm = drop_keys(run.arm, RATE)
@@ -173,18 +174,6 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
         by_rate = losses.setdefault(name, {})
         by_rate.setdefault(lr, []).append(loss)
     return [choose_rate(arm, losses[name], grid) for name, arm in arms.items()]
-
-
-def check_unaltered(run: RunDirectory) -> None:
-    """Refuse to choose by a run that has ended and whose record was changed after that.
-
-    Raises:
-        UsageError: it was.
-    """
-    altered = run.find_altered()
-    if altered:
-        what = f"{run.path} cannot choose a learning rate, as its {' and '.join(altered)} changed after it had ended"
-        raise UsageError(f"{what}: remove that folder, and the same command makes the run again")
 
 
 def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = ()) -> dict[str, Any]:
