@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,11 @@ print(done.output.strip(), done.seconds, done.peak)
 
 def test_a_process_is_measured_from_outside(tmp_path: Path) -> None:
     """By a small one: the peak of a process is at least that of the one that has started it."""
+    begun = time.perf_counter()
     told = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], cwd=FOLDER, capture_output=True, text=True)
     threads, seconds, peak = map(float, told.stdout.split())
-    assert threads == 7 and 0.2 < seconds < 10 and 300 << 20 < peak < 500 << 20
+    assert threads == 7 and 0.2 < seconds < time.perf_counter() - begun
+    assert 300 << 20 < peak < 500 << 20
 
 
 def test_a_failed_process_is_said_with_its_last_line(bench: Any) -> None:

@@ -224,7 +224,6 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     assert GONE in output.splitlines() and launcher.returncode == 1
     assert read_json(status)["status"] == "interrupted" and read_json(status)["step"] < 160
     tell(f"after SIGKILL of one of 2 processes the other ends the run in {seconds:.1f} s")
-    assert seconds < 10
     child = run_alone(server, words, folder)
     assert "going on from step" in child.output and "2 processes worked on this run before, now 1" in child.output
     run_alone(server, words, tmp_path / "one")

@@ -64,16 +64,11 @@ def test_a_process_ends_with_the_one_that_is_killed(case: str, tmp_path: Path) -
     environment = {**os.environ, MARK: str(tmp_path), "PYTHONPATH": os.pathsep.join(PATHS)}
     command = [sys.executable, "-c", IMPORTS + WAITING[case]]
     with subprocess.Popen(command, env=environment, cwd=tmp_path) as parent:
-        deadline = time.monotonic() + 60
-        while len(marked(str(tmp_path))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert poll(lambda: len(marked(str(tmp_path))) >= 2)
         time.sleep(1)  # until it is where it stays
         assert parent.poll() is None and len(marked(str(tmp_path))) >= 2
         parent.kill()
-    deadline = time.monotonic() + 1
-    while (left := marked(str(tmp_path))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
+    assert poll(lambda: not marked(str(tmp_path)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is done beside")
