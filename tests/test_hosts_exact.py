@@ -109,7 +109,55 @@ def test_norms_after_the_sum_are_refused() -> None:
     model = causal("bert", is_decoder=True)
     found = converted(model, call_with_tokens)
     assert not found.norms and len(found.refused) == 6
-    assert sum("a norm writes to the stream" in said for said in found.refused.values()) == 4
+    assert sum("a norm, writes to the stream" in said for said in found.refused.values()) == 4
+
+
+def test_norms_after_the_sum_are_converted_as_they_start() -> None:
+    """All γ are 1 and no β has a mean, so that γ⊙n+β has none."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", is_decoder=True, **SIZES["bert"]))
+    found = converted(model.double().eval(), call_with_tokens)
+    assert len(found.norms) == 5 and found.change < 1e-12
+    assert {*found.refused} == {"cls.predictions.transform.LayerNorm"}  # which reads what GELU gives
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("as it starts", ""),
+        ("β without a mean", ""),
+        ("β", "norm_pre, a norm, writes to the stream, and γ⊙n+β has a mean, since its β has one"),
+        ("γ", "norm_pre, a norm, writes to the stream, and γ⊙n+β has a mean, since its γ differ"),
+    ],
+)
+def test_a_norm_before_the_first_block_is_in_the_way_if_it_has_a_mean(start: str, why: str) -> None:
+    """As in CLIP; it is replaced itself where it has no β, which nothing behind it could take over."""
+    timm = pytest.importorskip("timm")
+    sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "img_size": 8, "patch_size": 4, "num_classes": 5}
+    torch.manual_seed(0)
+    model: Any = timm.create_model("vit_base_patch32_clip_224", in_chans=1, **sizes).double().eval()
+    ramp = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.ndim == 1 and not name.startswith("norm_pre"):
+                tensor.add_(0.3 * torch.randn_like(tensor))
+        if start == "β without a mean":
+            model.norm_pre.bias.copy_(ramp)
+        elif start == "β":
+            model.norm_pre.bias.copy_(ramp + 0.1)
+        elif start == "γ":
+            model.norm_pre.weight.add_(0.1 * ramp)
+            embedded = torch.randn(7, 16, dtype=torch.float64)
+            assert model.norm_pre(embedded).mean(-1).std() > 1e-3  # which no single β could take out
+    images = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    found = converted(model, lambda model: model(images))
+    behind = {f"blocks.{block}.norm{number}" for block in (0, 1) for number in (1, 2)} | {"norm"}
+    itself = set() if "β" in start else {"norm_pre"}
+    assert {*found.norms} == (itself if why else behind | itself)
+    assert {found.refused[path] for path in behind & {*found.refused}} == ({why} if why else set())
+    assert found.change < 1e-12
 
 
 @pytest.mark.parametrize("placement", ["pre", "parallel", "sandwich", "post"])

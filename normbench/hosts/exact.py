@@ -27,6 +27,7 @@ Use = tuple[fx.Node, fx.Node]  # of a tensor, in a node
 Axes = dict[fx.Node, int]  # of the features in what nodes give, counted from the end
 
 EXACT = 1e-9  # of the largest output: what may change in float64
+ROUNDING = torch.finfo(torch.float64).eps  # of the largest number: a mean that is none
 TOLERANCE = 1e-6  # where operators are tried
 LAYER_NORM = torch.ops.aten.layer_norm.default
 
@@ -83,8 +84,10 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
     LayerNorm is RMSNorm of an input without a mean, and its input has none if nothing has that is added to its stream:
     embeddings, position tables, and the layers at the end of branches, whose weights and biases lose their mean over
     the stream's features here (SliceGPT, Ashkboos et al. 2024, section 3.1). That is possible where norms alone read
-    the stream, as in `pre` and `parallel`. It is not where a norm writes to it (`post`, `sandwich`), as γ⊙n+β has a
-    mean again. γ stays in the norm, and β goes into the biases of the layers that read it. A gain of each feature at
+    the stream, as in `pre` and `parallel`. It is not where a norm writes to it (`post`, `sandwich`, or CLIP's norm before
+    the first block), as γ⊙n+β has a mean again, of each position another, and nothing linear stands behind that could
+    lose it; but for γ that are all equal and a β without a mean, as norms start, or have that are without parameters.
+    γ stays in the norm, and β goes into the biases of the layers that read it. A gain of each feature at
     the end of a branch, such as LayerScale (Touvron et al. 2021), goes into the layer before it first, and is 1 then.
 
     Args:
@@ -379,6 +382,8 @@ class ExportedGraph:
             members = list[fx.Node]()
             while waiting:  # first all that writes, whose complaints say more
                 node, part = waiting.pop()
+                if self.has_no_mean(node, part):
+                    continue  # so that nothing changes here, for any that read it
                 if node in parts:
                     if parts[node] != part:
                         raise NotExact(f"{self.name(node)} has the stream's features along two axes or in two sizes")
@@ -415,8 +420,36 @@ class ExportedGraph:
                     if self.multiplies(node, operand, gain, part.axis):
                         return {operand: Part(part.axis, gain)}
         if node.target is LAYER_NORM:
-            raise NotExact("a norm writes to the stream that it reads, as in post or sandwich, and γ⊙n+β has a mean")
+            why = "its β has one" if self.has_equal_gain(node) else "its γ differ"
+            raise NotExact(f"{self.path(node)}, a norm, writes to the stream, and γ⊙n+β has a mean, since {why}")
         raise NotExact(f"{self.name(node)} writes to the stream, and is not a linear layer")
+
+    def has_no_mean(self, node: fx.Node, part: Part) -> bool:
+        """Tell whether a node gives γ⊙n+β of a LayerNorm that has no mean: its γ are all equal, and its β has none."""
+        node = self.origin(node)
+        if node.target is not LAYER_NORM or part != Part(-1) or len(argument(node, 1)) != 1:
+            return False
+        shift = self.tensor_at(argument(node, 3))
+        has_shift = shift is not None and abs(float(shift.mean())) > ROUNDING * float(shift.abs().max())
+        return self.has_equal_gain(node) and not has_shift
+
+    def origin(self, node: fx.Node) -> fx.Node:
+        """Return the node that first gives what a node gives, which others such as dropouts may have passed on."""
+        while node.op == "call_function" and len(node.all_input_nodes) == 1:
+            values = random_operands(node)
+            (source,) = node.all_input_nodes
+            if not agree(compute(node, values), values.get(source)):
+                return node
+            node = source
+        return node
+
+    def has_equal_gain(self, node: fx.Node) -> bool:
+        """Tell whether a LayerNorm multiplies all features by the same number, so that they have no mean still."""
+        weight = argument(node, 2)
+        if weight is None:
+            return True
+        gain = self.tensor_at(weight)
+        return gain is not None and bool((gain == gain.flatten()[0]).all())
 
     def multiplies(self, node: fx.Node, operand: fx.Node, gain: fx.Node, axis: int) -> bool:
         """Tell whether all that a gain does in the model is to multiply an operand of this node feature by feature."""
