@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 2.0  # seconds in which a connection to the hub must come about
+NUMBER = re.compile(r"\[Errno -?\d+\] ")  # before what the system says
 SLOW = "ReadTimeout"  # a connection has come about, and the answer takes longer: the hub is there
 
 
@@ -27,7 +29,7 @@ def explain_silence() -> str:
     except Exception as error:  # of the network, or of a client that cannot be made
         if type(error).__name__ == SLOW:
             return ""
-        lines = str(error).strip().splitlines()
+        lines = NUMBER.sub("", str(error)).strip().splitlines()
         said = lines[0].rstrip(".") if lines else type(error).__name__
         return f"the Hugging Face hub ({constants.ENDPOINT}) cannot be reached ({said:.100})"
     return ""

@@ -57,6 +57,7 @@ def test_data_of_the_hub_are_refused_in_one_sentence_before_anything_else(
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert all(word in err for word in (NOBODY, "NORMBENCH_DATA", str(offline), section_of("data", name)["hub_id"]))
+    assert "Errno" not in err
     assert not library.called, "it would try several times"
 
 
