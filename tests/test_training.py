@@ -24,7 +24,7 @@ from normbench.runs.session import Session, prepare_torch
 from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
-from normbench.training.optimizer import make_optimizer, parameter_groups, without_compiler
+from normbench.training.optimizer import WeightAverage, make_optimizer, parameter_groups, without_compiler
 from normbench.training.precision import make_precision
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Ramp, Schedule
 from normbench.types import Batch
@@ -110,6 +110,30 @@ def test_every_optimizer_is_fused_unless_told_otherwise(settings: dict[str, bool
 
 
 # ---- evaluation
+
+
+def test_an_average_of_weights_begins_with_a_short_memory() -> None:
+    """After n updates its decay is (1 + n) / (10 + n), as long as that is less than the one that is asked for."""
+    model = nn.Linear(1, 1, bias=False)
+    average = WeightAverage(model, decay=0.2)
+    expected = model.weight.item()
+    for number, decay in enumerate((0.1, 2 / 11, 0.2, 0.2)):
+        model.weight.data.fill_(float(number))
+        average.update()
+        expected = decay * expected + (1 - decay) * number
+        assert average.model.weight.item() == pytest.approx(expected)
+
+
+def test_each_step_drops_other_units_and_the_same_when_it_is_taken_again() -> None:
+    small = [*TINY, "model.dropout=0.5", "trainer.steps=4", "device=cpu", "threads=1", "quiet=true"]
+    stepper = Session(prepare(read(small))).loop.stepper
+    dropped: list[torch.Tensor] = []
+    first = next(module for module in stepper.model.modules() if isinstance(module, nn.Dropout))
+    first.register_forward_hook(lambda module, inputs, output: dropped.append(output == 0))
+    stepper.model.train()
+    for step in (0, 1, 0):
+        stepper.gradients(stepper.local_batches(step))
+    assert torch.equal(dropped[0], dropped[2]) and not torch.equal(dropped[0], dropped[1])
 
 
 def test_evaluation_weighs_every_prediction_alike() -> None:
