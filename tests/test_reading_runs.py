@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,23 @@ def test_the_command_line_says_it_in_a_line(
         assert main(words) == 2
         error = capsys.readouterr().err
         assert "is damaged, environment.json is missing or damaged" in error and error.count("\n") == 1
+
+
+def test_what_is_shown_of_a_run_that_was_changed_says_so(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = runs["text"]
+    run = Path(shutil.copytree(source, tmp_path / "outputs" / source.parent.name / source.name))
+    command = shlex.split(RunDirectory(run).sessions()[-1]["command"])[1:]
+    summary = (run / "summary.json").read_text()
+    for text, changed in ((summary, False), (summary.replace('"loss/val": ', '"loss/val": 1'), True)):
+        (run / "summary.json").write_text(text)
+        assert main([*command, "quiet=false"]) == 0
+        warning = "warning: summary.json changed after the run had ended, so these numbers may not"
+        assert (warning in capsys.readouterr().out) == changed
+    assert main(["runs", str(run), "--ledger"]) == 2
+    assert "is damaged, summary.json changed after the run had ended" in capsys.readouterr().err
 
 
 def test_a_run_of_before_that_noted_no_digests_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from normbench.errors import UsageError
 from normbench.record.console import show_table
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
-from normbench.runs.load import find_run, run_directories
+from normbench.runs.load import blame_record, find_run, run_directories
 from normbench.settings import flat, printable
 from normbench.sweep.folder import SweepFolder, say, summarize
 
@@ -76,12 +76,14 @@ def show_ledger(folder: Path) -> int:
     """Print the ledger of the one run that a folder means.
 
     Raises:
-        UsageError: it means several, or none that has ended.
+        UsageError: it means several, or none that has ended, or one whose record was changed after that.
     """
     directory = RunDirectory(find_run(folder))
     summary = directory.read_result()
     if not summary:
         raise UsageError(f"{directory.path} has no ledger: give a run that has ended, such as one of normbench runs")
+    with blame_record(directory):
+        directory.check_unaltered()
     show_table(f"ledger of {directory.path.name}", flat(summary["ledger"]))
     return 0
 

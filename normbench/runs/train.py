@@ -95,5 +95,9 @@ def show_result(run: Run, summary: dict[str, Any]) -> int:
     elsewhere = run.directory.describe_differences(describe_session(run))
     if elsewhere:
         lines.append(elsewhere)
+    try:
+        run.directory.check_unaltered()
+    except (OSError, ValueError) as error:
+        lines.append(f"warning: {error}, so these numbers may not be what was measured")
     show_summary(run, summary, lines)
     return 0
