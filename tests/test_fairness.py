@@ -18,6 +18,7 @@ from normbench.analysis.fairness import find_caveats, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
 from normbench.analysis.methods import write_methods
 from normbench.analysis.records import read_studies
+from normbench.record.digests import write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
 
@@ -284,6 +285,19 @@ def test_the_choice_of_rates_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(records, "read_json", lambda path: read.append(path) or read_json(path))
     make_report([tmp_path])
     assert [path.name for path in read].count(CHOICE_FILE) == 1
+
+
+def test_a_choice_of_rates_that_was_changed_is_told_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.3]})
+    noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
+    path = tmp_path / CHOICE_FILE
+    write_with_digests(path, {"arms": noted}, [CHOICE_FILE])
+    assert read_study([tmp_path]).fairly_chosen and not caplog.text
+    path.write_text(path.read_text().replace('"edge": null', '"edge": "highest"'))
+    assert not read_study([tmp_path]).fairly_chosen
+    assert f"{path} changed after the sweep had written it; it is left out" in caplog.text
 
 
 def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> None:

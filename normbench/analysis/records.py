@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from normbench.config.schema import CLOSED, ROOT, list_unwritten, section_settin
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.processes import run_beside
+from normbench.record.digests import find_altered
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, logged_lines
@@ -285,8 +287,7 @@ class RecordedStudy:
         folders = sorted({run.path.parent for run in self.runs})
         found = {}
         for folder in folders:
-            note = read_json(folder / CHOICE_FILE) or {"arms": []}
-            found[folder] = note["arms"]
+            found[folder] = read_choices(folder / CHOICE_FILE)
         return found
 
     @cached_property
@@ -465,6 +466,19 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
         curves=recorded.curves,
         has_torn_line=recorded.is_torn,
     )
+
+
+def read_choices(path: Path) -> list[dict[str, Any]]:
+    """Return the learning rates that a sweep has chosen, one for each arm; none of a file that was changed."""
+    note = read_json(path)
+    if note is None:
+        return []
+    if find_altered(path):
+        what = f"{path} changed after the sweep had written it; it is left out"
+        logging.getLogger("normbench").warning("warning: %s", what)
+        return []
+    chosen: list[dict[str, Any]] = note["arms"]
+    return chosen
 
 
 def read_config(tree: Mapping[str, Any]) -> dict[str, Any]:

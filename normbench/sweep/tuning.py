@@ -9,7 +9,8 @@ from typing import Any
 
 from normbench.config.signatures import import_target
 from normbench.errors import UsageError
-from normbench.record.files import read_json, write_json
+from normbench.record.digests import find_altered, write_with_digests
+from normbench.record.files import read_json
 from normbench.runs.load import blame_record
 from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
@@ -205,6 +206,8 @@ def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: Sw
     """Note what was chosen, and from what, beside what was chosen for other arms."""
     names = {choice["name"] for choice in choices}
     before = read_json(path) or {}
+    if before and find_altered(path):
+        before = {}  # what other arms had is not known any more
     others = [choice for choice in before.get("arms", []) if choice["name"] not in names]
     content = {
         "chosen_by": "mean final validation loss on the tenth held out of the training data",
@@ -213,7 +216,7 @@ def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: Sw
         "runs": path.parent.name + SUFFIX,
         "arms": [*others, *choices],
     }
-    write_json(path, content)
+    write_with_digests(path, content, [path.name])
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
