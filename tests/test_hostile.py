@@ -214,7 +214,7 @@ def test_a_command_with_words_of_somebody_else_comes_with_a_warning(
         Evidence("0.1", ()), "normbench sweep logger=wandb"
     )
     entry = Entry("run", {}, 0, 3, ["norm._target_=hostile.Norm"])
-    assert show_failures([Standing(entry, "failed", cause="boom")], "normbench sweep") == 1
+    assert show_failures([Standing(entry, "failed", cause="boom")], "normbench sweep", are_given=False) == 1
     assert "repeat it (if you trust whoever made it: norm._target_=hostile.Norm" in capsys.readouterr().out
     step = NextStep(StepKind.LONGER, "normbench sweep launcher=submitit norm=layernorm")
     assert "launcher=submitit may run code of theirs, or reach another machine" in say_step(step, "nats")

@@ -550,7 +550,7 @@ def watch(folder: Path) -> int:
     else:
         say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
     failed = [one for one in over.values() if one.state == "failed"]
-    return show_failures(failed, reported.command())
+    return show_failures(failed, reported.command(), are_given=False)
 
 
 def follow(console: Console, reported: SweepFolder, folders: Sequence[SweepFolder]) -> dict[str, Standing]:

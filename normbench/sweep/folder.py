@@ -380,11 +380,12 @@ def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
     table.add_row(Text(name), seeds_in_order, str(to_do), str(done), str(failed))
 
 
-def show_failures(failed: Sequence[Standing], command: str) -> int:
+def show_failures(failed: Sequence[Standing], command: str, are_given: bool = True) -> int:
     """Print why runs have failed, if any, and for each cause a command that repeats one; return the exit status.
 
     Args:
         command: that goes on with all.
+        are_given: whether the person has given or trusted the words of the runs, so that they need no warning.
     """
     if not failed:
         return 0
@@ -405,7 +406,8 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
         entry = standings[0].entry
         which = "it" if len(by_cause) == 1 else entry.run
         repeat = repeat_command(entry)
-        say(console, f"repeat {which}{caution(repeat)}: {repeat}")
+        warning = "" if are_given else caution(repeat)
+        say(console, f"repeat {which}{warning}: {repeat}")
     say(console, f"try all of them again: {command} sweep.retry_failed=true")
     return 1
 
