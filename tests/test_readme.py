@@ -29,6 +29,8 @@ TRANSLATORS = {"model=rnnsearch", "model=seq2seq", "experiment=rnnsearch_norms"}
 # whose last evaluation alone takes long
 LONG = {"data=wikitext2", "data=cifar10_jpeg", *TRANSLATORS}
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "threads=1"]
+SWEEPS = {"experiment=smoke", "name=first", "name=given", "name=four", "name=paper", "name=candidates"}  # made short
+STARTS = [path for path in PAGES if path.name.startswith("start_")]  # what a newcomer reads, beside README.md
 MADE = list[Path]()  # the folder of experiment=smoke, once a page has made it
 OF_OTHERS = {"model=timm", "model=torchvision", "model=hf"}  # which have no model.width
 
@@ -79,7 +81,7 @@ def small(words: list[str]) -> list[str]:
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if words[0] == "doctor":
         return [*words, "--help"]  # test_doctor examines a part of a machine
-    if words[0] == "swap":
+    if words[0] == "swap" and (folder or not Path(words[1]).is_dir()):
         return [*words, "--help"]  # test_swap_command has models
     is_of_trained_weights = any(word.startswith("model.weights=") for word in words)  # in files of the reader's own
     if (LONG & {*words} or is_of_trained_weights) and "--dry-run" not in words:
@@ -97,7 +99,7 @@ def small(words: list[str]) -> list[str]:
     if words[0] == "train":
         smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
         return [*words, *SHORT, *narrow(words), *smaller]
-    if "--dry-run" not in words and {"experiment=smoke", "name=first", "name=given"} & {*words}:
+    if "--dry-run" not in words and SWEEPS & {*words}:
         few = ["seed=0", "sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else ["seed=0,1"]
         report = [] if "experiment=smoke" in words else ["sweep.report=false"]  # the same function makes it
         return [*words, *SHORT, *narrow(words), "launcher=local", *few, *report]
@@ -127,6 +129,8 @@ def test_the_commands_of_a_page(page: Path, here: Path, capsys: pytest.CaptureFi
             if "experiment=smoke" in words:
                 MADE[:] = [here / "outputs/smoke"]
     for block in blocks(PAGES[page], "python"):
+        if page in STARTS:
+            exec(block, {})
         if "load_runs" in block and (here / "outputs/tour").exists():
             names: dict[str, object] = {}
             exec(block, names)
@@ -140,6 +144,22 @@ def serves(words: list[str]) -> None:
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert any("http://localhost:" in text for text in server.stdout or ())
         server.terminate()
+
+
+def test_what_a_newcomer_reads_is_short() -> None:
+    readme = PAGES[REPOSITORY / "README.md"]
+    assert len(readme.split()) <= 1000
+    assert len(STARTS) == 4
+    for path in STARTS:
+        assert f"](docs/{path.name})" in readme
+        assert len(PAGES[path].split()) <= 300, path.name
+        assert len(re.findall("[一-鿿]", PAGES[path])) <= 450, path.name  # in Chinese
+
+
+@pytest.mark.parametrize("page", [REPOSITORY / "README.md", *STARTS], ids=lambda path: path.name)
+def test_what_a_newcomer_pastes_has_no_placeholder(page: Path) -> None:
+    for block in blocks(PAGES[page], "bash"):
+        assert not re.search(r"\b[A-Z]{2,}\b|<|\.\.\.", block), block
 
 
 @pytest.mark.parametrize("group", ["norm", "placement", "weights", "scheme", "model", "data", "experiment", "logger"])

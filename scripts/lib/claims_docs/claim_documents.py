@@ -56,11 +56,11 @@ MOST_WANTED = (
     "ln-derivatives",
     "layerscale-deep",
 )
-ROWS = 10  # of the table: the first so many that have a verdict
+ROWS = 3  # of the table: the first so many that have a verdict
 
-# The part of the README that is made: from this heading to the line that begins like the second.
+# The part of the README that is made: from this heading to the next one.
 HEADING = "## What it has measured\n"
-AFTER = "`./scripts/benchmark` measures"
+AFTER = "## Read on\n"
 WIDTH = 120  # of lines of Markdown
 
 
@@ -235,19 +235,28 @@ def with_results(readme: str, entries: Sequence[Entry], suite: Suite) -> str:
         return readme
     rows = []
     for entry in chosen[:ROWS]:
-        published = f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})"
-        rows.append(f"| {cell(entry.claim['claim'])} | {published} | **{entry.standing}** | {tell_effect(entry)} |")
+        said = (
+            f"{cell(entry.claim['claim'])} ({cell(entry.claim['source'])})",
+            f"**{entry.standing}**",
+            write_corrected(entry),
+            tell_effect(entry),
+            f"{write_bound(entry.margin)} {entry.unit}",
+            cell(entry.claim["scope"]),
+        )
+        rows.append(f"| {' | '.join(said)} |")
     lines = [
         HEADING,
-        "`normbench claims` tests published claims about normalization again. Each was registered before its runs,",
-        "with its effect, the smallest size that matters and its seeds. [All claims](docs/claims.md), what they rest",
-        "on, how verdicts come about, how to test one of your own; [other results](docs/results.md).",
+        "`normbench claims` tests published claims again, each registered before its runs:",
         "",
-        "| claim | published | at this scale | effect, positive as published |",
-        "|---|---|---|---|",
+        "| claim | verdict | after Holm | effect, positive as published | margin | scale |",
+        "|---|---|---|---|---|---|",
         *rows,
         "",
-        *wrap(" ".join(write_suite(entries, suite)), WIDTH, break_on_hyphens=False),
+        *wrap(
+            f"{write_suite(entries, suite)[-1]} [All claims](docs/claims.md); [other results](docs/results.md).",
+            WIDTH,
+            break_on_hyphens=False,
+        ),
         "",
         "",
     ]
