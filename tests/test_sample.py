@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_runs import seal
 from PIL import Image
 from support import refused
 from torch import nn
@@ -162,6 +163,7 @@ def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
 ) -> None:
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
     config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
+    seal(Path("copy"))
     assert "was trained on other data or another vocabulary" in refused(["sample", "copy"], capsys)
     for key, words in (
         ("vocabulary", ["sample", "other"]),
@@ -171,6 +173,7 @@ def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
         known = json.loads(record.read_text())
         known["sessions"][-1]["data"][key] = "01234567"  # of as many words, or texts
         record.write_text(json.dumps(known))
+        seal(Path("other"))
         assert "was trained on other data" in refused(words, capsys)
     sentence = "no/page.png cannot be written (No such file or directory): give another"
     assert sentence in refused(["sample", str(runs["images"]), "--count=1", "--out", "no/page.png"], capsys)
