@@ -189,6 +189,12 @@ def test_a_process_may_print_die_exit_or_hang(bad_modules: Path) -> None:
     assert hangs.process.poll() is not None
 
 
+def test_what_has_ended_is_known_when_the_time_is_over() -> None:
+    done = Trial("import_in_turn", [["json"]])
+    done.process.wait(PATIENCE)
+    assert done.wait(time.monotonic() - 1) == Outcome([WORKS])
+
+
 def test_what_torch_can_do_is_what_its_trial_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def reason_against(device: torch.device, dtype: torch.dtype) -> str:
         return "no such unit" if dtype == torch.float16 else ""

@@ -29,6 +29,7 @@ trials.answer({name!r}, {given!r})
 """
 HUB = "https://huggingface.co"
 HUB_SECONDS = 3.0  # in which the hub must answer
+LEAST = 0.5  # seconds for reading what a process has found that has ended long before it is waited for
 BASIC_JOB = ("train", "norm=rmsnorm", "placement=pre")
 TINY = (
     "model.depth=1", "model.width=8", "model.heads=2", "model.context=8", "data.batch_size=2",
@@ -76,11 +77,11 @@ class Trial:
         )
 
     def wait(self, until: float) -> Outcome:
-        """Return how it went; it is ended where it has not by a time of `time.monotonic`."""
+        """Return how it went; it is ended where it has not by a time of `time.monotonic`, which may be over."""
         failure = ""
         is_late = False
         try:
-            written, _ = self.process.communicate(timeout=max(0.0, until - time.monotonic()))
+            written, _ = self.process.communicate(timeout=max(LEAST, until - time.monotonic()))
         except subprocess.TimeoutExpired as late:
             is_late = True
             seconds = time.monotonic() - self.begun
