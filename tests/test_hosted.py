@@ -361,6 +361,18 @@ def test_what_stands_where_is_shown(tmp_path: Path, monkeypatch: Any, capsys: py
     assert row in shown and "model.norm" in shown
 
 
+def test_a_rule_for_either_branch_finds_the_norm_that_both_read(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("=llama", "=phi") for word in HOSTS["llama"][0]]
+    for role in ("attention", "mlp"):
+        assert main(["show", "--sites", *words, "norm=own", f"norm@{role}=dyt"]) == 0
+        shown = capsys.readouterr().out
+        assert f"attention (in)  dyt, by norm@{role}" in shown and "block00.attention, of mlp too" in shown
+
+
 def test_the_next_comparison_is_with_the_norms_of_the_model(here: Path) -> None:
     pytest.importorskip("transformers")
     suggested = {}

@@ -155,6 +155,38 @@ def test_attention_is_known_by_its_products(how: str, place: str) -> None:
     assert places["0.first"] == f"block00.{place.partition('.')[0]}"
 
 
+class Residual(nn.Module):
+    """A branch with a norm, added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(self.norm(x))
+        return x + y
+
+
+class Numbered(nn.Module):
+    """A block whose branches are numbered attributes, as `EfficientVitBlock` of timm's efficientvit_msra.py is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ffn0 = Residual()
+        self.ffn1 = Residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.ffn1(self.ffn0(x))
+        return y
+
+
+def test_numbered_attributes_of_a_block_are_its_branches() -> None:
+    findings = hosts.find(nn.Sequential(Numbered(), Numbered()), call_on(2, 5, 8))
+    assert [block.path for block in findings.blocks] == ["0", "1"]
+    assert [found.site.name for found in findings.found][:2] == ["block00.mlp", "block00.mlp.2"]
+
+
 def test_rules_fit_a_norm_that_serves_several() -> None:
     """One of two branches, one of queries, keys and values together, and what keys and values are made of."""
     places = {"cohere2": ["attention", "mlp"], "levit": ["q_all", "v_all", "qkv_all"], "deepseek_v3": ["latent"]}

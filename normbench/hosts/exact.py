@@ -85,11 +85,10 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
     embeddings, position tables, and the layers at the end of branches, whose weights and biases lose their mean over
     the stream's features here (SliceGPT, Ashkboos et al. 2024, section 3.1). That is possible where norms alone read
     the stream, as in `pre` and `parallel`. It is not where a norm writes to it (`post`, `sandwich`, or CLIP's norm
-    before the first block), as γ⊙n+β has a mean again, of each position another, and nothing linear stands behind that
-    could lose it; but for γ that are all equal and a β without a mean, as norms start, or have that are without
-    parameters.
-    γ stays in the norm, and β goes into the biases of the layers that read it. A gain of each feature at
-    the end of a branch, such as LayerScale (Touvron et al. 2021), goes into the layer before it first, and is 1 then.
+    before the first block), as γ⊙n+β has a mean again, another one at each position, and nothing linear stands behind
+    that could lose it; but for a norm whose γ are all equal and whose β has no mean, as norms start and those without
+    parameters stay. γ stays in the norm, and β goes into the biases of the layers that read it. A gain of each feature
+    at the end of a branch, such as LayerScale (Touvron et al. 2021), goes into the layer before it, and is 1 then.
 
     Args:
         model: stays as it is.

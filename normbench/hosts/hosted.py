@@ -307,7 +307,7 @@ class Hosted(Model):
                 {
                     "norm": place.path,
                     "class": place.kind,
-                    "place": place.site.name,
+                    "place": tell_place(place.site),
                     "features": f"{place.features:,}",
                     "ε": own_eps,
                     "is now": becomes,
@@ -319,6 +319,12 @@ class Hosted(Model):
         left = [f"{path}, a {what}, is left as it is" for path, what in self.left.items()]
         anew = [f"{name} starts at random, as its weights are for other classes" for name in self.anew]
         return [*left, *self.warnings, *anew]
+
+
+def tell_place(site: Site) -> str:
+    """Return the name of a place, with what else its norm serves."""
+    also = " and ".join(site.also)
+    return f"{site.name}, of {also} too" if also else site.name
 
 
 def count_kinds(kinds: Iterable[str]) -> str:

@@ -119,8 +119,7 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
     skips = Counter[type]()
     by_class: dict[type, list[Call]] = defaultdict(list)
     for module, call in first.items():
-        is_container = type(module) in CONTAINERS or module in norms
-        if not is_container and NUMBERED.search(call.path) and norms_inside(call, norms):
+        if may_be_block(call, norms) and not is_numbered_part(call, norms):
             by_class[type(module)].append(call)
             skips[type(module)] += call.has_skip
     if not by_class:
@@ -144,6 +143,20 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
                 blocks.append(call)
     order = {call: number for number, call in enumerate(tape.calls())}
     return sorted(blocks, key=order.__getitem__)
+
+
+def may_be_block(call: Call, norms: Collection[nn.Module]) -> bool:
+    """Tell whether a call is of one of a list of modules, and has norms inside."""
+    is_container = type(call.module) in CONTAINERS or call.module in norms
+    return not is_container and NUMBERED.search(call.path) is not None and bool(norms_inside(call, norms))
+
+
+def is_numbered_part(call: Call, norms: Collection[nn.Module]) -> bool:
+    """Tell whether a call is of an attribute, such as `ffn0`, of what is a block itself."""
+    block = call.parent
+    if block is None or call.path.rpartition(".")[0] != block.path:
+        return False
+    return block.has_skip and may_be_block(block, norms)
 
 
 def overlaps(call: Call, blocks: Iterable[Call]) -> bool:
