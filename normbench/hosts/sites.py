@@ -152,11 +152,12 @@ def may_be_block(call: Call, norms: Collection[nn.Module]) -> bool:
 
 
 def is_numbered_part(call: Call, norms: Collection[nn.Module]) -> bool:
-    """Tell whether a call is of an attribute, such as `ffn0`, of what is a block itself."""
+    """Tell whether a call is of an attribute, such as `ffn0`, of what is a block itself, as one of a list."""
     block = call.parent
     if block is None or call.path.rpartition(".")[0] != block.path:
         return False
-    return block.has_skip and may_be_block(block, norms)
+    is_of_list = block.path.rpartition(".")[2].isdigit()
+    return is_of_list and block.has_skip and may_be_block(block, norms)
 
 
 def overlaps(call: Call, blocks: Iterable[Call]) -> bool:
