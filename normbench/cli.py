@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
@@ -36,20 +37,22 @@ from normbench.commands.study import bench, fold, study
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.errors import ArgumentError, RunFailure, UsageError, explain, is_disk_full, shorten_words
 from normbench.settings import printable
+from normbench.stopping import hear_stops, heed_stop, stop_asked
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra can tell about a configuration
 COMPLETE = "_NORMBENCH_COMPLETE"  # the variable with which a shell's completion script asks
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 130 Ctrl-C."""
+    """Return the exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 128 + a signal (130: Ctrl-C)."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):  # nobody has redirected it in this process
             setattr(sys, name, steady(stream, number))
     Outlet.lost.clear()
     words = sys.argv[1:] if argv is None else argv
-    status = run_or_explain(words)
+    with hear_stops():
+        status = run_or_explain(words)
     if Outlet.lost:
         return complain(Outlet.lost[0], status or 1)
     return status
@@ -70,7 +73,8 @@ def run_or_explain(words: list[str]) -> int:
     except RunFailure as error:
         return complain(str(error), 1, words)
     except KeyboardInterrupt:
-        return complain("stopped", 130)
+        heed_stop()
+        return complain("stopped", 128 + (stop_asked() or signal.SIGINT))
     except SystemExit as error:  # of a class of the user's own
         cure = "let it raise an exception instead"
         return complain(f"code that normbench has called ended the process ({explain(error)}): {cure}", 1)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from normbench.stopping import THREAD
+
 PR_SET_PDEATHSIG = 1  # prctl(2)
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU in each period, or max
 OLD_CPU_QUOTA = Path("/sys/fs/cgroup/cpu")  # where cgroup v1 has them, in a file each; -1: no quota
@@ -46,7 +48,7 @@ def run_beside(work: Callable[[], Any]) -> Callable[[], Any]:
     It is done here, when it is waited for, where there is one core or another thread, and where that process dies or
     gives nothing for a minute.
     """
-    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2 or threading.active_count() > 1:
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2 or has_threads():
         return work
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
@@ -71,6 +73,12 @@ def run_beside(work: Callable[[], Any]) -> Callable[[], Any]:
         process.start()
     there.close()
     return result
+
+
+def has_threads() -> bool:
+    """Tell whether other threads are at work, which may hold what a forked process waits for."""
+    names = {thread.name for thread in threading.enumerate() if thread is not threading.main_thread()}
+    return bool(names - {THREAD})
 
 
 def count_cores() -> int:

@@ -38,8 +38,7 @@ def read_record(directory: Path) -> Record:
     """Read a finished run."""
     summary = read_json(directory / "summary.json")
     del summary["step_time"], summary["peak_memory_bytes"], summary["digests"]
-    for name in ("operators_a_step", "host_share_of_step"):  # of the last process, as times are
-        summary["ledger"].pop(name, None)
+    summary["ledger"].pop("host_share_of_step", None)  # of the last process, as times are
     summary["metrics"] = timeless(summary["metrics"])
     return Record(
         checkpoint=read_checkpoint(directory / "checkpoint.pt"),

@@ -13,13 +13,14 @@ PACKAGE = Path(__file__).resolve().parent.parent / "normbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Small words that every part may use.
-LEAVES = {"companions", "compiling", "errors", "folders", "masks", "processes", "settings", "types"}
+LEAVES = {"companions", "compiling", "errors", "folders", "masks", "processes", "settings", "stopping", "types"}
 
 # What else each part may import of ours, beside itself.
 PARTS: dict[str, set[str]] = {
     "companions": set(),
     "errors": set(),
-    "processes": set(),
+    "stopping": set(),
+    "processes": {"stopping"},
     "compiling": set(),
     "folders": set(),
     "masks": set(),

@@ -76,7 +76,7 @@ def test_a_step_that_does_more_or_hides_its_operators_is_not_counted(
         norm.compiled = True
     if case == "several processes":
         loop.group.size = 2
-    loop.clock.to_skip = COUNTED
+    loop.step = COUNTED
     with loop.look_at_early_step():
         pass
     assert (loop.early.operators is None) is (case != "as it is")
@@ -112,8 +112,8 @@ def test_the_host_is_timed_against_what_the_gpu_still_has_to_do(monkeypatch: pyt
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     early = EarlySteps(torch.device("cuda", 0))
-    for untimed in (10, 6, 5, 4, 0):
-        with early.look(untimed):
+    for step, untimed in enumerate(range(10, 0, -1)):
+        with early.look(step, untimed):
             pass
     assert early.found() == {"operators_a_step": 0, "host_share_of_step": 0.25}
 
@@ -121,8 +121,8 @@ def test_the_host_is_timed_against_what_the_gpu_still_has_to_do(monkeypatch: pyt
 def test_without_a_count_no_host_is_timed() -> None:
     """As where probes look at the steps before."""
     early = EarlySteps(torch.device("cuda", 0))
-    for untimed in (10, 4, 0):
-        with early.look(untimed):
+    for step, untimed in ((0, 10), (6, 4), (10, 0)):
+        with early.look(step, untimed):
             pass
     assert early.found() == {"operators_a_step": 0}
 

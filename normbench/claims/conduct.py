@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStandi
 from normbench.claims.verdicts import Judgement, Verdict, judge
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
+from normbench.processes import end_with_parent
 from normbench.record.files import find_unused, inside, make_folder, write_json
 from normbench.record.machine import describe_machine
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
+from normbench.stopping import Stopped
 from normbench.studies import conduct as studies
 from normbench.studies.saving import ROWS_FILE
 from normbench.sweep.conduct import Report, Sweep, plan_sweep, report_nothing
@@ -49,7 +52,6 @@ from normbench.sweep.folder import Entry, SweepFolder, say
 from normbench.sweep.words import settings_in
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
-INTERRUPTED = 130
 
 
 class CannotBegin(UsageError):
@@ -195,7 +197,7 @@ class ClaimRun(ClaimStanding):
 
         Raises:
             UsageError, RunFailure: it cannot be run.
-            KeyboardInterrupt: it was stopped.
+            Stopped: by a signal.
         """
         if not self.way.trial:
             why = why_unregistered(self.claim)
@@ -269,11 +271,11 @@ class ClaimRun(ClaimStanding):
         """Make a study and what it trains."""
         self.write_note()
         try:
-            folder = studies.conduct(self.owner.study, self.words_of_study(seeds))
+            studies.conduct(self.owner.study, self.words_of_study(seeds))
         except UsageError as error:
             raise CannotBegin(str(error)) from error
-        if folder is None:
-            return INTERRUPTED, Measured()
+        except Stopped as stopped:
+            return stopped.status, Measured()
         return 0, self.measure_study(seeds)
 
     def measure_study(self, seeds: Sequence[int]) -> Measured:
@@ -295,9 +297,10 @@ class ClaimRun(ClaimStanding):
             say(self.console, f"{self.claim.name}: process {number - seeds[0] + 1} of {len(seeds)}")
             where = [f"outputs={quote(self.runs_folder)}", f"name={name}", "quiet=true"]
             command = [sys.executable, "-m", "normbench", "study", self.owner.study, *words, *where]
-            status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
-            if status == INTERRUPTED:
-                return INTERRUPTED, Measured()
+            begin = partial(end_with_parent, os.getpid())
+            status = subprocess.run(command, stdout=subprocess.DEVNULL, preexec_fn=begin).returncode
+            if status >= STOPPED:
+                return status, Measured()
             if status:
                 raise RunFailure(f"study {self.owner.study} of {self.claim.name} has failed, as said above")
         return 0, self.measure_blocks(seeds)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from normbench.errors import UsageError
 from normbench.settings import key_of, nearest
+from normbench.stopping import Stopped
 from normbench.sweep.words import settings_in
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
@@ -244,13 +245,13 @@ def describe_standing(one: ClaimStanding) -> Standing:
 
 def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Run claims and say what each has come to; return the exit status."""
-    from normbench.claims.conduct import INTERRUPTED, STOPPED, run_all
+    from normbench.claims.conduct import STOPPED, run_all
     from normbench.commands.report import report_of_sweep
 
     try:
         status = run_all(runs, report_of_sweep, minutes, show_result)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
+    except Stopped as stopped:
+        status = stopped.status
     if status >= STOPPED:
         say("stopped; the same command goes on")
     return status

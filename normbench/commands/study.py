@@ -9,6 +9,7 @@ import click
 
 from normbench.commands import CONFIG_DIR, HELP, SETTINGS, TRUST, Commands, flag
 from normbench.config.groups import suggest
+from normbench.stopping import Stopped
 from normbench.studies import STUDIES
 
 LONG = 24  # rows that a screen has room for; a longer table is on the page alone
@@ -68,11 +69,9 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
 
     try:
         folder = conduct(name, words, device, trust)
-    except KeyboardInterrupt:
-        folder = None
-    if folder is None:
+    except Stopped as stopped:
         print("stopped; the same command goes on after what has been measured")
-        return 130
+        return stopped.status
     if "quiet=true" not in words:
         result = read_study(folder, folder)
         screen = console()

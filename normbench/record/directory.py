@@ -94,9 +94,13 @@ class RunDirectory:
             return
         with open(inside(self.path, ".lock"), "a") as file:
             self.acquire(file)
-            for temporary in self.path.glob(".*.tmp"):  # of processes that were killed while they wrote
+            for temporary in self.half_written():
                 temporary.unlink(missing_ok=True)
             yield
+
+    def half_written(self) -> Iterator[Path]:
+        """Yield what processes were writing when they were killed, or are writing now."""
+        return self.path.glob(".*.tmp")
 
     def acquire(self, file: IO[str]) -> None:
         """Lock the run by its lock file; `is_held` of another process may have it for a moment.

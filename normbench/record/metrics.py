@@ -12,6 +12,8 @@ from normbench.record.files import keep_damaged, read_bytes, write_atomically
 
 UNREADABLE = math.inf
 
+EVALUATIONS = ("val", "val_ema", "train_eval", "test")  # what follows the metric in a tag of theirs
+
 
 class LoggedLine(NamedTuple):
     """A line of a metrics.jsonl.
@@ -58,10 +60,21 @@ def read_line(text: bytes, logged: Any) -> LoggedLine:
         return LoggedLine(text, UNREADABLE, {})
 
 
-def truncate_metrics(path: Path, last_step: int) -> str:
+def is_of_evaluation(tag: str) -> bool:
+    """Tell whether what stands under a tag comes of an evaluation."""
+    _, _, name = tag.partition("/")
+    return name in EVALUATIONS
+
+
+def truncate_metrics(path: Path, last_step: int, evaluated: bool = True) -> str:
     """Drop what was logged after `last_step` (atomically), and a last line that a kill has left half written.
 
     Other lines that cannot be read are dropped too: then the file is kept beside it, and the sentence returned says so.
+
+    Args:
+        path: of the file.
+        last_step: that is kept.
+        evaluated: whether its evaluation is kept as well.
     """
     if not path.exists():
         return ""
@@ -71,6 +84,10 @@ def truncate_metrics(path: Path, last_step: int) -> str:
     damaged = ""
     if any(line.step == UNREADABLE for line in lines[:-1]):
         damaged = keep_damaged(path)
-    kept = [line.text + b"\n" for line in lines if line.step <= last_step]
+    kept: list[bytes] = []
+    for line in lines:
+        is_again = line.step == last_step and not evaluated and any(map(is_of_evaluation, line.numbers))
+        if line.step <= last_step and not is_again:
+            kept.append(line.text + b"\n")
     write_atomically(path, lambda file: file.writelines(kept))
     return damaged

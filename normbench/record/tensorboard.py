@@ -29,7 +29,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from normbench.record.files import keep_damaged, sync_directory, write_atomically
 from normbench.record.loggers import Histogram, Lines, Scalar
-from normbench.record.metrics import logged_lines
+from normbench.record.metrics import is_of_evaluation, logged_lines
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -181,13 +181,18 @@ def new_event_file(directory: Path) -> Path:
     return directory / f"{EVENTS}{number:010d}.{socket.gethostname()}.{os.getpid()}"
 
 
-def truncate_events(directory: Path, last_step: int) -> str:
+def truncate_events(directory: Path, last_step: int, evaluated: bool = True) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
     Layout, the pages on the run and hyperparameters are dropped: whoever goes on writes them again. The new file has a
     new name, from which an open TensorBoard sees that it has to read again. A kill in here may leave both: the newer
     one is whole. One that ends before the numbers of metrics.jsonl is damaged: it is kept too, and the sentence
     returned says so.
+
+    Args:
+        directory: of the run.
+        last_step: that is kept.
+        evaluated: whether its evaluation is kept as well.
     """
     old = event_files(directory)
     if not old:
@@ -201,7 +206,8 @@ def truncate_events(directory: Path, last_step: int) -> str:
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
             last_read = max(last_read, event.step)
-            if event.step <= last_step and not is_about_run(event):
+            is_again = event.step == last_step and not evaluated and any(map(is_of_evaluation, tags_of(event)))
+            if event.step <= last_step and not is_again and not is_about_run(event):
                 simplify_scalars(event, as_tensors)
                 records.write(event.SerializeToString())
 
@@ -215,6 +221,11 @@ def truncate_events(directory: Path, last_step: int) -> str:
     return damaged
 
 
+def tags_of(event: Event) -> list[str]:
+    """Return the tags under which an event holds something."""
+    return [value.tag for value in event.summary.value]
+
+
 def is_about_run(event: Event) -> bool:
     """Tell whether an event is of those that a run writes when it begins: layout, hyperparameters, pages on the run."""
     for value in event.summary.value:
@@ -223,11 +234,11 @@ def is_about_run(event: Event) -> bool:
     return False
 
 
-def last_logged_step(metrics: Path, last_step: int) -> float:
+def last_logged_step(path: Path, last_step: int) -> float:
     """Return the last step up to `last_step` in a metrics.jsonl; 0 where there is none."""
-    if not metrics.exists():
+    if not path.exists():
         return 0
-    steps = [line.step for line in logged_lines(metrics) if line.step <= last_step]
+    steps = [line.step for line in logged_lines(path) if line.step <= last_step]
     return max(steps, default=0)
 
 

@@ -1,48 +1,28 @@
-"""Contexts in which a run is made: they note signals, explain the machine's limits, and show notes to the person."""
+"""Contexts in which a run is made: they tell signals from faults, explain limits, and show notes to the person."""
 
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import contextmanager
 
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+from normbench.stopping import hear_stops, stop_asked
 
 
 @contextmanager
-def note_signals() -> Iterator[list[int]]:
-    """Note SIGINT, SIGTERM and SIGHUP inside the `with`, in the list that is yielded; another SIGINT stops at once."""
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # unless nohup has it ignored
-        numbers.append(signal.SIGHUP)
-    with ExitStack() as stack:
-        for number in numbers:
-            before = signal.signal(number, note)
-            stack.callback(signal.signal, number, before)
-        yield noted
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[list[int]]:
-    """Note signals as `note_signals` does, and let no KeyboardInterrupt of another origin pass for one of them.
+def blame_interrupts() -> Iterator[None]:
+    """Let no KeyboardInterrupt of another origin inside the `with` pass for a signal; signals are heard there.
 
     Raises:
         RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.
     """
-    with note_signals() as stop:
+    with hear_stops():
         try:
-            yield stop
+            yield
         except KeyboardInterrupt as error:
-            if stop:
+            if stop_asked():
                 raise
             raise RunFailure("a class of the run raised KeyboardInterrupt, and nobody stopped it") from error
 

@@ -74,10 +74,10 @@ def describe(run: Run, estimated: Estimate, steps: int) -> dict[str, Scalar]:
     probed = f"{three_digits(estimated.probed_ms)} ms ({estimated.probed(steps):,} of the steps)"
     evaluations = f"{estimated.evaluation:,.3g} s ({estimated.evaluations(steps):,} of them)"
     whole = timedelta(seconds=round(estimated.seconds(steps)))
-    stay = "2 stay"
+    stay = "1 stays"
     keep = run.config.closed.trainer.keep_checkpoint
     if keep == "best":
-        stay = f"2 stay, with {decimal(size_of_weights(estimated.loop.model))} of the best weights"
+        stay = f"1 stays, with {decimal(size_of_weights(estimated.loop.model))} of the best weights"
     elif keep == "none":
         stay = "none stays"
     return {

@@ -34,6 +34,7 @@ from normbench.runs.notes import announcement
 from normbench.runs.plan import Run, without
 from normbench.runs.summary import make_summary, settle, show_summary
 from normbench.settings import flat
+from normbench.stopping import hold_stops, stop_asked
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak
 from normbench.training.devices import allow_tf32, make_current
@@ -157,15 +158,11 @@ class Session:
 
     # ---- training it
 
-    def train(self, stop: Sequence[int]) -> int:
-        """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
-
-        Args:
-            stop: signals that have come, as `note_signals` gives them.
-        """
-        with self.note_failures(stop), self.group.watch(), closing(self.prepare()):
+    def train(self) -> int:
+        """Train to an end of any kind; return the exit status. A failure is noted, and raised again."""
+        with self.note_failures(), self.group.watch(), closing(self.prepare()):
             try:
-                number = self.loop.run(stop, self.beat)
+                number = self.loop.run(self.beat)
             except Diverged as result:
                 return self.finish("diverged", result.step, result.reason)
             if number:
@@ -233,8 +230,10 @@ class Session:
 
     def cut_logs(self) -> None:
         """Drop what was logged after the step where the run goes on; say what of it was damaged."""
-        damaged_events = truncate_events(self.directory.path, self.loop.step)
-        damaged_metrics = truncate_metrics(self.directory.metrics, self.loop.step)
+        step = self.loop.step
+        evaluated = not self.loop.evaluation_is_due  # else a kill may have come after it was made again
+        damaged_events = truncate_events(self.directory.path, step, evaluated)
+        damaged_metrics = truncate_metrics(self.directory.metrics, step, evaluated)
         for damaged in (damaged_events, damaged_metrics):
             if damaged:
                 self.say(f"warning: {damaged}")
@@ -309,8 +308,9 @@ class Session:
         if self.group.writes:
             summary = make_summary(self.run, self.loop, self.norms, status, step, message)
             self.loop.recorder.close(status)
-            self.directory.write_summary(summary)
-            settle(self.run, summary)
+            with hold_stops():
+                self.directory.write_summary(summary)
+                settle(self.run, summary)
             show_summary(self.run, summary)
         return 0
 
@@ -325,7 +325,7 @@ class Session:
         return 128 + number
 
     @contextmanager
-    def note_failures(self, stop: Sequence[int]) -> Iterator[None]:
+    def note_failures(self) -> Iterator[None]:
         """Note how the run stands if something inside fails, which is raised again."""
         try:
             yield
@@ -333,7 +333,7 @@ class Session:
             status: Status = "failed"
             if is_out_of_memory(error):
                 status = "out_of_memory"
-            by_signal = bool(stop) and isinstance(error, KeyboardInterrupt)
+            by_signal = stop_asked() and isinstance(error, KeyboardInterrupt)
             if by_signal or is_disk_full(error) or isinstance(error, ProcessLost):  # the same command goes on
                 status = "interrupted"
             if not self.directory.read_result():

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from normbench import build
-from normbench.runs.contexts import explain_limits, stop_on_signals
+from normbench.runs.contexts import blame_interrupts, explain_limits
 from normbench.runs.plan import Run
 from normbench.runs.session import Session
 from normbench.training.guard import Diverged
@@ -30,7 +30,7 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
     with explain_limits(runs[0].config.closed.outputs), ExitStack() as contexts:
         for run in runs:
             run.directory.check_creatable()
-        stop = contexts.enter_context(stop_on_signals())
+        contexts.enter_context(blame_interrupts())
         sessions = [Session(run, seeds=seeds) for run in runs]
         for session in sessions:
             session.make_directory()
@@ -40,7 +40,7 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
             if not session.directory.read_result():  # else another process was faster
                 left.append(session)
         for together in group_by_step(left):
-            status = train_together(together, stop)
+            status = train_together(together)
             if status:
                 return status
     return 0
@@ -67,7 +67,7 @@ def group_by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     return [found[key] for key in sorted(found)]
 
 
-def train_together(sessions: Sequence[Session], stop: Sequence[int]) -> int:
+def train_together(sessions: Sequence[Session]) -> int:
     """Train sessions that are at the same step as one model; return the exit status."""
     from normbench.training.stack import Stack  # torch.func takes a while to import
 
@@ -83,12 +83,12 @@ def train_together(sessions: Sequence[Session], stop: Sequence[int]) -> int:
 
     with ExitStack() as contexts:
         for session in sessions:
-            contexts.enter_context(session.note_failures(stop))
+            contexts.enter_context(session.note_failures())
             recorder = session.prepare()
             contexts.enter_context(closing(recorder))
         loops = {seed: session.loop for seed, session in by_seed.items()}
         stack = Stack(loops, sessions[0].seeds, make)
-        number = stack.run(stop, beat, diverge)
+        number = stack.run(beat, diverge)
         status = 0
         for _, loop in stack.live:
             session = by_seed[loop.settings.seed]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from normbench import build
 from normbench.config.trust import foreign_class
+from normbench.errors import RunFailure
 from normbench.record.console import show_table
-from normbench.record.directory import Status
+from normbench.record.directory import RunDirectory, Status
 from normbench.record.files import read_json
 from normbench.record.loggers import Scalar, finite
 from normbench.record.metrics import logged_lines
@@ -118,15 +121,40 @@ def last_good_step(losses: Mapping[int, float], constant: float, factor: float) 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Write the final status, and delete checkpoints that are not kept.
 
-    This follows the summary. The next command on the run does it again, in case a kill came between the two.
+    This follows the summary. The next command on the run does it again, in case a kill came between the two: see
+    `settle_ended`.
     """
     directory = run.directory
-    status = read_json(directory.status) or {}
-    if status.get("status") != summary["status"]:
+    if not has_status(directory, summary):
         directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
+    for path in not_kept(run):
+        path.unlink(missing_ok=True)
+
+
+def settle_ended(run: Run, summary: Mapping[str, Any]) -> None:
+    """Do what a kill has left undone at the end of a run, where it may be written, and nobody else does it."""
+    is_left = any(path.exists() for path in not_kept(run)) or any(run.directory.half_written())
+    if is_left or not has_status(run.directory, summary):
+        with suppress(OSError, RunFailure), run.directory.hold():
+            settle(run, summary)
+
+
+def has_status(directory: RunDirectory, summary: Mapping[str, Any]) -> bool:
+    """Tell whether a run's status is that of its summary."""
+    status = read_json(directory.status) or {}
+    return status.get("status") == summary["status"]
+
+
+def not_kept(run: Run) -> list[Path]:
+    """Return the checkpoints that a run does not keep once it has ended.
+
+    The one before the last is for a run at work, in case the last is damaged; which step it is of depends on where the
+    run was stopped.
+    """
+    directory = run.directory
     if run.config.closed.trainer.keep_checkpoint == "none":
-        for path in (directory.checkpoint, directory.previous, directory.best):
-            path.unlink(missing_ok=True)
+        return [directory.checkpoint, directory.previous, directory.best]
+    return [directory.previous]
 
 
 def show_summary(run: Run, summary: Mapping[str, Any], before: Sequence[str] = ()) -> None:

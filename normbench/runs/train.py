@@ -6,16 +6,15 @@ it.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from normbench.config.compose import Config
-from normbench.errors import RunFailure, UsageError
-from normbench.runs.contexts import explain_limits, show_notes, stop_on_signals
+from normbench.errors import UsageError
+from normbench.runs.contexts import blame_interrupts, explain_limits, show_notes
 from normbench.runs.dry_run import dry_run
 from normbench.runs.plan import Run, prepare, same_elsewhere
 from normbench.runs.session import Session, describe_session
-from normbench.runs.summary import settle, show_summary
+from normbench.runs.summary import settle_ended, show_summary
 from normbench.training.parallel import Group, from_environment
 
 
@@ -60,8 +59,7 @@ def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
         summary = group.first(run.directory.read_result())
         if summary and not settings.rerun:
             if group.writes and not dry:
-                with suppress(OSError, RunFailure), run.directory.hold():  # where it may be written, by nobody else
-                    settle(run, summary)
+                settle_ended(run, summary)
             return show_result(run, summary)
         run.directory.check_creatable()
         if not settings.quiet:
@@ -79,14 +77,14 @@ def make(run: Run, group: Group) -> int:
     Raises:
         RunFailure: among others, a class raises KeyboardInterrupt, and nobody has stopped the run.
     """
-    with stop_on_signals() as stop:
+    with blame_interrupts():
         session = Session(run, group)
         session.make_directory()
         with run.directory.hold():
             summary = group.first(run.directory.read_result())
             if summary:  # another process was faster
                 return show_result(run, summary)
-            return session.train(stop)
+            return session.train()
 
 
 def show_result(run: Run, summary: dict[str, Any]) -> int:

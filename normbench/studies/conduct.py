@@ -35,6 +35,7 @@ from normbench.record.shapes import Shape, fits
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
+from normbench.stopping import stop
 from normbench.studies.frame import (
     PLACES,
     LeftOut,
@@ -56,7 +57,7 @@ from normbench.types import Data
 
 JOURNAL_FILE = "rows.jsonl"
 NOT_TOLD = ("code", "device", "operators")  # texts of a row that are long, or the same in all rows
-KILLED = 128  # exit statuses from here on say that a signal has stopped the runs
+KILLED = 128  # exit statuses above are this and the signal that has stopped the runs
 
 # ---- subjects
 
@@ -174,8 +175,8 @@ def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Lef
 # ---- one study
 
 
-def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool = False) -> Path | None:
-    """Make a study, or go on with it; return the folder of its findings, or None where runs were stopped.
+def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool = False) -> Path:
+    """Make a study, or go on with it; return the folder of its findings.
 
     Args:
         name: the word that names the study on the command line.
@@ -185,7 +186,7 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
 
     Raises:
         UsageError: any mistake of the user's.
-        KeyboardInterrupt: it was stopped; what has been measured is kept.
+        Stopped: by a signal; what has been measured is kept.
     """
     kind = study_class(name)
     settings, more = split_words(words)
@@ -197,7 +198,6 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
             folders.append(Path(word).expanduser())
     study = make_study(kind, settings)
     left_out = list[LeftOut]()
-    subjects: list[Subject] | None
     if folders:
         check_folders(study, name, others)
         runs = given_runs(folders, device, trust, left_out)
@@ -205,8 +205,6 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         root = folders[0]
     else:
         subjects, root = make_subjects(study, name, others, left_out)
-    if subjects is None:
-        return None
     if not subjects:
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
     set_threads(study, subjects[0])
@@ -290,12 +288,13 @@ def plan_subjects(
     return subjects, sweep
 
 
-def make_subjects(
-    study: Study, name: str, words: Sequence[str], left_out: list[LeftOut]
-) -> tuple[list[Subject] | None, Path]:
+def make_subjects(study: Study, name: str, words: Sequence[str], left_out: list[LeftOut]) -> tuple[list[Subject], Path]:
     """Return the points of a study's grid, trained where it trains, and the folder of the sweep.
 
-    In place of the points there is None where the sweep was stopped. What cannot be measured is added to `left_out`.
+    What cannot be measured is added to `left_out`.
+
+    Raises:
+        Stopped: by a signal.
     """
     with explain_limits("outputs"):
         subjects, sweep = plan_subjects(study, name, words, left_out)
@@ -303,8 +302,8 @@ def make_subjects(
         if not study.trains:
             return subjects, sweep.plan.folder
         status = sweep.run(report_nothing)
-        if status >= KILLED:
-            return None, sweep.plan.folder
+        if status > KILLED:
+            stop(status - KILLED)
         return trained_points(sweep.plan_reported(), left_out), sweep.plan.folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +26,9 @@ from normbench.runs.contexts import explain_limits, show_notes
 from normbench.runs.dry_run import measure, note_load
 from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
+from normbench.runs.summary import settle_ended
 from normbench.settings import key_of
+from normbench.stopping import Stopped
 from normbench.sweep import tuning
 from normbench.sweep.folder import (
     LOOK_SECONDS,
@@ -52,7 +53,7 @@ from normbench.sweep.plan import (
     replace_settings,
 )
 from normbench.sweep.words import HOW, ONCE, SweepConfig, read_settings, settings_in
-from normbench.sweep.work import Execution, Stopped
+from normbench.sweep.work import Execution
 
 Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 
@@ -282,10 +283,10 @@ class Sweep:
         try:
             with self.folder.announce_work():
                 standings = self.make_runs()
-        except Stopped as stop:
+        except Stopped as stopped:
             if not is_part:
-                say(Console(), f"stopped by {stop}; to go on, each run from its checkpoint: {self.command}")
-            return 128 + signal.Signals[str(stop)]
+                say(Console(), f"stopped by {stopped}; to go on, each run from its checkpoint: {self.command}")
+            return stopped.status
         if is_part:
             say(self.console, f"{summarize(standings)} in {self.plan.folder}")
         else:
@@ -372,6 +373,10 @@ class Sweep:
             with closing(view):
                 execution.finish(view)
         standings = view.read()
+        for run in plan.runs:
+            summary = run.prepared.directory.read_result()
+            if summary:
+                settle_ended(run.prepared, summary)
         for one in standings:
             if one.state == "failed":
                 self.failed[one.entry.run] = one

@@ -168,9 +168,7 @@ class Here(Launcher):
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         (task,) = tasks  # there is one at a time
-        status = task()
-        if status >= 128:
-            signal.raise_signal(status - 128)  # it has ended the run, and was meant for the sweep
+        status = task()  # a signal that has ended the run is heard by the sweep, too
         job = Future[int]()
         job.set_result(status)
         return [job]

@@ -22,27 +22,21 @@ import torch
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
-from normbench.runs.contexts import note_signals
 from normbench.runs.plan import Run, check_unchanged
 from normbench.runs.stack import train_stack
 from normbench.runs.train import train
+from normbench.stopping import Stopped, allow_stops, check_stop, hear_stops, heed_stop, hold_stops, stop_asked
 from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
 from normbench.sweep.launchers import StartedJob
 from normbench.sweep.plan import PlannedRun, Planner
 
 # What a task returns: 0 (the folder says how the run has ended), 128 + the signal that has ended it, or one of these.
+# From HELD on a run was stopped, and has not died.
 DISK_FULL = 3
 HELD = 128  # another process has the run: as if it had been stopped, which is not a death
 
-# What a launcher returns for a run that was stopped, and has not died.
-STOPPED = (HELD, 128 + signal.SIGTERM)
-
 TICK = 0.02  # seconds between two looks at our own processes
 TRIES = 2  # of a run whose process dies
-
-
-class Stopped(Exception):
-    """A signal, whose name is given, has ended the sweep."""
 
 
 @dataclass(frozen=True)
@@ -65,26 +59,38 @@ class RunTask:
     timeout: float | None = None
 
     def __call__(self) -> int:
-        os.chdir(self.here)
-        find_own_classes()
-        runs: list[Run] = []
-        for index in self.todo:
-            run = self.stack[index].prepared
-            runs.append(replace(run, device=torch.device(self.device), loaded=None))
-        output = io.StringIO()
+        with hear_stops():
+            os.chdir(self.here)
+            find_own_classes()
+            runs: list[Run] = []
+            for index in self.todo:
+                run = self.stack[index].prepared
+                runs.append(replace(run, device=torch.device(self.device), loaded=None))
+            return self.make(runs, io.StringIO())
+
+    def make(self, runs: Sequence[Run], output: io.StringIO) -> int:
+        """Make the runs of the stack that are not over; return what a task returns.
+
+        Args:
+            runs: those runs.
+            output: takes what they print.
+        """
         try:
-            with redirect_stdout(output), redirect_stderr(output), limit_time(self.timeout):
+            with allow_stops(anew=True), redirect_stdout(output), redirect_stderr(output), limit_time(self.timeout):
                 for run in runs:
                     check_unchanged(run)
                 if runs[0].stack > 1:
                     seeds = [one.seed for one in self.stack]
                     return train_stack(runs, seeds)
                 return train(runs[0])
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
+        except Stopped as stopped:
+            heed_stop()
+            return stopped.status
         except HeldElsewhere:
             return HELD
         except BaseException as error:  # a fault of ours or of a user's class must not end the other runs
+            if stop_asked() and isinstance(error, KeyboardInterrupt):  # another Ctrl-C
+                return 128 + stop_asked()
             if is_disk_full(error) or is_disk_full(error.__cause__):
                 return DISK_FULL
             details = output.getvalue() + traceback.format_exc()
@@ -149,12 +155,11 @@ class Execution:
             RunFailure: the launcher starts nothing.
             OSError: the disk is full.
         """
-        with note_signals() as signals:
+        with hear_stops(), hold_stops():
             try:
                 while self.at_work or self.waiting:
                     view.show()
-                    if signals:
-                        raise Stopped(signal.Signals(signals[0]).name)
+                    check_stop()
                     if not self.start():
                         is_near = self.at_work and not self.planner.launcher.elsewhere
                         time.sleep(TICK if is_near else LOOK_SECONDS)
@@ -162,7 +167,9 @@ class Execution:
                     for job in ended:
                         task = self.at_work.pop(job)
                         self.handle_end(job, task.stack)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    heed_stop()
                 self.stop(view)
                 raise
 
@@ -246,7 +253,7 @@ class Execution:
         for run, standing in zip(stack, standings, strict=True):
             if standing.over:
                 continue
-            has_died = standing.state != "running" and status not in STOPPED
+            has_died = standing.state != "running" and status < HELD
             if has_died:
                 self.deaths[run.run] += 1
             if self.deaths[run.run] == TRIES:

@@ -17,10 +17,12 @@ NO_LAUNCH = frozenset({"detach", "alias", "lift_fresh", "_unsafe_view", "_reshap
                        "resize_", "set_", "sym_size", "sym_stride", "empty", "empty_like", "new_empty",
                        "empty_strided", "new_empty_strided"})  # fmt: skip
 
-# Untimed steps that are still to come when a step is looked at: by the fourth one the optimizer's state is there.
-# Where probes look at the first of these, the next one is counted; without a count none is watched.
-COUNTED = 6
-WATCHED = 4
+# How many steps of a run come before the one that is counted: by then the optimizer's state is there. It is the same
+# step of the run however often that is stopped, since how many operators a step has depends on its batch and on whether
+# its gradients are clipped. Where probes look at it, the next one is counted.
+COUNTED = 4
+
+WATCHED = 4  # untimed steps that are still to come when one is watched; without a count none is
 
 # CUDA lets the host be some 1,000 launches ahead, and then has it wait for the GPU: a fifth of so many.
 MOST_WATCHED = 5_000
@@ -56,10 +58,10 @@ def count_operators(call: Callable[[], object], device: torch.device) -> int:
 
 
 class EarlySteps:
-    """Looks at two early steps of a process.
+    """Looks at an early step of a run, and at one of a process.
 
     Attributes:
-        operators: that a step gives to its device, but for views; None where none was counted.
+        operators: that a step gives to its device, but for views; None where none was counted. A checkpoint has them.
         host_share: the share of a step's time for which the host of a GPU was at work on it; None where it was not
             taken. The host's part ends before the GPU's does, unless the GPU has waited for it: near 1 the step lasts
             as long as the host takes to start its operators.
@@ -79,16 +81,22 @@ class EarlySteps:
             found["host_share_of_step"] = round(self.host_share, 3)
         return found
 
-    def look(self, untimed: int) -> AbstractContextManager[None]:
-        """Look at a step, if it is its turn.
+    def is_to_count(self, step: int) -> bool:
+        """Tell whether the operators of a step are to be counted. step: how many steps of the run come before it."""
+        return self.operators is None and step >= COUNTED
+
+    def look(self, step: int, untimed: int) -> AbstractContextManager[None]:
+        """Look at a step that nothing times, if it is its turn.
 
         Args:
+            step: how many steps of the run come before it.
             untimed: how many steps are still to come, with this one, that nothing times.
         """
+        if self.is_to_count(step):
+            return self.count()
         if self.operators is None:
-            if 0 < untimed <= COUNTED:
-                return self.count()
-        elif untimed == WATCHED and self.device.type == "cuda" and self.operators <= MOST_WATCHED:
+            return nullcontext()
+        if untimed == WATCHED and self.device.type == "cuda" and self.operators <= MOST_WATCHED:
             return self.watch()
         return nullcontext()
 

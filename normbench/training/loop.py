@@ -21,6 +21,7 @@ from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
 from normbench.record.recorder import Recorder
 from normbench.record.shapes import NUMBER, fits
+from normbench.stopping import Stopped, allow_stops, heed_stop, hold_stops, stop
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.devices import keep_generators
@@ -43,6 +44,9 @@ SAVED = {
     "step": int, "loss_count": int, "best_loss": NUMBER, "latest": {str: NUMBER}, "compile_seconds": NUMBER,
     "first_loss": NUMBER, "runaway_since": (int, NoneType),
 }  # fmt: skip
+
+# What it holds only where there is any, and what older versions have not written.
+SAVED_IF_ANY = {"evaluation_is_due": (bool, NoneType), "operators": (int, NoneType)}
 
 
 class Evaluation(NamedTuple):
@@ -67,6 +71,8 @@ class Loop:
         loss_count: steps since the last log.
         first_loss: the first training loss that was logged.
         runaway_since: the step from which on the logged loss is too large.
+        evaluation_is_due: whether the evaluation of the last step is still to be made.
+        first_step: how many steps were done when this process took the run up.
         compile_seconds: what the first step took where torch.compile works in it.
         average: a moving average of the weights, if `trainer.ema` wants one.
         graph: a CUDA graph of the step, if `trainer.compile=graph` wants one.
@@ -83,6 +89,8 @@ class Loop:
     loss_count: int = 0
     first_loss: float | None = None
     runaway_since: int | None = None
+    evaluation_is_due: bool = False
+    first_step: int = 0
     compile_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -113,26 +121,72 @@ class Loop:
 
     # ---- the run
 
-    def run(self, stop: Sequence[int], beat: Callable[[], None]) -> int:
+    def run(self, beat: Callable[[], None]) -> int:
         """Train to the end; return the number of the signal that has stopped it before, or 0.
 
+        A checkpoint is written when a signal stops it. None is needed while this process takes its first step, which
+        may compile for minutes: a signal raises there, as it does wherever nothing waits for it.
+
         Args:
-            stop: signals that have asked for a stop; looked at before each step. A checkpoint is written then.
             beat: called whenever something was logged.
 
         Raises:
             Diverged: the run has ended as a result.
+            Stopped: by a signal, where the checkpoint from which the loop has begun is the last one still.
         """
         self.model.train()
+        number = 0
+        if self.evaluation_is_due:
+            number = self.hold(self.evaluate_and_save)
+        if self.step < self.steps and not number:
+            with self.look_at_early_step():
+                self.train_step()
+            number = self.hold(partial(self.go_on, beat))
+        return number
+
+    def go_on(self, beat: Callable[[], None]) -> None:
+        """Train to the end after the first step of this process; see `run`.
+
+        Raises:
+            Stopped: by a signal, between two steps or in an evaluation.
+        """
+        self.after_step(beat)
         while self.step < self.steps:
-            number = self.group.stopped(stop)
-            if number:
-                self.save()
-                return number
+            self.check_stop()
             with self.look_at_early_step():
                 self.train_step()
             self.after_step(beat)
+
+    def hold(self, work: Callable[[], None]) -> int:
+        """Let signals wait for the pauses of a work; return the one that has stopped it, after a checkpoint, or 0."""
+        with hold_stops(together=self.group.size > 1):
+            try:
+                work()
+            except Stopped as stopped:
+                heed_stop()
+                self.save()
+                return stopped.number
         return 0
+
+    def check_stop(self) -> None:
+        """Leave what is at work if a signal has come to one of the processes: all of them ask at the same place.
+
+        Raises:
+            Stopped: one has.
+        """
+        number = self.group.stop_asked()
+        if number:
+            stop(number)
+
+    def until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches, and look before each of them whether a signal has come.
+
+        Raises:
+            Stopped: one has.
+        """
+        for batch in batches:
+            self.check_stop()
+            yield batch
 
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
@@ -147,13 +201,27 @@ class Loop:
 
     def after_step(self, beat: Callable[[], None]) -> None:
         """Log, evaluate and save if due."""
+        self.log_step(beat)
+        self.evaluate_and_save()
+
+    def log_step(self, beat: Callable[[], None]) -> None:
+        """Log if due, and note whether an evaluation is."""
         last = self.step == self.steps
         if last or due(self.step, self.trainer.log_every):
             self.log()
             beat()
-        if last or self.step % self.eval_every == 0:
+        self.evaluation_is_due = last or self.step % self.eval_every == 0
+
+    def evaluate_and_save(self) -> None:
+        """Evaluate and save if due.
+
+        Raises:
+            Stopped: by a signal, in the evaluation, which stays due.
+        """
+        if self.evaluation_is_due:
             self.evaluate()
-        if last or self.step % self.trainer.checkpoint_every == 0:
+            self.evaluation_is_due = False
+        if self.step == self.steps or self.step % self.trainer.checkpoint_every == 0:
             self.save()
 
     # ---- a step
@@ -262,7 +330,11 @@ class Loop:
         self.check_runaway(loss)
 
     def evaluate(self) -> None:
-        """Record the validation loss; on the whole validation set at the last step."""
+        """Record the validation loss; on the whole validation set at the last step.
+
+        Raises:
+            Stopped: by a signal; nothing was recorded.
+        """
         values = dict[str, float]()
         pages = dict[str, str]()
         is_last = self.step == self.steps
@@ -271,10 +343,12 @@ class Loop:
             values.update(found)
             if page:
                 pages[f"{self.data.task.examples}/{evaluation.name}"] = page
+        keeps_best = self.trainer.keep_checkpoint == "best"
+        comparable_loss = self.comparable_loss(values["loss/val"]) if keeps_best else math.inf
         self.record(values)
         self.recorder.texts(self.step, pages)
-        if self.trainer.keep_checkpoint == "best":
-            self.keep_best(values["loss/val"])
+        if keeps_best:
+            self.keep_best(comparable_loss)
 
     def save(self) -> None:
         """Write a checkpoint; what was recorded up to here is on disk before it."""
@@ -350,7 +424,14 @@ class Loop:
         for module in self.model.modules():
             if getattr(module, "compiled", False):
                 return nullcontext()
-        return self.early.look(self.clock.to_skip)
+        if self.step == self.first_step and self.early.is_to_count(self.step):
+            self.rehearse_step()
+        return self.early.look(self.step, self.clock.to_skip)
+
+    def rehearse_step(self) -> None:
+        """Let the model make what it keeps from its first step on, which leaves no other trace."""
+        with keep_generators(self.device):
+            self.pass_beside()
 
     @property
     def probes_due(self) -> bool:
@@ -372,12 +453,16 @@ class Loop:
         with self.probe() as reading:
             if reading is None:
                 return None
-            with keep_buffers(self.model):
-                precision = copy.deepcopy(self.precision)  # whose scale of the loss this pass must not change
-                local_batches = self.stepper.local_batches(self.step)
-                self.stepper.forward_backward(self.stepper.wrapped, precision, local_batches)
-        self.model.zero_grad(set_to_none=True)
+            self.pass_beside()
         return reading
+
+    def pass_beside(self) -> None:
+        """Run the next step's batches forward and backward, and leave no trace."""
+        with keep_buffers(self.model):
+            precision = copy.deepcopy(self.precision)  # whose scale of the loss this pass must not change
+            local_batches = self.stepper.local_batches(self.step)
+            self.stepper.forward_backward(self.stepper.wrapped, precision, local_batches)
+        self.model.zero_grad(set_to_none=True)
 
     def read_noise(self, reading: Reading | None) -> None:
         """Let probes see the gradients of equal parts of the step's last batch, beside the step, if that is due.
@@ -430,12 +515,13 @@ class Loop:
         model = evaluation.model
         batches = evaluation.batches
         page = ""
-        if task.judges:
-            batches = list(batches)  # they are needed twice; all batches of other tasks may be too large to keep
-        with self.prepare_to_evaluate(model):
-            results = evaluate(model, batches, task, self.device, self.group)
+        with allow_stops():
             if task.judges:
-                further, page = task.judge(model, batches, self.data, self.device)
+                batches = list(batches)  # they are needed twice; all batches of other tasks may be too large to keep
+        with self.prepare_to_evaluate(model), allow_stops():
+            results = evaluate(model, self.until_stopped(batches), task, self.device, self.group)
+            if task.judges:
+                further, page = task.judge(model, self.until_stopped(batches), self.data, self.device)
                 results.update(further)
         values = {f"{metric}/{evaluation.name}": value for metric, value in results.items()}
         return values, page
@@ -445,19 +531,28 @@ class Loop:
         """Let a model have the precision and the running statistics that evaluation uses, inside the `with`."""
         self.group.spread(model.buffers())  # of a norm that is not synchronised
         done = self.step * self.trainer.accumulate
-        with self.precision.autocast(), recalibrate(model, self.data, done, self.device):
+        with self.precision.autocast(), recalibrate(model, self.data, done, self.device, self.until_stopped):
             yield
 
-    def keep_best(self, loss: float) -> None:
-        """Keep the weights if their validation loss is the lowest so far, always on the same batches, also at the end.
+    def comparable_loss(self, loss: float) -> float:
+        """Return the validation loss on the batches of all evaluations but the last one, which is on more.
 
         Args:
-            loss: that of the evaluation, which at the end is on more batches.
+            loss: that of the evaluation.
         """
-        if self.step == self.steps and self.trainer.eval_batches is not None:
-            batches = self.data.eval_batches("val", self.trainer.eval_batches)
-            with self.prepare_to_evaluate(self.model):
-                loss = evaluate(self.model, batches, self.data.task, self.device, self.group)["loss"]
+        if self.step < self.steps or self.trainer.eval_batches is None:
+            return loss
+        batches = self.data.eval_batches("val", self.trainer.eval_batches)
+        with self.prepare_to_evaluate(self.model), allow_stops():
+            found = evaluate(self.model, self.until_stopped(batches), self.data.task, self.device, self.group)
+        return found["loss"]
+
+    def keep_best(self, loss: float) -> None:
+        """Keep the weights if their validation loss is the lowest so far.
+
+        Args:
+            loss: on batches that are always the same.
+        """
         if loss < self.best_loss:
             self.best_loss = loss
             state = {"step": self.step, "model": self.model.state_dict()}
@@ -488,6 +583,10 @@ class Loop:
         """Return everything that an exact continuation needs."""
         self.settle()
         state: State = {name: getattr(self, name) for name in SAVED}
+        if self.evaluation_is_due:
+            state["evaluation_is_due"] = True
+        if self.early.operators is not None:
+            state["operators"] = self.early.operators
         state["loss_sum"] = self.loss_sum
         for name, part in self.stateful().items():
             state[name] = part.state_dict()
@@ -500,11 +599,14 @@ class Loop:
         Raises:
             LookupError, ValueError, RuntimeError, TypeError, AttributeError: it is not of such a loop.
         """
-        if not fits(state, SAVED) or state["loss_sum"].ndim:
+        if not fits(state, SAVED | SAVED_IF_ANY) or state["loss_sum"].ndim:
             raise ValueError("the checkpoint holds something else")
         check_shapes(self.optimizer, state["optimizer"]["state"])
         for name in SAVED:
             setattr(self, name, state[name])
+        self.evaluation_is_due = state.get("evaluation_is_due", False)
+        self.early.operators = state.get("operators")
+        self.first_step = self.step
         self.loss_sum = state["loss_sum"].to(self.device)
         parameters = dict(enumerate(parameters_of(self.optimizer)))
         state["model"] = shard_like(state["model"], self.model.state_dict())

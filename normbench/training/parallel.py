@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from operator import itemgetter
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from normbench.errors import RunFailure, UsageError, is_out_of_memory
+from normbench.stopping import stop_asked
 from normbench.training.devices import make_current
 from normbench.types import Batch, Data, Model
 
@@ -93,9 +94,9 @@ class Group:
         """Return a state in which no weight is a part: of the process that writes, on the CPU."""
         return state
 
-    def stopped(self, stop: Sequence[int]) -> int:
+    def stop_asked(self) -> int:
         """Return a signal that has come to one of the processes, the same one for all; 0: none."""
-        return stop[0] if stop else 0
+        return stop_asked()
 
 
 class Processes(Group):
@@ -232,8 +233,8 @@ class Processes(Group):
             return state
         return tensor.cpu() if self.writes else None
 
-    def stopped(self, stop: Sequence[int]) -> int:
-        number = torch.tensor(stop[0] if stop else 0)
+    def stop_asked(self) -> int:
+        number = torch.tensor(stop_asked())
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from normbench.stopping import allow_stops
 from normbench.training.evaluation import to_device
 from normbench.training.guard import keep_buffers
 from normbench.types import Batch, Data
@@ -43,10 +44,23 @@ def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) ->
 
 
 @contextmanager
-def recalibrate(model: nn.Module, data: Data, done: int, device: torch.device) -> Iterator[None]:
+def recalibrate(
+    model: nn.Module,
+    data: Data,
+    done: int,
+    device: torch.device,
+    watch: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+) -> Iterator[None]:
     """While this lasts, norms have statistics over as many batches as they ask for (`recalibrate`); then their own.
 
     The batches are the last ones of the `done` training batches, whole ones in each process.
+
+    Args:
+        model: whose norms may ask for it.
+        data: gives the training batches.
+        done: how many of them were trained on.
+        device: of the model.
+        watch: passes batches on until a signal asks for a stop.
     """
     norms: list[Any] = [norm for norm in model.modules() if getattr(norm, "recalibrate", 0)]
     if not norms:
@@ -55,5 +69,6 @@ def recalibrate(model: nn.Module, data: Data, done: int, device: torch.device) -
     first = max(0, done - norms[0].recalibrate)
     batches = (to_device(data.train_batch(number), device) for number in range(first, done))
     with keep_buffers(model):
-        average(model, norms, batches)
+        with allow_stops():
+            average(model, norms, watch(batches))
         yield

@@ -14,6 +14,7 @@ from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench.errors import UsageError
+from normbench.stopping import Stopped, check_stop, heed_stop, hold_stops
 from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
@@ -177,29 +178,65 @@ class Stack(Stepper):
 
     # ---- the run
 
-    def run(
-        self, stop: Sequence[int], beat: Callable[[Loop], None], on_divergence: Callable[[Loop, Diverged], None]
-    ) -> int:
+    def run(self, beat: Callable[[Loop], None], on_divergence: Callable[[Loop, Diverged], None]) -> int:
         """Train to the end, as `Loop.run` does; return the signal that has stopped it before, 0 for none.
 
         Args:
-            stop: signals that have asked for a stop.
             beat: called for a loop whenever something of it was logged.
             on_divergence: called for each loop that has diverged, and is left alone then.
+
+        Raises:
+            Stopped: by a signal, in the first step of this process.
         """
         self.on_divergence = on_divergence
+        number = 0
         for _, loop in self.live:
             loop.model.train()
-        while self.live and self.steps_done < self.steps:
-            if stop:
-                for _, loop in self.live:
-                    loop.save()
-                return stop[0]
+        if any(loop.evaluation_is_due for _, loop in self.live):
+            number = self.hold(self.evaluate_and_save)
+        if self.is_at_work and not number:
             self.train_step()
-            for _, loop in list(self.live):
-                with self.drop_diverged(loop):
-                    loop.after_step(partial(beat, loop))
+            number = self.hold(partial(self.go_on, beat))
+        return number
+
+    def go_on(self, beat: Callable[[Loop], None]) -> None:
+        """Train to the end after the first step of this process, as `Loop.go_on` does."""
+        self.after_step(beat)
+        while self.is_at_work:
+            check_stop()
+            self.train_step()
+            self.after_step(beat)
+
+    def after_step(self, beat: Callable[[Loop], None]) -> None:
+        """Log all loops, then evaluate and save, so that a stop finds each of them logged."""
+        for _, loop in list(self.live):
+            with self.drop_diverged(loop):
+                loop.log_step(partial(beat, loop))
+        self.evaluate_and_save()
+
+    def evaluate_and_save(self) -> None:
+        """Evaluate and save each loop if due."""
+        for _, loop in list(self.live):
+            with self.drop_diverged(loop):
+                loop.evaluate_and_save()
+
+    def hold(self, work: Callable[[], None]) -> int:
+        """Let signals wait for the pauses of a work; return the one that has stopped it, after checkpoints, or 0."""
+        with hold_stops():
+            try:
+                work()
+            except Stopped as stopped:
+                heed_stop()
+                for _, loop in list(self.live):
+                    with self.drop_diverged(loop):
+                        loop.save()
+                return stopped.number
         return 0
+
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether a loop has a step to take."""
+        return bool(self.live) and self.steps_done < self.steps
 
     @property
     def steps_done(self) -> int:
