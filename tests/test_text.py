@@ -40,6 +40,18 @@ def test_words_are_those_between_blanks_and_lines_end_in_one() -> None:
     assert Words.learn(["b a a b b c\n"], 3).symbols == ("<unk>", "b", "a"), "the most frequent"
 
 
+@pytest.mark.parametrize("at_a_time", [1, 4, 5])
+def test_words_do_not_depend_on_how_many_are_taken_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal is heard between them."""
+    text = "b a a\nc <unk> d d d"
+    whole = Words.learn([text])
+    monkeypatch.setattr(vocabulary, "AT_A_TIME", at_a_time)
+    assert Words.learn([text]).symbols == whole.symbols
+    tokens = whole.encode(text)
+    assert tokens.tolist() == [4, 3, 3, 2, 5, 0, 1, 1, 1, 2] and tokens.dtype == np.uint8
+    assert whole.encode("").tolist() == [2]
+
+
 def test_lowercase_words_are_runs_of_letters_and_other_signs() -> None:
     assert LowercaseWords.split("Don't pay £5, ÜBER!") == ["don", "'", "t", "pay", "£", "5", ",", "über", "!"]
 

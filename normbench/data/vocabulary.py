@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,9 @@ TOGETHER = 2**20
 LONGEST = 2**16
 BEFORE_A_BLANK = re.compile(r"\S(?= \S)")
 BEFORE_A_LINE = re.compile(r"[^\n](?=\n)")
+
+# Tokens and words that C code takes at a time: a signal is heard between two such calls.
+AT_A_TIME = 2**20
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -73,7 +76,12 @@ class Vocabulary:
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
         """Return tokens in the smallest unsigned type that tells the symbols apart."""
         largest = max(len(self.symbols) - 1, 0)
-        return np.fromiter(tokens, dtype=np.min_scalar_type(largest))
+        kind = np.min_scalar_type(largest)
+        left = iter(tokens)
+        parts = [np.fromiter(islice(left, AT_A_TIME), dtype=kind)]
+        while len(parts[-1]) == AT_A_TIME:
+            parts.append(np.fromiter(islice(left, AT_A_TIME), dtype=kind))
+        return np.concatenate(parts)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text of the tokens."""
@@ -110,7 +118,10 @@ class Words(Vocabulary):
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Words:
-        counts = Counter(cls.split(texts[0]))
+        counts = Counter[str]()
+        words = iter(cls.split(texts[0]))
+        while some := list(islice(words, AT_A_TIME)):
+            counts.update(some)
         del counts[cls.unknown]
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
         return cls([cls.unknown, *by_frequency][:size])
