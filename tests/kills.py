@@ -42,6 +42,9 @@ CASES = {
     "images of a stream": f"train {PHOTOGRAPHS}",
     "sweep": f"sweep model=rnnsearch model.width=8 model.embedding=8 {PAIRS} norm=none,layernorm seed=0,1"
     " launcher=local sweep.report=false",
+    "rates": f"sweep model=rnnsearch model.width=8 model.embedding=8 {PAIRS} norm=none,layernorm seed=0 sweep.lr=auto"
+    " sweep.lr_grid=[0.01,0.02,0.04] launcher=local sweep.report=false",
+    "stack": f"sweep {PAGES} norm=rmsnorm seed=0,1 sweep.stack=2 launcher=local sweep.report=false",
     "given gpt2": "train model=hf model.name=gpt2 model.config.hidden_size=16 model.context=8"
     " model.config.num_hidden_layers=1 norm=dyt data=pydocs data.batch_size=4 data.eval_batch_size=64 trainer.steps=24",
     "given vit": "train model=timm model.name=vit_tiny_patch16_224 model.kwargs.embed_dim=12 model.kwargs.depth=1"

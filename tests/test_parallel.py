@@ -231,15 +231,19 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(server: Server, tmp_path: Path) -> None:
-    words, folder = f"{TRANSFORMER} trainer.steps=20 probes=off model.dropout=0.1", tmp_path / "two"
-    stop = {1: Trap("training > gradients", 13, (signal.SIGTERM,))}
+@pytest.mark.parametrize(("place", "nth", "step"), [("training > gradients", 13, 13), ("evaluation > batch", 2, 10)])
+def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(
+    place: str, nth: int, step: int, server: Server, tmp_path: Path
+) -> None:
+    words = f"{TRANSFORMER} trainer.steps=20 trainer.eval_every=10 probes=off model.dropout=0.1"
+    folder = tmp_path / "two"
+    stop = {1: Trap(place, nth, (signal.SIGTERM,))}
     first, second = start_all(server, words, folder, traps=stop)
     assert end(first, second) == [128 + signal.SIGTERM] * 2, first.output + second.output
-    assert "stopped at step 13 of 20" in first.output and "saved 13" in first.places
+    assert f"stopped at step {step} of 20" in first.output and f"saved {step}" in first.places
     first, second = start_all(server, words, folder)
     assert end(first, second) == [0, 0], first.output + second.output
-    assert "going on from step 13" in first.output
+    assert f"going on from step {step}" in first.output
     assert end(*start_all(server, words, tmp_path / "again")) == [0, 0]
     assert torch.equal(weights(folder), weights(tmp_path / "again"))  # without a stop, with the same dropout masks
 

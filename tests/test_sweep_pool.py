@@ -53,7 +53,7 @@ def start(server: Server) -> Iterator[Start]:
 def wait_for_runs(sweep: Child, folder: Path, number: int) -> None:
     """Return when so many runs have logged something."""
     runs = folder / "outputs" / "sweep"
-    sweep.poll(lambda: sum(path.stat().st_size > 0 for path in runs.glob("*/metrics.jsonl")) >= number)
+    sweep.poll(lambda: sum(path.read_bytes().count(b"\n") > 1 for path in runs.glob("*/metrics.jsonl")) >= number)
     assert sweep.status is None
 
 

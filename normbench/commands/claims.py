@@ -93,7 +93,7 @@ def use_claims(request: Request) -> int:
     if not names and not (request.verify or request.dry_run or request.minutes):
         show_table([ClaimStanding.of(known[name], known, way) for name in listed])
         return 0
-    from normbench.claims.conduct import ClaimRun  # imports torch
+    from normbench.claims.conduct import STOPPED, ClaimRun  # imports torch
 
     runs = [ClaimRun.of(known[name], known, way) for name in listed]
     if request.verify:
@@ -103,6 +103,8 @@ def use_claims(request: Request) -> int:
     for one in runs:
         one.console.quiet = way.is_quiet
     status = run(runs, request.minutes)
+    if status >= STOPPED:
+        return status
     page = write_page(request, known, way)
     if not way.is_quiet:
         say(f"all claims side by side: {page}")

@@ -34,6 +34,7 @@ from normbench.processes import count_cores
 from normbench.record.files import inside, make_folder
 from normbench.scratch import scratch
 from normbench.settings import Setting
+from normbench.stopping import allow_stops
 from normbench.sweep import local_job
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
@@ -154,9 +155,17 @@ class Processes(Launcher):
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[StartedJob]:
         start_server()
-        processes = [RunProcess(task) for task in tasks]
-        for process in processes:
-            process.start()
+        processes: list[RunProcess] = []
+        try:
+            for task in tasks:
+                process = RunProcess(task)
+                with allow_stops():  # since the first one waits until the server has loaded torch
+                    process.start()
+                processes.append(process)
+        except KeyboardInterrupt:
+            for process in processes:
+                process.cancel()
+            raise
         return processes
 
 
