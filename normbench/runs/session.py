@@ -7,7 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,7 +34,7 @@ from normbench.runs.notes import announcement
 from normbench.runs.plan import Run, without
 from normbench.runs.summary import make_summary, settle, show_summary
 from normbench.settings import flat
-from normbench.stopping import hold_stops, stop_asked
+from normbench.stopping import allow_stops, hold_stops, stop_asked
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak
 from normbench.training.devices import allow_tf32, make_current
@@ -159,8 +159,15 @@ class Session:
     # ---- training it
 
     def train(self) -> int:
-        """Train to an end of any kind; return the exit status. A failure is noted, and raised again."""
-        with self.note_failures(), self.group.watch(), closing(self.prepare()):
+        """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
+
+        Signals wait wherever nothing says otherwise: one that follows a failure, as torchrun sends it to the processes
+        that are left, does not hide it.
+        """
+        with hold_stops(), self.note_failures(), self.group.watch(), ExitStack() as contexts:
+            with allow_stops(anew=True):
+                recorder = self.prepare()
+            contexts.enter_context(closing(recorder))
             try:
                 number = self.loop.run(self.beat)
             except Diverged as result:
@@ -306,11 +313,11 @@ class Session:
     def finish(self, status: Status, step: int, message: str) -> int:
         """End the run with a result, finished or diverged: write and show its summary; return the exit status."""
         if self.group.writes:
-            summary = make_summary(self.run, self.loop, self.norms, status, step, message)
-            self.loop.recorder.close(status)
-            with hold_stops():
-                self.directory.write_summary(summary)
-                settle(self.run, summary)
+            with allow_stops(anew=True):
+                summary = make_summary(self.run, self.loop, self.norms, status, step, message)
+                self.loop.recorder.close(status)
+            self.directory.write_summary(summary)
+            settle(self.run, summary)
             show_summary(self.run, summary)
         return 0
 

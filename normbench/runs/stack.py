@@ -11,6 +11,7 @@ from normbench import build
 from normbench.runs.contexts import blame_interrupts, explain_limits
 from normbench.runs.plan import Run
 from normbench.runs.session import Session
+from normbench.stopping import allow_stops, hold_stops
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
@@ -81,10 +82,11 @@ def train_together(sessions: Sequence[Session]) -> int:
     def diverge(loop: Loop, end: Diverged) -> None:
         by_seed[loop.settings.seed].finish("diverged", end.step, end.reason)
 
-    with ExitStack() as contexts:
+    with hold_stops(), ExitStack() as contexts:
         for session in sessions:
             contexts.enter_context(session.note_failures())
-            recorder = session.prepare()
+            with allow_stops(anew=True):
+                recorder = session.prepare()
             contexts.enter_context(closing(recorder))
         loops = {seed: session.loop for seed, session in by_seed.items()}
         stack = Stack(loops, sessions[0].seeds, make)

@@ -139,7 +139,7 @@ class Loop:
         if self.evaluation_is_due:
             number = self.hold(self.evaluate_and_save)
         if self.step < self.steps and not number:
-            with self.look_at_early_step():
+            with allow_stops(anew=True), self.look_at_early_step():
                 self.train_step()
             number = self.hold(partial(self.go_on, beat))
         return number
@@ -432,6 +432,7 @@ class Loop:
         """Let the model make what it keeps from its first step on, which leaves no other trace."""
         with keep_generators(self.device):
             self.pass_beside()
+        self.model.zero_grad(set_to_none=True)
 
     @property
     def probes_due(self) -> bool:
@@ -454,15 +455,15 @@ class Loop:
             if reading is None:
                 return None
             self.pass_beside()
+        self.model.zero_grad(set_to_none=True)
         return reading
 
     def pass_beside(self) -> None:
-        """Run the next step's batches forward and backward, and leave no trace."""
+        """Run the next step's batches forward and backward, and leave no trace but the gradients."""
         with keep_buffers(self.model):
             precision = copy.deepcopy(self.precision)  # whose scale of the loss this pass must not change
             local_batches = self.stepper.local_batches(self.step)
             self.stepper.forward_backward(self.stepper.wrapped, precision, local_batches)
-        self.model.zero_grad(set_to_none=True)
 
     def read_noise(self, reading: Reading | None) -> None:
         """Let probes see the gradients of equal parts of the step's last batch, beside the step, if that is due.

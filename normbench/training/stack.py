@@ -14,7 +14,7 @@ from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench.errors import UsageError
-from normbench.stopping import Stopped, check_stop, heed_stop, hold_stops
+from normbench.stopping import Stopped, allow_stops, check_stop, heed_stop, hold_stops
 from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
@@ -195,7 +195,8 @@ class Stack(Stepper):
         if any(loop.evaluation_is_due for _, loop in self.live):
             number = self.hold(self.evaluate_and_save)
         if self.is_at_work and not number:
-            self.train_step()
+            with allow_stops(anew=True):
+                self.train_step()
             number = self.hold(partial(self.go_on, beat))
         return number
 
@@ -252,7 +253,8 @@ class Stack(Stepper):
             self.live = [live for live in self.live if live.loop is not loop]
             for tensor in tensors_of(loop).values():
                 tensor.data = tensor.data.clone()  # which the next steps leave alone
-            self.on_divergence(loop, result)
+            with hold_stops(together=True):  # the others are in the middle of their step
+                self.on_divergence(loop, result)
 
     def train_step(self) -> None:
         """Take one step with all seeds."""
