@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -12,6 +13,9 @@ from textwrap import shorten
 
 # What the system says when a disk, a quota or a limit on file sizes is used up.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# What colours or moves the writing of a terminal, which some libraries put into their messages.
+COLOURING = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 LINE = 120  # letters of a person's words that a message repeats at the most: as wide as pages are
 
@@ -77,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def explain(error: BaseException) -> str:
     """Return what an exception says, in one line, and where it was raised, if that is known."""
-    lines = str(error).strip().splitlines()
+    lines = lines_of(error)
     if isinstance(error, UsageError | RunFailure):
         return " ".join(lines)
     said = type(error).__name__
@@ -87,6 +91,11 @@ def explain(error: BaseException) -> str:
     if place:
         said += f" ({place})"
     return said
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return the lines of what an exception says, without what colours them on a terminal."""
+    return COLOURING.sub("", str(error)).strip().splitlines()
 
 
 def place_of(error: BaseException) -> str:

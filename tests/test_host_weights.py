@@ -158,6 +158,10 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     for path, what in said.items():
         assert what in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
     assert not (tmp_path / "ran").exists()
+    whole = tmp_path / "whole.pth"
+    torch.save(torch.nn.Linear(2, 2), whole)
+    message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(whole))
+    assert message.isprintable() and "(torch.nn.modules.linear.Linear)" in message and "state_dict()" in message
     assert "is not there" in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(tmp_path / "nix"))
     (tmp_path / "empty").mkdir()
     assert "has no .safetensors" in refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path / "empty"))

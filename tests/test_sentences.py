@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.answers import Answer, ArmDifference, Question
+from normbench.analysis.answers import Answer, ArmDifference, ArmResult, Cause, Question, Stuck
 from normbench.analysis.baselines import usual_baseline
 from normbench.analysis.comparisons import Comparison, Survival, compare_all
 from normbench.analysis.contenders import best_rate, choose_contenders
@@ -21,7 +21,7 @@ from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.phrases import Said
 from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sentences import say, say_details
+from normbench.analysis.sentences import say, say_details, say_diverged, say_lost, say_stuck, say_why
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
 from normbench.analysis.wording import bound, effect_size, p_value, with_unit
@@ -216,6 +216,26 @@ def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
     for fewer in range(6):
         ways = [fisher_p((one, fewer - one), (5, 5)) for one in range(fewer + 1)]
         assert least_fisher_p((0, fewer), (5, 5)) == pytest.approx(min(ways))
+
+
+@pytest.mark.parametrize(
+    ("name", "stuck", "finished", "start"),
+    [
+        ("all runs", 1, 1, "the one run did not train: its validation loss"),
+        ("all runs", 3, 3, "each of the 3 runs did not train: their validation loss"),
+        ("all runs", 2, 3, "2 of 3 runs did not train: their validation loss"),
+        ("rmsnorm", 2, 3, "rmsnorm did not train in 2 of 3 runs: its validation loss"),
+    ],
+)
+def test_runs_of_which_nothing_varies_have_no_name(name: str, stuck: int, finished: int, start: str) -> None:
+    """`all runs did not train` could mean one of them."""
+    runs = tuple(Stuck(str(number), 3.0, 3.1, None) for number in range(stuck))
+    statuses = {"finished": finished, "diverged": 1, "failed": 1}
+    arm = ArmResult(name, {}, name, (0,), statuses, False, runs, ())
+    (text,) = say_stuck({name: arm})
+    assert text.startswith(start)
+    assert all(name not in text for text in [*say_diverged([arm]), *say_lost([arm])]) == (name == "all runs")
+    assert name not in say_why([Cause(name, None, ())])[0] or name == "rmsnorm"
 
 
 def test_runs_in_two_groups_have_no_interval() -> None:

@@ -90,6 +90,14 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
     assert [*plan.left_out.values()] == [2, 1]
 
 
+def test_a_value_that_is_given_again_makes_no_run_and_is_told() -> None:
+    plan = planned("seed=0,0,0").plan
+    assert [run.seed for run in plan.runs] == [0]
+    assert plan.left_out == {"the words give the run of seed=0 more than once": 2}
+    plan = planned("norm=rmsnorm,batchnorm", "seed=0,1", "optim.lr=0.001,1e-3").plan
+    assert [*plan.left_out.values()] == [4] and len(plan.runs) == 4
+
+
 # ---- what runs get of a machine
 
 

@@ -57,6 +57,8 @@ LEARNED = 0.05
 # Of errors alone it must be more: a network whose loss is no better is right in a class or two of ten by chance.
 LEARNED_RIGHT = 0.25
 
+ALL_RUNS = "all runs"  # the name of the arm where nothing varies
+
 
 class Curve(NamedTuple):
     """What a run has logged under one tag.
@@ -565,7 +567,7 @@ def name_arm(settings: Mapping[str, Any]) -> str:
         if key not in GROUPS:
             word = f"{short_name(key)}={word}"
         words.append(word)
-    return " · ".join(words) or "all runs"
+    return " · ".join(words) or ALL_RUNS
 
 
 def study_of(

@@ -27,7 +27,7 @@ from normbench.analysis.difference_sentences import say_assumptions, say_found, 
 from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
 from normbench.analysis.facts import sizes
 from normbench.analysis.phrases import Said, corrected_p, corrections
-from normbench.analysis.records import LEARNED, LEARNED_RIGHT, join_first
+from normbench.analysis.records import ALL_RUNS, LEARNED, LEARNED_RIGHT, join_first
 from normbench.analysis.scaling_sentences import say_scaling
 from normbench.analysis.statistics import ALPHA
 from normbench.analysis.wording import count, equals, fixed, in_words, one_line, plain, with_unit
@@ -155,14 +155,24 @@ def say_stuck_arm(name: str, arm: ArmResult) -> str:
     """Say in how many runs an arm did not train."""
     stuck = len(arm.stuck)
     finished = arm.statuses["finished"]
-    some = "" if stuck == finished else f" in {stuck} of {finished} runs"
+    if name == ALL_RUNS:
+        who = name_runs(stuck, finished, "did not train")
+    else:
+        some = "" if stuck == finished else f" in {stuck} of {finished} runs"
+        who = f"{name} did not train{some}"
     losses = [run.loss for run in arm.stuck]
     mean = sum(sorted(losses)) / stuck
     on_average = " on average" if stuck > 1 else ""
-    return (
-        f"{name} did not train{some}: its validation loss ends at {fixed(mean, 3)} nats{on_average}, "
-        f"{missed(arm.stuck[0])}."
-    )
+    whose = "their" if name == ALL_RUNS and stuck > 1 else "its"
+    return f"{who}: {whose} validation loss ends at {fixed(mean, 3)} nats{on_average}, {missed(arm.stuck[0])}."
+
+
+def name_runs(some: int, total: int, what: str) -> str:
+    """Say what became of some of the runs, where nothing varies, so that they have no name."""
+    if total == 1:
+        return f"the one run {what}"
+    which = f"each of the {total} runs" if some == total else f"{some} of {total} runs"
+    return f"{which} {what}"
 
 
 def missed(run: Stuck) -> str:
@@ -223,7 +233,10 @@ def say_diverged(arms: Sequence[ArmResult]) -> list[str]:
         gone = arm.statuses.get("diverged", 0)
         if gone:
             ended = sum(arm.statuses.get(status, 0) for status in ENDED)
-            texts.append(f"{arm.name} diverged in {gone} of {count(ended, 'run')}.")
+            if arm.name == ALL_RUNS:
+                texts.append(f"{name_runs(gone, ended, 'diverged')}.")
+            else:
+                texts.append(f"{arm.name} diverged in {gone} of {count(ended, 'run')}.")
     return texts
 
 
@@ -237,7 +250,8 @@ def say_lost(arms: Sequence[ArmResult]) -> list[str]:
                 names.append(arm.name)
                 lost += arm.statuses[status]
         if names:
-            texts.append(f"{count(lost, 'run')} {how}: {join_first(names, MOST_LOST)}.")
+            where = "" if names == [ALL_RUNS] else f": {join_first(names, MOST_LOST)}"
+            texts.append(f"{count(lost, 'run')} {how}{where}.")
     return texts
 
 
@@ -307,7 +321,8 @@ def say_why(causes: Sequence[Cause]) -> list[str]:
             alike[say_reasons(cause)].append(cause.arm)
     texts = []
     for reasons, arms in alike.items():
-        texts.append(f"{', '.join(arms)} did not train: {reasons}.")
+        who = "these runs" if arms == [ALL_RUNS] else ", ".join(arms)
+        texts.append(f"{who} did not train: {reasons}.")
     between = [cause for cause in causes if cause.baseline is not None]
     for cause in between[:MOST_CAUSES]:
         texts.append(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from normbench.data.cache import file_digest, logger
-from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.errors import RunFailure, UsageError, is_disk_full, lines_of
 from normbench.hub import data_sets_kept, explain_silence, is_empty, look_here_alone
 
 COPIES = (
@@ -257,6 +257,6 @@ def causes(fault: BaseException) -> list[BaseException]:
 def reason(fault: BaseException) -> str:
     """Return the first line of what an exception says at its root."""
     root = causes(fault)[-1]
-    lines = str(root).strip().splitlines()
+    lines = lines_of(root)
     first = lines[0] if lines else type(root).__name__
     return first.rstrip(".:")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -143,7 +144,9 @@ def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
                 content = torch.load(file, map_location="cpu", weights_only=True)
             else:
                 content = safetensors.torch.load_file(file)
-        except Exception as error:  # of a damaged file, or of one with more than tensors
+        except pickle.UnpicklingError as error:
+            raise UsageError(f"{file} cannot be read, since {explain_pickle(error)}") from error
+        except Exception as error:  # of a damaged file
             raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
         for key in INSIDE:
             if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -152,6 +155,15 @@ def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
             raise UsageError(f"{file} holds more than tensors: {WANTED}")
         found |= content
     return found
+
+
+def explain_pickle(error: pickle.UnpicklingError) -> str:
+    """Say why torch reads no tensors of a pickle, whose own message is a page on how to run its code nevertheless."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    if not found:
+        return f"it is damaged, or no file that torch.save writes: {WANTED}"
+    what = f"it holds more than tensors ({found[1]}), as where a whole model is saved, and code in it would run"
+    return f"{what}: save model.state_dict() alone, or {WANTED}"
 
 
 def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str, head: nn.Module | None) -> list[str]:

@@ -363,6 +363,7 @@ class Planner:
         """
         runs: dict[Path, PlannedRun] = {}
         left_out = Counter(excluded)
+        again: list[Point] = []  # those whose run another point is already
         configs = compose.read_each([point.words for point in points])
         for point, config in zip(points, configs, strict=True):
             if not self.threads:
@@ -373,13 +374,18 @@ class Planner:
                 left_out[str(refusal)] += 1
                 continue
             path = run.directory.path
-            if path not in runs:
+            if path in runs:
+                again.append(point)
+            else:
                 arm = drop_keys(point.varied, "seed")
                 words = run.command[1:]
                 runs[path] = PlannedRun(path.name, arm, config.tree["seed"], run.steps, words, prepared=run)
         if not runs:
             reasons = "; ".join(left_out) or "what varies stands for no value"
             raise UsageError(f"the grid is empty: none of its {left_out.total()} runs is left ({reasons})")
+        if again:
+            settings = " ".join(f"{key}={value}" for key, value in again[0].varied.items())
+            left_out[f"the words give the run of {settings} more than once"] = len(again)
         first = next(iter(runs))
         return SweepPlan(first.parent, list(runs.values()), left_out)
 
