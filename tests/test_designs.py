@@ -18,7 +18,7 @@ from normbench.analysis.answers import EffectKind
 from normbench.analysis.designs import Contrast, find_contrasts
 from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
 from normbench.analysis.examine import state_effect
-from normbench.analysis.figures.finals import draw_interactions
+from normbench.analysis.figures.finals import draw_interactions, draw_learning_rates
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Curve, RecordedStudy, read_studies
 from normbench.analysis.statistics import ALPHA, holm
@@ -198,3 +198,37 @@ def test_the_largest_rate_that_trains_and_the_sensitivity_are_paired() -> None:
     other = {(norm, at): own for (norm, at), own in cells.items() if (norm, at) != ("none", 0.1)}
     kinds = [one.kind for one in found(tried(other), norm="layernorm")]
     assert EffectKind.LARGEST not in kinds  # other rates were tried
+
+
+@pytest.mark.parametrize("end", [3.3, "diverged"])
+def test_arms_that_train_at_no_rate_are_not_contrasted(end: float | str) -> None:
+    """Nothing is known of what neither bears; where one of the two trains, the other has half the lowest."""
+    rates = (0.01, 0.1, 1.0)
+    nowhere: Cells = {(norm, rate): [end] * 3 for norm in ("layernorm", "none", "dyt") for rate in rates}
+    assert not found(tried(nowhere), norm="layernorm")
+    somewhere = {**nowhere, **{("dyt", rate): [2.0, 2.1, 2.2] for rate in rates}}
+    effects = [one for one in found(tried(somewhere), norm="layernorm") if one.kind == EffectKind.LARGEST]
+    assert [one.arm.name for one in effects] == ["dyt"] and effects[0].family == 1
+    assert [2**other for other in effects[0].other] == pytest.approx([0.005] * 3)
+
+
+@pytest.mark.parametrize("end", [3.3, "diverged"])
+def test_arms_that_train_nowhere_in_a_grid_are_not_contrasted(end: float | str) -> None:
+    every = list(product(("layernorm", "none"), (0.01, 0.1, 1.0), (2, 4, 8)))
+    keys, constant = ("norm", "optim.lr", "model.depth"), {"loss/val": 3.3}
+    nowhere: Cells = {cell: [end] * 3 for cell in every}
+    assert not found(study(nowhere, *keys, constant=constant), norm="layernorm")
+    somewhere = {**nowhere, ("none", 0.01, 2): [2.0, 2.1, 2.2]}
+    (one,) = found(study(somewhere, *keys, constant=constant), norm="layernorm")
+    assert one.kind == EffectKind.AREA and one.own == pytest.approx([100 / 9] * 3)
+
+
+def test_no_triangle_is_where_no_rate_was_tried() -> None:
+    cells: Cells = {
+        (norm, rate): [2.0, 2.1] if norm == "layernorm" else [3.3, 3.3]
+        for norm in ("layernorm", "none")
+        for rate in (0.01, 0.1)
+    }
+    (figure,) = draw_learning_rates(tried(cells), LOSS)
+    largest = figure.data.groupby("arm")["largest"].first()
+    assert largest["layernorm"] == pytest.approx(0.1) and np.isnan(largest["none"])

@@ -268,12 +268,17 @@ def ending(run: RecordedRun, metric: Metric) -> float:
 
 
 def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
-    """Return contrasts of arms over the same levels of a setting: in the largest that trains, and in sensitivity."""
+    """Return contrasts of arms over the same levels of a setting: in the largest that trains, and in sensitivity.
+
+    There is none of two arms that train at no level.
+    """
     found = []
     for one, other in permutations(tried_levels(arms, key), 2):
         levels = list(one.by_level)
         has_same_levels = list(other.by_level) == levels
         if not has_same_levels or not is_partner(other.arm, one.arm, baseline):
+            continue
+        if not one.trains and not other.trains:  # both have half the lowest level, which is no finding
             continue
         sides = {EffectKind.LARGEST: (one.largest, other.largest)}
         if key == LEARNING_RATE:
@@ -294,10 +299,11 @@ def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[C
 
 
 def contrast_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
-    """Return contrasts of the shares of a grid in which arms train."""
+    """Return contrasts of the shares of a grid in which arms train; there is none of two that train nowhere in it."""
     found = []
     for one, other in permutations(mapped, 2):
-        if is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
+        trains = any(one.shares.values()) or any(other.shares.values())
+        if trains and is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
             effect = contrast(
                 one.shares,
                 other.shares,

@@ -191,7 +191,8 @@ def designs(columns: Collection[str], *, kinds: Collection[str], family: int) ->
     if EffectKind.LARGEST in kinds:
         largest = (
             "The largest that trains: geometric means over the seeds of the largest value tried at which a seed "
-            "trains, and their ratio; a seed that trains at none counts as half the lowest."
+            "trains, and their ratio; a seed that trains at none counts as half the lowest. Two arms that train at "
+            "none are not compared."
         )
         if EffectKind.SENSITIVITY in kinds:
             largest += " Sensitivity is that of the table of learning rates."

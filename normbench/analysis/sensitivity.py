@@ -146,6 +146,11 @@ class TriedLevels:
             found[seed] = math.log2(largest)
         return found
 
+    @property
+    def trains(self) -> bool:
+        """Tell whether a seed that has ended at every level trains at one of them."""
+        return any(not is_lost(run) for runs in self.by_seed.values() for run in runs.values())
+
 
 def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[TriedLevels]:
     """Return every arm that was trained at several levels of a setting that is a number. fewest: levels to count."""

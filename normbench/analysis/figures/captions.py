@@ -184,7 +184,8 @@ def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
     caption = [
         "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm, "
         "with the fewest runs lost and then the lowest mean validation loss.",
-        "Triangle at the lower edge: the largest rate at which the arm trains, as geometric mean over the seeds.",
+        "Triangle at the lower edge: the largest rate at which the arm trains, as geometric mean over the seeds; none "
+        "where it trains at none.",
     ]
     if crosses:
         caption.append("× at the upper edge, in a row for each arm: rates at which some of its runs diverged.")

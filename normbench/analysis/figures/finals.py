@@ -344,11 +344,11 @@ def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
 
 
 def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str, Any]]:
-    """Return a row for each arm and learning rate. largest: the largest rate at which the arm trains."""
+    """Return a row for each arm and learning rate. largest: the largest at which the arm trains; NaN if at none."""
     rows = []
     for one in tried:
         exponents = list(one.largest.values())
-        largest = 2 ** np.mean(exponents) if exponents else np.nan
+        largest = 2 ** np.mean(exponents) if one.trains else np.nan
         for rate, arm in one.by_level.items():
             row = {"arm": one.arm.name, "learning_rate": rate, **vars(outcome(arm, metric))}
             row["filled"] = "yes" if rate == one.best else "no"
