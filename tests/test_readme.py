@@ -74,14 +74,11 @@ def narrow(words: list[str]) -> list[str]:
 
 
 def small(words: list[str]) -> list[str]:
-    """Return a command with a placeholder's run, made short."""
-    folder = re.search(r"([^\s=]+)/RUN", " ".join(words))
-    runs = sorted(path.parent.name for path in Path(folder[1]).glob("*/config.yaml")) if folder else []
-    words = [word.replace("RUN", runs[-1]) if runs else word for word in words]
+    """Return a command, made short."""
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if words[0] == "doctor":
         return [*words, "--help"]  # test_doctor examines a part of a machine
-    if words[0] == "swap" and (folder or not Path(words[1]).is_dir()):
+    if words[0] == "swap":
         return [*words, "--help"]  # test_swap_command has models
     is_of_trained_weights = any(word.startswith("model.weights=") for word in words)  # in files of the reader's own
     if (LONG & {*words} or is_of_trained_weights) and "--dry-run" not in words:
@@ -90,11 +87,11 @@ def small(words: list[str]) -> list[str]:
         if not Path("pairs").exists():
             write_few_pairs(Path("pairs"))
         words += ["data.root=pairs", "data.batch_size=4"]
-    if words[0] in ("study", "bench") and not folder and "outputs/" not in " ".join(words):
+    if words[0] in ("study", "bench") and "outputs/" not in " ".join(words):
         return [*words, "--help"]  # test_studies asks whether their words are understood
     if words[0] == "claims" and len(words) > 1:
         return [*words, "--help"]  # test_claims runs some
-    if words[0] == "train" and folder:
+    if any(word.startswith("extend=") for word in words):
         return [*words, "trainer.steps=6"]
     if words[0] == "train":
         smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
