@@ -15,7 +15,7 @@ from normbench.config.compose import read
 from normbench.config.groups import find_meant, options, other_names, spell
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.errors import UsageError
-from normbench.runs.load import find_run
+from normbench.runs.load import find_parent, find_run
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +135,18 @@ def test_a_run_is_named_by_its_folder_or_by_the_beginning_of_its_name(here: Path
         with pytest.raises(UsageError) as error:
             find_run(several)
         assert one.name in str(error.value) and other.name in str(error.value) and "old1" not in str(error.value)
+
+
+def test_an_extension_beside_its_parent_does_not_take_its_place(here: Path) -> None:
+    """The same command goes on with the extension, whose directory begins as its parent's does."""
+    folder = here / "outputs/longer"
+    parent = make_run(folder, name="layernorm-pre-s0-00000001")
+    extended = [{"steps": 100, "eval_batches": None}]
+    make_run(folder, name="layernorm-pre-s0-00000002", steps=200, session={"extended": extended}, status="interrupted")
+    assert find_parent(folder) == find_parent(folder / "layernorm") == find_parent(parent) == parent
+    make_run(folder, name="layernorm-pre-s1-00000003")
+    with pytest.raises(UsageError, match="stands for 2 runs"):
+        find_parent(folder)
 
 
 @pytest.mark.parametrize("words", ["sample {}", "fold {}", "swap {} norm=rmsnorm", "train extend={}"])

@@ -15,7 +15,7 @@ from normbench.config.schema import blame_file, check_rules, check_section, list
 from normbench.config.sections import BY_NAME, GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
-from normbench.record.directory import RECORD, Record, RunDirectory
+from normbench.record.directory import RECORD, Record, RunDirectory, extended_runs
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
@@ -144,7 +144,7 @@ def blame_record(run: RunDirectory) -> Iterator[None]:
 
 
 def say_damaged(path: Path, reason: str) -> str:
-    """Say that the record of a run cannot be gone by, and what to do."""
+    """Say that the record of a run is damaged, and what to do."""
     cure = "make the run again with rerun=true, or remove its folder and give its command again"
     return f"{path} is damaged, {reason}: {cure}"
 
@@ -292,8 +292,29 @@ def find_run(path: str | os.PathLike[str]) -> Path:
         UsageError: it means several; with them.
     """
     place = Path(os.path.expanduser(path))
+    return take_only(runs_meant(place), place)
+
+
+def find_parent(path: str | os.PathLike[str]) -> Path:
+    """Return the directory of the run that `extend=PATH` means, as `find_run` does, and leave out its extensions.
+
+    An extension lies beside its parent, in the same folder and with the same beginning of its name: so the same command
+    finds the parent again once it has begun the extension.
+
+    Raises:
+        UsageError: it means several; with them.
+    """
+    place = Path(os.path.expanduser(path))
+    meant = runs_meant(place)
+    if len(meant) > 1:
+        meant = [each for each in meant if not extended_runs(RunDirectory(each).sessions(), None)] or meant
+    return take_only(meant, place)
+
+
+def runs_meant(place: Path) -> list[Path]:
+    """Return the runs that a path may mean: itself, those below it, or those whose directories begin so."""
     if RunDirectory(place).config.exists():
-        return place
+        return [place]
     found: list[Path] = []
     if place.is_dir():
         with suppress(UsageError):
@@ -303,12 +324,21 @@ def find_run(path: str | os.PathLike[str]) -> Path:
             is_run = sibling.name.startswith(place.name) and RunDirectory(sibling).config.exists()
             if is_run and not LEFT_OUT.search(sibling.name):
                 found.append(sibling)
-    if len(found) > 1:
-        listed = [str(each) for each in found[:LISTED]]
-        more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
-        given = f"{path} stands for {len(found):,} runs"
+    return found
+
+
+def take_only(meant: Sequence[Path], place: Path) -> Path:
+    """Return the only one of the runs that a path means; the path itself where there is none.
+
+    Raises:
+        UsageError: there are several; with them.
+    """
+    if len(meant) > 1:
+        listed = [str(each) for each in meant[:LISTED]]
+        more = f" and {len(meant) - LISTED} more" if len(meant) > LISTED else ""
+        given = f"{place} stands for {len(meant):,} runs"
         raise UsageError(f"{given}, and this takes one: give {either(listed)}{more}, or a beginning that only one has")
-    return found[0] if found else place
+    return meant[0] if meant else place
 
 
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:

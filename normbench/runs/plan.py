@@ -19,7 +19,7 @@ from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
-from normbench.runs.load import find_run
+from normbench.runs.load import find_parent
 from normbench.settings import Tree, key_of
 from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
@@ -92,7 +92,7 @@ def prepare(
     """
     parent = None
     if config.tree["extend"] is not None:
-        parent = RunDirectory(find_run(config.tree["extend"]))
+        parent = RunDirectory(find_parent(config.tree["extend"]))
         config = extend(config, parent, trust)
     if device is None:
         device = from_environment().place(build.resolve_device(config.closed.device))
