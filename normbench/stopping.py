@@ -129,17 +129,19 @@ def hear_stops() -> Iterator[None]:
         if signal.getsignal(number) == signal.SIG_DFL:
             numbers.append(number)
     state = Stops()
-    with end_the_deaf(state):
+    with end_if_unheard(state):
         try:
             for number in numbers:
                 state.before[number] = signal.signal(number, note)
             yield
         finally:
             stop_hearing()
+            state = Stops()  # so that no later work in this process stops for a signal to this command
 
 
 def stop_hearing() -> None:
-    """Give signals back to those that had them."""
+    """Give signals back to those that had them; one that comes meanwhile is too late to stop anything."""
+    state.raised = True
     for number, handler in state.before.items():
         signal.signal(number, handler)
     state.before = {}
@@ -167,11 +169,11 @@ def hold_stops(together: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def allow_stops(anew: bool = False) -> Iterator[None]:
+def allow_stops(nothing_to_lose: bool = False) -> Iterator[None]:
     """Let signals raise inside the `with` although they wait around it: nothing inside is kept before its end.
 
     Args:
-        anew: what is around it does not lose anything either if the process ends at once.
+        nothing_to_lose: what is around it loses nothing either if the process ends at once.
 
     Raises:
         Stopped: one has come.
@@ -182,7 +184,7 @@ def allow_stops(anew: bool = False) -> Iterator[None]:
     before = state.waits, state.held
     try:
         state.waits = False
-        state.held = state.held and not anew
+        state.held = state.held and not nothing_to_lose
         if not state.raised:
             check_stop()
         yield
@@ -190,11 +192,11 @@ def allow_stops(anew: bool = False) -> Iterator[None]:
         state.waits, state.held = before
 
 
-# ---- what does not hear
+# ---- signals that are not heard
 
 
 @contextmanager
-def end_the_deaf(stops: Stops) -> Iterator[None]:
+def end_if_unheard(stops: Stops) -> Iterator[None]:
     """End the process if a signal comes inside the `with` and is not heard within PATIENCE.
 
     The system writes the number of each signal into a pipe at once, whatever Python is doing.
@@ -229,11 +231,11 @@ def watch(reading: int, stops: Stops) -> None:
             deadline = time.monotonic() + PATIENCE
             while stops.before and time.monotonic() < deadline:
                 time.sleep(TICK)
-            if is_deaf(stops):
+            if is_unheard(stops):
                 end_process(asked[0])
 
 
-def is_deaf(stops: Stops) -> bool:
+def is_unheard(stops: Stops) -> bool:
     """Tell whether a signal that has come is not heard: it was to raise, and nobody has caught what it raised."""
     if not stops.before or stops.heard:
         return False

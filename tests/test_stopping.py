@@ -21,7 +21,7 @@ from normbench import stopping
 from normbench.cli import main
 from normbench.runs import train
 from normbench.runs.session import Session
-from normbench.stopping import Stopped, Stops, allow_stops, check_stop, hear_stops, hold_stops, is_deaf
+from normbench.stopping import Stopped, Stops, allow_stops, check_stop, hear_stops, hold_stops, is_unheard
 from normbench.training import evaluation, recalibration
 from normbench.training.checkpoint import read
 from normbench.training.loop import Loop
@@ -104,6 +104,36 @@ def test_another_interrupt_never_waits_and_another_signal_disturbs_no_end() -> N
         stopping.heed_stop()
 
 
+def test_what_follows_a_stopped_command_does_not_stop_for_its_signal() -> None:
+    """As in a thread, or in a part that is used without the command: nobody listens there."""
+    with pytest.raises(Stopped), hear_stops():
+        send(signal.SIGTERM)
+    check_stop()
+    with hold_stops(), allow_stops():
+        check_stop()
+
+
+def test_a_signal_that_comes_when_a_command_has_ended_does_not_undo_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = stopping.stop_hearing
+
+    def give_back_late() -> None:
+        signals = iter([signal.SIGTERM])
+        set_handler = signal.signal
+
+        def interrupted(number: int, handler: Any) -> Any:
+            for late in signals:
+                send(late)
+            return set_handler(number, handler)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", interrupted)
+            give_back()
+
+    monkeypatch.setattr(stopping, "stop_hearing", give_back_late)
+    with hear_stops():
+        pass
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     """As nohup wants it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -115,17 +145,17 @@ def test_an_ignored_signal_stays_ignored() -> None:
 # ---- what does not hear
 
 
-def test_a_process_is_deaf_where_nobody_catches_what_a_signal_raises() -> None:
+def test_a_signal_is_unheard_where_nobody_catches_what_a_signal_raises() -> None:
     before = {signal.SIGTERM: signal.SIG_DFL}
-    assert is_deaf(Stops(before=before))  # within an operator, where no handler runs
-    assert is_deaf(Stops(before=before, noted=[15], raised=True, waits=True, held=True))
-    assert not is_deaf(Stops(before=before, noted=[15], raised=True, heard=True))
-    assert not is_deaf(Stops(before=before, noted=[15], waits=True, held=True))
-    assert not is_deaf(Stops(before=before, held=True))  # as within an operator of an evaluation
-    assert not is_deaf(Stops())  # the command has ended meanwhile
+    assert is_unheard(Stops(before=before))  # within an operator, where no handler runs
+    assert is_unheard(Stops(before=before, noted=[15], raised=True, waits=True, held=True))
+    assert not is_unheard(Stops(before=before, noted=[15], raised=True, heard=True))
+    assert not is_unheard(Stops(before=before, noted=[15], waits=True, held=True))
+    assert not is_unheard(Stops(before=before, held=True))  # as within an operator of an evaluation
+    assert not is_unheard(Stops())  # the command has ended meanwhile
 
 
-DEAF = """
+UNHEARD = """
 import hashlib, os, signal, threading
 from normbench import stopping
 stopping.PATIENCE = 0.1
@@ -135,8 +165,8 @@ with stopping.hear_stops():
 """
 
 
-def test_what_is_deaf_is_ended_with_the_exit_status_of_the_signal() -> None:
-    ended = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True)
+def test_what_is_unheard_is_ended_with_the_exit_status_of_the_signal() -> None:
+    ended = subprocess.run([sys.executable, "-c", UNHEARD], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "normbench: stopped\n")
 
 

@@ -165,7 +165,7 @@ class Session:
         that are left, does not hide it.
         """
         with hold_stops(), self.note_failures(), self.group.watch(), ExitStack() as contexts:
-            with allow_stops(anew=True):
+            with allow_stops(nothing_to_lose=True):
                 recorder = self.prepare()
             contexts.enter_context(closing(recorder))
             try:
@@ -313,7 +313,7 @@ class Session:
     def finish(self, status: Status, step: int, message: str) -> int:
         """End the run with a result, finished or diverged: write and show its summary; return the exit status."""
         if self.group.writes:
-            with allow_stops(anew=True):
+            with allow_stops(nothing_to_lose=True):
                 summary = make_summary(self.run, self.loop, self.norms, status, step, message)
                 self.loop.recorder.close(status)
             self.directory.write_summary(summary)

@@ -85,7 +85,7 @@ def train_together(sessions: Sequence[Session]) -> int:
     with hold_stops(), ExitStack() as contexts:
         for session in sessions:
             contexts.enter_context(session.note_failures())
-            with allow_stops(anew=True):
+            with allow_stops(nothing_to_lose=True):
                 recorder = session.prepare()
             contexts.enter_context(closing(recorder))
         loops = {seed: session.loop for seed, session in by_seed.items()}

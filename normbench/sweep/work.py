@@ -76,7 +76,12 @@ class RunTask:
             output: takes what they print.
         """
         try:
-            with allow_stops(anew=True), redirect_stdout(output), redirect_stderr(output), limit_time(self.timeout):
+            with (
+                allow_stops(nothing_to_lose=True),
+                redirect_stdout(output),
+                redirect_stderr(output),
+                limit_time(self.timeout),
+            ):
                 for run in runs:
                     check_unchanged(run)
                 if runs[0].stack > 1:

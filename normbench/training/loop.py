@@ -139,7 +139,7 @@ class Loop:
         if self.evaluation_is_due:
             number = self.hold(self.evaluate_and_save)
         if self.step < self.steps and not number:
-            with allow_stops(anew=True), self.look_at_early_step():
+            with allow_stops(nothing_to_lose=True), self.look_at_early_step():
                 self.train_step()
             number = self.hold(partial(self.go_on, beat))
         return number

@@ -195,7 +195,7 @@ class Stack(Stepper):
         if any(loop.evaluation_is_due for _, loop in self.live):
             number = self.hold(self.evaluate_and_save)
         if self.is_at_work and not number:
-            with allow_stops(anew=True):
+            with allow_stops(nothing_to_lose=True):
                 self.train_step()
             number = self.hold(partial(self.go_on, beat))
         return number
