@@ -283,6 +283,42 @@ def test_what_is_written_is_read_again(swapped: tuple[nn.Module, dict[str, Any]]
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+class Sharing(nn.Module):
+    """A model with one norm and one layer at two places each, a tied weight, and buffers in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.second = self.first
+        self.embedding = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+        scales = torch.rand(2, 4)
+        self.register_buffer("low", scales[0])
+        self.register_buffer("both", scales)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(self.embedding(tokens)))
+        logits: torch.Tensor = self.head(x * self.low + self.both.sum(0))
+        return logits
+
+
+def test_what_a_model_shares_is_written_and_shared_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, table = normbench.swap(Sharing(), "rmsnorm", example=torch.arange(6))
+    (path,) = table.path
+    entry = describe_norm(path, model.get_submodule(path), 4, {})
+    note = {"library": "timm", "name": "sharing", "options": {}, "command": "normbench swap", "norms": [entry]}
+    write_folder(tmp_path / "out", model, {**note, "biases": [], "untied": []}, None)
+    assert set(safetensors.torch.load_file(tmp_path / "out/model.safetensors")) == set(model.state_dict())
+    again = Sharing()
+    normbench.load_swapped(again, tmp_path / "out")
+    assert isinstance(again.second[1], RMSNorm) and again.first is again.second
+    assert again.head.weight is again.embedding.weight
+    tokens = torch.arange(6)
+    assert torch.equal(again.eval()(tokens), model.eval()(tokens))
+
+
 @contextmanager
 def small_files(size: int) -> Iterator[None]:
     """Let no file of this process grow beyond a size inside, as on a full disk."""

@@ -17,13 +17,13 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from normbench.errors import DISK_FULL, RunFailure, UsageError, explain
 from normbench.hosts.acting import Acting
 from normbench.hosts.building import quietly
 from normbench.hosts.libraries import import_library
-from normbench.hosts.replacing import leave_fast_path, let_act, place_like
+from normbench.hosts.replacing import leave_fast_path, let_act, place_like, put_in
 from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
 from normbench.record.files import write_folder_aside
 from normbench.types import Norm, Site
@@ -145,8 +145,23 @@ def write_model(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> None
         return
     about = {"architecture": note["name"], "library": note["library"], "model_args": note["options"]}
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(apart(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
+
+
+def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model, each in memory of its own, as safetensors takes them.
+
+    Tied and shared ones are there under each of their names, so that their library finds all that it looks for. They
+    are one again in a model that is read: its own code makes it so, and each name brings the same content.
+    """
+    found = dict[str, Tensor]()
+    storages = set[int]()
+    for name, tensor in state.items():
+        own = tensor.contiguous()
+        place = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if place in storages else own
+        storages.add(place)
+    return found
 
 
 def mark_weights(file: Path) -> None:
@@ -281,7 +296,7 @@ def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     if entry["acts"]:
         let_act(new, old)
     new.train(old.training)
-    model.set_submodule(entry["path"], new)
+    put_in(model, {old: new})  # at other paths, too, if it is there as well
     return new
 
 
