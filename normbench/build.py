@@ -37,8 +37,7 @@ from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, tak
 from normbench.record.loggers import Logger
 from normbench.settings import Tree, show
 from normbench.training.devices import keep_generators
-from normbench.training.evaluation import to_device
-from normbench.training.guard import keep_buffers
+from normbench.training.evaluation import reads_batch, to_device
 from normbench.training.memory import Kept, count_kept
 from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
@@ -56,6 +55,7 @@ from normbench.types import (
     Placement,
     Site,
     Task,
+    keep_buffers,
     optional_norm,
     stable_seed,
     with_parts,
@@ -890,6 +890,7 @@ def rehearse(
     device: torch.device,
     recompute: bool = False,
     group: Group | None = None,
+    batches: int = 1,
 ) -> float:
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
 
@@ -899,14 +900,103 @@ def rehearse(
         norms: of the model, by site.
         recompute: as `trainer.recompute`.
         group: of processes that share the batch.
+        batches: how many a run takes: the last of an epoch may have fewer examples, and is then tried, too.
 
     Raises:
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
-            takes a statistic over one value.
+            takes a statistic over one value, or a model of another library does not train with it.
     """
     group = group or Group()
     own, batch = first_examples(data, device, group)
-    shape = (*batch.targets.shape, data.task.num_classes)
+    with explain_failure(model, data.task, batch, group):
+        kept = pass_forward(model, norms, data.task, batch, device, group)
+    if not group.shards:
+        model.try_step(batch, data.task)
+        check_last_batch(model, data, device, group, batches)
+        check_evaluation(model, data, batch, device)
+    segment = segment_length(len(model.anatomy().blocks)) if recompute else None
+    return kept.of_step(segment) * len(own.targets) / len(batch.targets)
+
+
+@contextmanager
+def explain_failure(model: Model, task: Task, batch: Batch, group: Group) -> Iterator[None]:
+    """Let a model of another library say, where it can, why a batch fails in it."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception:
+        if not group.shards:
+            model.try_step(batch, task)
+        raise
+
+
+def check_last_batch(model: Model, data: Data, device: torch.device, group: Group, batches: int) -> None:
+    """Refuse a last batch of an epoch that is so short that the model cannot be trained on it.
+
+    Args:
+        model, data, device, group, batches: as for `rehearse`.
+
+    Raises:
+        UsageError: it is.
+    """
+    last = min(batches, getattr(data, "steps_per_epoch", 0)) - 1  # a stream has no epochs
+    if last < 1:
+        return
+    whole = data.train_batch(last)
+    short = to_device(group.rows(whole), device)
+    # all processes must agree, as norms may wait for each other
+    if len(whole.targets) >= REHEARSED_EXAMPLES * group.size or not len(short.targets):
+        return
+    explaining = explain_failure(model, data.task, short, group)
+    with explaining, keep_buffers(model), keep_generators(device), torch.no_grad():
+        model.train()(*short.arguments)
+    model.try_step(short, data.task)
+
+
+def check_evaluation(model: Model, data: Data, batch: Batch, device: torch.device) -> None:
+    """Refuse evaluation batches of one example where norms that take their statistics of each batch cannot use it.
+
+    Args:
+        model, data, device: as for `rehearse`.
+        batch: on the device.
+
+    Raises:
+        UsageError: there is such a batch.
+    """
+    readers = [module for module in model.modules() if reads_batch(module)]
+    if not readers:
+        return
+    single = batch.map(itemgetter(slice(1)))
+    try:
+        with keep_buffers(model), keep_generators(device), torch.no_grad():
+            model.eval()(*single.arguments)
+    except ValueError as error:
+        for split in ("val", "test") if data.has_test else ("val",):
+            if any(len(one.targets) == 1 for one in data.eval_batches(split)):
+                what = f"{split} has a batch of 1 of the {data.task.examples}"
+                name = type(readers[0]).__name__
+                why = f"of which {name} cannot take statistics, as it does in evaluation too ({explain(error)})"
+                cure = "use another data.eval_batch_size, or norms with track_running_stats=true"
+                raise UsageError(f"{what}, {why}: {cure}") from error
+    finally:
+        model.train()
+
+
+def pass_forward(
+    model: Model, norms: Mapping[str, nn.Module], task: Task, batch: Batch, device: torch.device, group: Group
+) -> Kept:
+    """Run a batch through the model, as in training; return what it would keep for the backward pass.
+
+    Args:
+        model, norms, device, group: as for `rehearse`.
+        task: of the batch.
+        batch: on the device.
+
+    Raises:
+        UsageError: the logits are not as the task says, or a norm is not as it must be.
+    """
+    shape = (*batch.targets.shape, task.num_classes)
     with ExitStack() as stack, keep_buffers(model), keep_generators(device):
         for site, norm in norms.items():
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
@@ -916,12 +1006,11 @@ def rehearse(
         kept = stack.enter_context(counting)
         logits = model.train()(*batch.arguments)
         if logits.shape == shape:
-            data.task.loss(logits, batch.targets)
+            task.loss(logits, batch.targets)
     if logits.shape != shape:
         found = tuple(logits.shape)
         raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
-    segment = segment_length(len(model.anatomy().blocks)) if recompute else None
-    return kept.of_step(segment) * len(own.targets) / len(batch.targets)
+    return kept
 
 
 def first_examples(data: Data, device: torch.device, group: Group) -> tuple[Batch, Batch]:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -415,6 +416,21 @@ def norms_in(module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+@contextmanager
+def keep_buffers(model: nn.Module) -> Iterator[None]:
+    """Put running statistics back at the end, also where a module has put another tensor in their place."""
+    kept = list[tuple[nn.Module, str, Tensor, Tensor]]()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            kept.append((module, name, buffer, buffer.clone()))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, before in kept:
+                setattr(module, name, buffer.copy_(before))
+
+
 class Model(nn.Module):
     """A stack of blocks between a stem and a head; it takes the two factories and imports no norm or placement.
 
@@ -480,6 +496,17 @@ class Model(nn.Module):
     def notes(self) -> list[str]:
         """Return what a reader of the model's numbers must know, a sentence each."""
         return []
+
+    def try_step(self, batch: Batch, task: Task) -> None:
+        """Refuse a batch, or norms, with which the model does not train; none of ours has code that is not known.
+
+        Args:
+            batch: a small one, on the model's device.
+            task: whose it is.
+
+        Raises:
+            UsageError: with what fails.
+        """
 
     def weights_drawn(self) -> None:
         """Set what follows from the weights as they start; called once they are drawn."""

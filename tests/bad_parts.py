@@ -72,6 +72,8 @@ Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).it
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
 Exploding = norm(lambda self, x: Rms.forward(self, x) * 1e30)
 Dying = norm(die)
+Squashing = norm(lambda self, x: torch.tanh(x.float()).to(x.dtype))  # autograd keeps what tanh returns
+Passing = norm(lambda self, x: x.to(x.dtype))
 
 
 class Idle(Rms):

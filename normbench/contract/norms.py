@@ -22,6 +22,7 @@ from normbench import build
 from normbench.contract import checks, trials
 from normbench.contract.checks import Check, Fact, NotApplicable, difference, expect, expect_small
 from normbench.contract.trials import ModulePart, run, run_both
+from normbench.errors import ContractError, explain
 from normbench.processes import begin_trial
 from normbench.types import NormFacts, Site
 
@@ -96,6 +97,7 @@ class NormPart(ModulePart):
             "float32 against float64": partial(small, measure=float32_error),
             "gradcheck": gradients_are_right,
             "gradient in every parameter": trials.parameters_learn,
+            "what follows in place": bears_what_follows,
             "deepcopy and state_dict": trials.copies_agree,
             "torch.no_grad changes nothing": partial(small, measure=without_grad),
             "bfloat16 against float64": bfloat16_is_close,
@@ -226,6 +228,31 @@ def gradients_are_right(part: NormPart) -> None:
             return y
 
         torch.autograd.gradcheck(call, (x.requires_grad_(), *norm.parameters()), fast_mode=True)
+
+
+def bears_what_follows(part: NormPart) -> None:
+    """An activation that works in place on the output, in training, changes neither the gradient nor the input."""
+    cure = "end forward with .clone()"
+    for norm, features in part.cases():
+        if getattr(norm, "is_identity", False):
+            raise NotApplicable("its output is its input")
+        norm = norm.float()
+        x = features.float()
+        gradients = []
+        for in_place in (False, True):
+            leaf = x.clone().requires_grad_()
+            entering = leaf * 1  # as another layer gives it
+            y = run_copy(norm, entering)
+            try:
+                acted = nn.functional.relu(y, inplace=in_place)
+                (gradient,) = torch.autograd.grad(acted.sum(), leaf)
+            except RuntimeError as error:
+                raise ContractError(f"{explain(error)}: {cure}") from error
+            gradients.append(gradient)
+            expect(torch.equal(entering, x), f"it changes the norm's input, which is its output: {cure}")
+        plain, after_in_place = gradients
+        is_same = torch.allclose(after_in_place, plain, rtol=0, atol=0, equal_nan=True)
+        expect(is_same, f"its gradient is another one: {cure}")
 
 
 def bfloat16_is_close(part: NormPart) -> str:

@@ -15,6 +15,7 @@ from normbench.errors import UsageError, explain
 from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
+from normbench.hosts.steps import check_step, try_step
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
 from normbench.norms import Own
 from normbench.settings import LIKE_HOST, Setting
@@ -132,6 +133,7 @@ class Hosted(Model):
         if torch.empty(0).device.type == "meta":
             raise NotImplementedError("norms of another library are known by what they compute, which takes numbers")
         built = self.library.build(name, options, task, image_size, weights)
+        self.name = name
         self.call = built.call
         self.host = built.module
         self.mask: Tensor | None = None
@@ -212,6 +214,28 @@ class Hosted(Model):
         if change > TOLERANCE * float(logits.abs().max()):
             cure = "choose a causal language model, such as model.name=llama or gpt2"
             raise UsageError(f"{what} sees the tokens that it is to predict: {cure}")
+
+    def try_step(self, batch: Batch, task: Task) -> None:
+        norms = self.anatomy().norms
+        new = [norms[place.site.name] for place in self.places if not place.stays]
+        failure = check_step(self, lambda model: model(*batch.arguments), new)
+        if failure is None:
+            return
+        if isinstance(failure, UsageError):
+            raise failure
+        what = f"model={self.library.word} model.name={self.name}"
+        if len(batch.targets) == 1:
+            twice = batch.map(lambda rows: torch.cat((rows, rows)))
+            if try_step(self, lambda model: model(*twice.arguments), new).error is None:
+                cure = "use a larger data.batch_size, with which no batch of 1 is left over"
+                why = f"does not train on a batch of 1 of the {task.examples} ({explain(failure)})"
+                raise UsageError(f"{what} {why}: {cure}") from failure
+        if isinstance(failure, ValueError):
+            cure = self.library.cure_of_forward
+            raise UsageError(
+                f"{what} does not train on these {task.examples} ({explain(failure)}): {cure}"
+            ) from failure
+        raise failure
 
     def change_by_future(self, tokens: Tensor, logits: Tensor, num_classes: int) -> float:
         """Return by how much a logit of the first half of the positions changes if the tokens of the second half do.

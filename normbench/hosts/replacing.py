@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normbench.errors import UsageError, explain
+from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.hosts.acting import acting_class
 from normbench.hosts.finding import Findings, Found
+from normbench.hosts.steps import check_step, try_step
 from normbench.hosts.tape import evaluating
-from normbench.norms import Own
+from normbench.norms import NoNorm, Own
 from normbench.norms.common import RunningNorm
 from normbench.settings import either
 from normbench.types import NormFactory
@@ -99,7 +100,7 @@ def restore(model: nn.Module, findings: Findings, made: Mapping[str, nn.Module])
 def check_runs(
     model: nn.Module, call: Callable[[nn.Module], object], findings: Findings, made: Mapping[str, nn.Module]
 ) -> None:
-    """Refuse new norms with which the model does not run, and put the old ones back.
+    """Refuse new norms with which the model does not run, or no longer trains, and put the old ones back.
 
     Args:
         model: with the new norms.
@@ -108,7 +109,7 @@ def check_runs(
         made: what `replace` has returned.
 
     Raises:
-        UsageError: the pass fails.
+        UsageError: a pass in evaluation fails, or a forward and a backward pass in training.
     """
     try:
         with evaluating(model), torch.no_grad():
@@ -118,6 +119,37 @@ def check_runs(
         names = either(sorted({type(norm).__name__ for norm in made.values()}))
         what = f"{type(model).__name__} does not run with {names} in the places of its norms ({explain(error)})"
         raise UsageError(f"{what}: choose another norm or other places; the model is as it was") from error
+    try:
+        check_trains(model, call, findings, made)
+    except UsageError as error:
+        restore(model, findings, made)
+        raise type(error)(f"{error}; the model is as it was") from error
+
+
+def check_trains(
+    model: nn.Module, call: Callable[[nn.Module], object], findings: Findings, made: Mapping[str, nn.Module]
+) -> None:
+    """Refuse new norms with which the model does not train, where it did before.
+
+    Errors about values, as of a statistic over one, are left to the batches of a training.
+
+    Args:
+        model, call, findings, made: as for `check_runs`.
+
+    Raises:
+        UsageError: a forward and a backward pass in training fail.
+    """
+    failure = check_step(model, call, made.values())
+    if failure is None or isinstance(failure, ValueError) or is_out_of_memory(failure):
+        return
+    restore(model, findings, made)
+    old = {found.site.name: found.module for found in findings.found if found.site.name in made}
+    before = try_step(model, call, old.values())
+    put_in(model, {old[name]: new for name, new in made.items()})
+    if before.error is None:
+        names = either(sorted({type(norm).__name__ for norm in made.values()}))
+        what = f"{type(model).__name__} does not train with {names} in the places of its norms ({explain(failure)})"
+        raise UsageError(f"{what}: choose another norm or other places") from failure
 
 
 def put_in(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
@@ -148,8 +180,11 @@ def name_of(norm: nn.Module) -> str:
 def place_like(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
     """Move a new norm to where the old one is, in the same precision; give it a weight to be looked at if it has none.
 
-    Some models ask the weight of a norm for its device or dtype, as timm's Swin and Mamba 2 do.
+    Some models ask the weight of a norm for its device or dtype, as timm's Swin and Mamba 2 do. What stands for no norm
+    gives a tensor of its own, as a norm does: many models let their activations work on that in place.
     """
+    if isinstance(new, NoNorm):
+        new.copies = True
     like = first_floating([*old.parameters(), *old.buffers(), *model.parameters()])
     if like is not None:
         new.to(device=like.device, dtype=like.dtype)

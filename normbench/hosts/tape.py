@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,16 +315,21 @@ def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterabl
     return tape
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Put a model into evaluation mode, and each of its modules back into its own."""
+    return in_mode(model, is_training=False)
+
+
+@contextmanager
+def in_mode(model: nn.Module, is_training: bool) -> Iterator[None]:
+    """Put a model into training or evaluation mode, and each of its modules back into its own."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(is_training)
     try:
         yield
     finally:
-        for module, is_training in modes.items():
-            module.training = is_training
+        for module, mode in modes.items():
+            module.training = mode
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
+from normbench.norms.kernels import copy_if_last
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -53,7 +54,8 @@ class BHyT(AffineNorm):
         return slope * x
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        return scale_and_shift(torch.tanh(self.scaled(x)), weight, bias, self.channel_dim)
+        y = copy_if_last(torch.tanh(self.scaled(x)), weight, bias)
+        return scale_and_shift(y, weight, bias, self.channel_dim)
 
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:

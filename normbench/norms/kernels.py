@@ -63,6 +63,15 @@ def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None
     return tuple(in_place(pull_back(dy)))
 
 
+def copy_if_last(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return y, or a copy of it where autograd keeps y itself, and neither γ nor β makes another tensor of it.
+
+    What comes next may work in place, as many activations do, and would change what the backward pass reads.
+    """
+    is_last = weight is None and bias is None
+    return y.clone() if is_last and y.requires_grad else y
+
+
 # ---- RMSNorm
 
 
@@ -129,7 +138,7 @@ def native_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def dyt_formula(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return γ·tanh(αx)+β."""
-    y = torch.tanh(alpha * x)
+    y = copy_if_last(torch.tanh(alpha * x), weight, bias)
     if weight is not None:
         y = y * weight
     if bias is not None:
@@ -266,11 +275,14 @@ class MaskedBatchNormFunction(torch.autograd.Function):
 
 
 class DifferentiableOnce(torch.autograd.Function):
-    """Leaves its input alone, and refuses a second derivative, which kernels that autograd cannot look into lack."""
+    """Leaves its input alone, and refuses a second derivative, which kernels that autograd cannot look into lack.
+
+    What it returns lies in the same memory and is no view, on which autograd would let nothing work in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
-        return y.view_as(y)
+        return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:

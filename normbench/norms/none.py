@@ -12,7 +12,8 @@ from normbench.types import Norm, NormFacts, Site
 class NoNorm(Norm):
     """Leaves its input as it is: what the norms are compared with.
 
-    y = x.
+    y = x. In a model of another library y is a copy, since what comes next there may change it in place, as many
+    activations do, and x may be read again.
 
     Shapes: any.
     """
@@ -22,6 +23,7 @@ class NoNorm(Norm):
     cast_order = "none"
     eps = None
     is_identity = True
+    copies = False  # its input; in models of other libraries
 
     def __init__(
         self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"
@@ -32,4 +34,4 @@ class NoNorm(Norm):
         self.channel_dim = channel_dim
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
-        return x
+        return x.clone() if self.copies else x

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normbench.errors import UsageError
 from normbench.norms.common import Affine, AffineNorm, Masked, refuse, scale_and_shift
-from normbench.norms.kernels import apply_power
+from normbench.norms.kernels import apply_power, copy_if_last
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -96,7 +96,7 @@ class PowerNorm(AffineNorm):
         squares = self.hold_variance(grouped.square().mean(-1, keepdim=True))
         rows = (grouped * torch.rsqrt(squares + self.eps)).reshape(-1, self.num_features)
         if self.training:
-            z = self.from_batch(rows, real)
+            z = copy_if_last(self.from_batch(rows, real), weight, bias)
         else:
             z = rows * torch.rsqrt(self.running_square.to(x.dtype) + self.eps)
         z = z.view_as(features_last).movedim(-1, self.channel_dim)

@@ -58,6 +58,8 @@ class Scale(AffineNorm):
             self.bias = nn.Parameter(torch.zeros(size))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        if weight is None and bias is None:
+            return x.clone()  # which what comes next may change in place, and x may be read again
         return scale_and_shift(x, weight, bias, self.channel_dim)
 
 

@@ -107,7 +107,8 @@ class Session:
             self.group.shard(model, run.device)
         model.to(run.device)
         with self.precision.autocast():
-            activations = build.rehearse(model, norms, run.data, run.device, recompute, self.group)
+            batches = run.steps * self.settings.trainer.accumulate
+            activations = build.rehearse(model, norms, run.data, run.device, recompute, self.group, batches)
         model.recompute = recompute
         if not self.group.shards:
             self.memory = self.memory_of_step(model, activations)

@@ -19,8 +19,7 @@ from normbench.studies.findings import Findings, Told, compare, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
-from normbench.training.guard import keep_buffers
-from normbench.types import Model
+from normbench.types import Model, keep_buffers
 
 SCALING = "data.scaling"
 SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the paper's figure 1

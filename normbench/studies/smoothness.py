@@ -26,8 +26,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import TrainingStep, check_steps, steps
-from normbench.training.guard import keep_buffers
-from normbench.types import Model
+from normbench.types import Model, keep_buffers
 
 CHOOSING_SEEDS = (-1, -2)  # of the runs that choose a learning rate: no run that is measured can have them
 DISTANCES = (0.5, 1.0, 2.0, 4.0)  # along the gradient, in learning rates

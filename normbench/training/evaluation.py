@@ -59,6 +59,8 @@ def evaluate(
 
 def reads_batch(module: nn.Module) -> bool:
     """Tell whether a module is a norm that takes statistics over a batch in evaluation too."""
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
+        return module.running_mean is None
     facts = getattr(module, "facts", None)  # as norms of ours have them
     if not isinstance(facts, NormFacts):
         return False

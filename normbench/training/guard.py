@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from normbench.training.parallel import Group
-from normbench.types import Batch, Task
+from normbench.types import Batch, Task, keep_buffers
 
 GRADIENT_NORM = "the gradient norm"
 
@@ -57,21 +57,6 @@ class Guard:
         """Return the first bad step that was admitted."""
         number = int(self.first_bad.item())
         return None if number < 0 else number
-
-
-@contextmanager
-def keep_buffers(model: nn.Module) -> Iterator[None]:
-    """Put running statistics back at the end, also where a module has put another tensor in their place."""
-    kept = list[tuple[nn.Module, str, Tensor, Tensor]]()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            kept.append((module, name, buffer, buffer.clone()))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, before in kept:
-                setattr(module, name, buffer.copy_(before))
 
 
 def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | None = None) -> str:

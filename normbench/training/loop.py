@@ -28,13 +28,13 @@ from normbench.training.devices import keep_generators
 from normbench.training.evaluation import evaluate
 from normbench.training.feed import Feed
 from normbench.training.graph import StepGraph
-from normbench.training.guard import GRADIENT_NORM, Diverged, first_nonfinite, keep_buffers
+from normbench.training.guard import GRADIENT_NORM, Diverged, first_nonfinite
 from normbench.training.launches import EarlySteps
 from normbench.training.optimizer import WeightAverage, check_shapes, parameters_of
 from normbench.training.parallel import shard_like, unshard
 from normbench.training.recalibration import recalibrate
 from normbench.training.step import LocalBatch, Stepper
-from normbench.types import Batch
+from normbench.types import Batch, keep_buffers
 
 MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
 FEWEST = 2  # examples in one of them: statistics over a batch need two

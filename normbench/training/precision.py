@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.training.devices import keep_generators
-from normbench.training.guard import keep_buffers
-from normbench.types import Batch, Model, Task
+from normbench.types import Batch, Model, Task, keep_buffers
 
 # What a process that may die of it runs, after `begin_trial`.
 TRIAL = """

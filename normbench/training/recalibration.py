@@ -11,8 +11,7 @@ from torch import nn
 
 from normbench.stopping import allow_stops
 from normbench.training.evaluation import to_device
-from normbench.training.guard import keep_buffers
-from normbench.types import Batch, Data
+from normbench.types import Batch, Data, keep_buffers
 
 
 @torch.no_grad()

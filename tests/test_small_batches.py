@@ -1,0 +1,104 @@
+"""Batches of one example, of which some norms can take no statistic, are refused before a run is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import refused
+from torch import Tensor, nn
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.errors import UsageError
+from normbench.training.evaluation import reads_batch
+from normbench.types import Batch, Data, ImageClassification, Split
+
+pytest_plugins = ["refusals"]
+
+EXAMPLES = 7
+CPU = torch.device("cpu")
+OF_TIMM = "model=timm model.name=resnet18 model.kwargs.layers=[1,1,1,1] model.kwargs.channels=[8,8,16,16]"
+OF_TORCHVISION = "model=torchvision model.name=mobilenet_v3_small"
+
+
+class Leftover(Data):
+    """Seven images, the last of which is a batch of its own where there are three in each."""
+
+    kind = "image_classification"
+    fingerprint = "leftover-1"
+
+    def __init__(self, *, seed: int, batch_size: int = 3, eval_batch_size: int = EXAMPLES) -> None:
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.images = torch.randn(EXAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.labels = torch.arange(EXAMPLES) % 2
+        self.task = ImageClassification(num_classes=2, image_shape=(1, 8, 8))
+        self.steps_per_epoch = -(-EXAMPLES // batch_size)
+
+    def train_batch(self, step: int) -> Batch:
+        first = step % self.steps_per_epoch * self.batch_size
+        return self.batch(torch.arange(EXAMPLES)[first : first + self.batch_size])
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        for indices in torch.arange(EXAMPLES).split(self.eval_batch_size)[:limit]:
+            yield self.batch(indices)
+
+    def batch(self, indices: Tensor) -> Batch:
+        return Batch(self.images[indices], self.labels[indices])
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "leftover", "examples": EXAMPLES}
+
+
+OURS = f"data._target_={__name__}.Leftover data.batch_size=3"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (f"{OF_TIMM} norm=own data=digits data.batch_size=1", "does not train on a batch of 1 of the images"),
+        (f"{OF_TORCHVISION} norm=own data=digits data.batch_size=1", "does not train on a batch of 1 of the images"),
+        (f"{OF_TIMM} norm=batchnorm data=digits data.batch_size=1", "has 1 value for a statistic"),
+        (f"model=mlp norm=batchnorm {OURS} trainer.steps=3", "has 1 value for a statistic"),
+        ("model=mlp norm=batchnorm norm.track_running_stats=false data=digits data.eval_batch_size=1", "val has a bat"),
+    ],
+    ids=["timm's own", "torchvision's own", "ours in timm's", "the last of an epoch", "an evaluation's"],
+)
+def test_a_batch_of_one_is_refused_before_the_run(
+    words: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for library in ("timm", "torchvision"):
+        if f"model={library}" in words:
+            pytest.importorskip(library)
+    assert told in refused(["train", *words.split()], capsys)
+
+
+def rehearse(words: str, data: Data, batches: int) -> None:
+    """Try a model on data, as before a run of so many batches."""
+    model, norms = build.make_model(read(words.split()).tree, data.task, seed=0)
+    build.rehearse(model, norms, data, CPU, batches=batches)
+
+
+@pytest.mark.parametrize("words", [f"{OF_TIMM} norm=own", "model=mlp norm=batchnorm"])
+def test_a_short_last_batch_is_tried_where_the_run_comes_to_it(words: str) -> None:
+    if "timm" in words:
+        pytest.importorskip("timm")
+    data = Leftover(seed=0)
+    rehearse(words, data, batches=2)
+    rehearse(words, Leftover(seed=0, batch_size=5), batches=9)
+    with pytest.raises(UsageError, match=r"batch of 1 of the images|has 1 value for a statistic"):
+        rehearse(words, data, batches=3)
+
+
+def test_evaluation_batches_of_one_are_refused_where_a_norm_reads_the_batch() -> None:
+    reads = "model=mlp norm=batchnorm norm.track_running_stats=false"
+    rehearse(reads, Leftover(seed=0), batches=1)
+    with pytest.raises(UsageError, match=r"^val has a batch of 1 of the images, .*another data.eval_batch_size"):
+        rehearse(reads, Leftover(seed=0, eval_batch_size=2), batches=1)
+    rehearse("model=mlp norm=batchnorm", Leftover(seed=0, eval_batch_size=2), batches=1)
+    assert reads_batch(nn.BatchNorm2d(3, track_running_stats=False))
+    assert not reads_batch(nn.BatchNorm2d(3))
