@@ -89,7 +89,9 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     assert "0.821 nats higher" in second and not report.comparisons[0].real
     cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
     assert cells["costs"].loc["dyt", "did not train"] == "3 of 3"
-    assert cells["differences"].loc["dyt", "found"] == "did not train"
+    shown = cells["differences"].loc["dyt"]
+    assert shown["found"] == "did not train" and "+0.8" in shown["difference, nats"]
+    assert not {"p", "effect size", "minimum detectable effect"} & {*shown.index}, "which are of a test"
     assert lead(report.study).endswith("6 runs: 6 finished (3 of them did not train)")
     assert report.runs.groupby("arm")["trained"].sum().to_dict() == {"dyt": 0, "layernorm": 3}
 

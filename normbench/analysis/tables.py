@@ -370,6 +370,10 @@ def columns_of_pair(one: Paired) -> dict[str, str]:
     return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
 
 
+# The columns of a table of differences that say what its tests give.
+OF_TESTS = ("effect size", "p", "p after Holm", "Wilcoxon p", "minimum detectable effect")
+
+
 def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
     """Return the table of the differences of arms from their baselines. primary: whether the answer speaks of them."""
     metric, family = found[0].metric, found[0].family
@@ -390,6 +394,8 @@ def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> T
             "minimum detectable effect": detectable_of(one),
             "found": found_in(one),
         }
+        if one.verdict == Verdict.UNTRAINED:  # no test counts it, and the columns in a paper do not say that it is none
+            row |= dict.fromkeys(OF_TESTS, NONE)
         rows.append(row)
     title = f"Differences in {metric.words}"
     table = make_table(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
