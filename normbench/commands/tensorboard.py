@@ -39,8 +39,10 @@ def serve(folder: Path, flags: Sequence[str]) -> int:
     """
     if not any(folder.rglob("events.out.tfevents.*")):
         raise UsageError(f"{folder} is not a folder of runs: train something first, or give the folder of your runs")
-    from tensorboard import default, program
+    from tensorboard import program
     from tensorboard_data_server import server_binary
+
+    from normbench.commands.hparams import make_plugins
 
     page = start_page("", write_arms(folder))
 
@@ -59,7 +61,7 @@ def serve(folder: Path, flags: Sequence[str]) -> int:
         def print_serving_message(self) -> None:
             print(self.get_url(), flush=True)
 
-    board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(Server))
+    board = program.TensorBoard(make_plugins(), server_class=program.with_port_scanning(Server))
     fast = "true" if server_binary() else "false"  # left open, TensorBoard says in four lines which it was
     try:
         board.configure(["tensorboard", f"--logdir={folder}", f"--load_fast={fast}", *flags])

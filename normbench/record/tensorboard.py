@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -44,12 +44,12 @@ BLOCKS = "blocks"  # the tag of its blocks as they are drawn; other texts belong
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
 RESULTS = ("loss", "accuracy", "perplexity", "bleu")  # what tasks may be judged by, each with its own
-# columns of the HParams tab
+# columns of the HParams tab of `normbench tensorboard`, of which a browser shows the first five
 METRICS = ("loss/val", "accuracy/val", "bleu/val", "loss/train", "perplexity/val", "time/step_ms")
 
 
 class TensorBoard(Lines):
-    """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of METRICS."""
+    """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of a tag."""
 
     def __init__(self, directory: Path, step: int) -> None:
         files = event_files(directory)
@@ -68,7 +68,8 @@ class TensorBoard(Lines):
         return kind not in RESULTS or kind in self.metrics
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
-        self.write_columns(list(choices), varied)
+        # No `Experiment` says which columns the HParams tab has: TensorBoard would take the one of whichever run it
+        # reads first, which lacks the settings of the others. Without one, it takes the settings of all.
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb(PAGE, page).value, *row.value])
@@ -80,16 +81,6 @@ class TensorBoard(Lines):
                     drawn[name] = {"multiline": {"tag": [tags]}}
             overlaid[title] = drawn
         self.draw(overlaid)
-
-    def write_columns(self, names: Sequence[str], varied: Collection[str]) -> None:
-        """Write which columns the HParams tab has: the choices by name, and the metrics that will come."""
-        infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in names]
-        metrics: list[Any] = []
-        for tag in METRICS:
-            if self.will_come(tag):
-                metrics.append(api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)))
-        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics)
-        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
 
     def draw(self, charts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write what the Custom Scalars tab draws: category -> chart -> its lines."""
