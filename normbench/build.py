@@ -34,6 +34,7 @@ from normbench.errors import CombinationRefused, ContractError, RunFailure, Usag
 from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
+from normbench.record.digests import digest_of
 from normbench.record.loggers import Logger
 from normbench.settings import Tree, show
 from normbench.training.devices import keep_generators
@@ -267,8 +268,7 @@ def digest_weights(tree: Tree) -> list[str]:
 @cache
 def digest_file(path: Path, size: int, changed: int) -> str:
     """Return the sha256 of a file, read once as long as its size and the time of its last change stay."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(path)
 
 
 def norm_facts(tree: Tree) -> NormFacts:

@@ -516,6 +516,18 @@ def test_a_configuration_in_a_file_that_the_first_one_names_is_looked_through_to
         build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
 
 
+def test_a_configuration_that_is_nested_too_deep_is_refused(gpt2: Path, tmp_path: Path) -> None:
+    """Where an interpreter's JSON goes deeper than a Python function can follow, it would end in a traceback."""
+    about = json.loads((gpt2 / "config.json").read_text())
+    deep: list[Any] = []
+    for _ in range(50):
+        deep = [deep]
+    (tmp_path / "config.json").write_text(json.dumps({**about, "deep": deep}))
+    (tmp_path / "model.safetensors").symlink_to(gpt2 / "model.safetensors")
+    with pytest.raises(UsageError, match=r"config.json cannot be read .*nested deeper than"):
+        build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+
+
 def test_an_adapter_beside_weights_is_refused(gpt2: Path, tmp_path: Path) -> None:
     given = Path(shutil.copytree(gpt2, tmp_path / "given"))
     (given / "adapter_config.json").write_text('{"base_model_name_or_path": "org/model"}')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from normbench.hosts.building import quietly
 from normbench.hosts.libraries import import_library
 from normbench.hosts.replacing import leave_fast_path, let_act, place_like, put_in
 from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
+from normbench.record.digests import digest_of
 from normbench.record.files import write_folder_aside
 from normbench.types import Norm, Site
 
@@ -103,7 +103,7 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
         noted = {**note, WEIGHTS: digest_each(files)}
         (aside / NOTE).write_text(json.dumps(noted, indent=2) + "\n")
         about = json.loads((aside / CONFIG).read_bytes())
-        about[MARK] = {NOTE: digest(aside / NOTE)}
+        about[MARK] = {NOTE: digest_of(aside / NOTE)}
         (aside / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
         if tokenizer is not None:
             file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
@@ -176,15 +176,9 @@ def weights_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def digest(file: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def digest_each(files: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of files by name."""
-    return {file.name: digest(file) for file in files}
+    return {file.name: digest_of(file) for file in files}
 
 
 def explain_reading(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> str:
@@ -263,7 +257,7 @@ def check_digests(folder: Path, note: Mapping[str, Any]) -> None:
     changed = []
     try:
         noted_of_note = read_about(folder / CONFIG).get(MARK)
-        if noted_of_note is not None and noted_of_note != {NOTE: digest(folder / NOTE)}:
+        if noted_of_note is not None and noted_of_note != {NOTE: digest_of(folder / NOTE)}:
             changed.append(NOTE)
         weights = weights_in(folder)
         if WEIGHTS in note and note[WEIGHTS] != digest_each(weights):

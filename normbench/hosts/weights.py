@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain
+from normbench.record.files import sanitize
 from normbench.settings import drop_keys, either, show
 
 RANDOM = "random"
@@ -117,12 +118,12 @@ def read_about(file: Path) -> dict[str, Any]:
     """Return the content of a config.json; nothing where there is none.
 
     Raises:
-        UsageError: it cannot be read, or needs code that comes with it.
+        UsageError: it cannot be read, is nested too deep to be looked through, or needs code that comes with it.
     """
     if not file.is_file():
         return {}
     try:
-        about = json.loads(file.read_bytes())
+        about = sanitize(json.loads(file.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
     if not isinstance(about, dict):

@@ -9,18 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from normbench.record.files import read_bytes, write_json
+from normbench.record.files import open_regular, read_bytes, write_json
 from normbench.record.shapes import DIGESTS
 from normbench.settings import drop_keys
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file.
+    """Return the SHA-256 of a file, which may be too large for memory.
 
     Raises:
         OSError: it cannot be read.
     """
-    return hashlib.sha256(read_bytes(path)).hexdigest()
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_content(content: Any) -> str:

@@ -151,7 +151,7 @@ class RunDirectory:
         return read_object(self.config, parse_yaml) or {}
 
     def read_record(self) -> Record:
-        """Return what the files of the run hold: the door for whoever goes by the record of a run.
+        """Return what the files of the run hold: the way in for whoever relies on the record of a run.
 
         Raises:
             ValueError: one of them is missing or damaged; the message names it.

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,15 +73,25 @@ def remove_written(folder: Path, names: Iterable[str]) -> None:
                 path.unlink()
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return a file's content.
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read it.
 
     Raises:
         OSError: it cannot be read, or whoever reads it would wait for ever: it is a pipe or a device.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path.read_bytes()
+    return open(path, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        OSError: as `open_regular` does.
+    """
+    with open_regular(path) as file:
+        return file.read()
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
