@@ -265,6 +265,20 @@ def digest_weights(tree: Tree) -> list[str]:
     return found
 
 
+def compare_classes(tree: Tree, data: Data) -> str:
+    """Say where the outputs of given weights stand for other classes than the data's; empty where that is not so."""
+    _, made = target(tree, "model")
+    classes = list(getattr(data, "classes", ()))
+    noted = made.classes_noted(section_at(tree, "model")) if classes else None  # type: ignore[attr-defined]  # a Model's
+    if noted is None or noted == classes or len(noted) != len(classes):  # of others the output layer starts anew
+        return ""
+    place = next(number for number, name in enumerate(classes) if name != noted[number])
+    weights = f"model.weights={tree['model']['weights']}"
+    how = "the classes of the data in another order" if sorted(noted) == sorted(classes) else "other classes"
+    what = f"{weights} was trained on {how}: its output {place} stood for {noted[place]}"
+    return f"{what}, and here it stands for {classes[place]}, so it is wrong until it is trained again"
+
+
 @cache
 def digest_file(path: Path, size: int, changed: int) -> str:
     """Return the sha256 of a file, read once as long as its size and the time of its last change stay."""

@@ -485,6 +485,11 @@ class Model(nn.Module):
         """
         return ()
 
+    @classmethod
+    def classes_noted(cls, settings: Mapping[str, Any]) -> list[str] | None:
+        """Return the classes that stand with the trained weights of a model with these settings; None: none do."""
+        return None
+
     def ledger(self) -> dict[str, Any]:
         """Return what the ledger says of the model beside what it says of all."""
         return {}
@@ -725,6 +730,15 @@ class Data(ABC):
     fingerprint: str  # sha256 of the decoded content
     steps_per_epoch: int  # 0 of a stream, whose length is not known
     has_test: bool = False  # whether there is a split `test`, judged once at the end
+    earlier: str = ""  # the fingerprint of what earlier versions made of the same source, where that differs
+
+    def as_of(self, fingerprint: str) -> Data:
+        """Return what an earlier version made of the same source, if that has this fingerprint; else these data."""
+        return self
+
+    def notes(self) -> list[str]:
+        """Return what a person is to know of the data before anything trains, as whole lines."""
+        return []
 
     @abstractmethod
     def train_batch(self, step: int) -> Batch:

@@ -142,7 +142,7 @@ def labelled(*labels: int | None) -> Callable[[Path], Path]:
 BAD_IMAGES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "truncated": (truncated, "image", "me/pets cannot be read .Could not open Parquet.*set data.root"),
     "no column": (labelled(1), "img", "it has no img, but image, label.: name"),
-    "missing label": (labelled(0, 1, 2, None), "image", "row 23 of me/pets has no label: .* from 0 to 2"),
+    "missing label": (labelled(0, 1, 2, None), "image", "row 3 of test of me/pets has no label: .* from 0 to 2"),
     "no images": (labelled(1), "label", "21 of the 21 images .*row 0 of train: .*data.image_column"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -25,13 +26,14 @@ TrainShare = Annotated[
 ]
 
 
-def count_held_out(total: int, holdout: float, unit: str) -> int:
+def count_held_out(total: int, holdout: float, unit: str, equal: Any = None) -> int:
     """Return how many of `total` training examples are held out: what chooses does not judge.
 
     Args:
         total: number of training examples.
         holdout: share (below 1) or number (from 1), 0 for none.
         unit: what is counted, for the error.
+        equal: which examples are equal to the one before them, if any are: these are held out together, or not.
 
     Raises:
         UsageError: nothing is left to train on, or held out.
@@ -43,7 +45,18 @@ def count_held_out(total: int, holdout: float, unit: str) -> int:
     if not is_whole or not 0 < count < total:
         cure = f"use a share from 0 to below 1, or a whole number below {total:,}"
         raise UsageError(f"data.holdout={holdout:g} cannot be taken from the {total:,} training {unit}: {cure}")
-    return count
+    return count if equal is None else total - find_cut(total - count, equal)
+
+
+def find_cut(wanted: int, equal: Any) -> int:
+    """Return the place nearest before a wanted one at which no equal examples are divided; if there is none, behind.
+
+    equal: which examples are equal to the one before them.
+    """
+    for place in chain(range(wanted, 0, -1), range(wanted + 1, len(equal))):
+        if not equal[place]:
+            return place
+    return wanted
 
 
 def generator(seed: int, purpose: str, number: int) -> torch.Generator:
@@ -83,6 +96,8 @@ class ContentData(Data):
     """
 
     unit: ClassVar[str]  # what is held out
+    remake: Callable[[], Data] | None = None  # makes the data as earlier versions had them, where that differs
+    remade: Data | None = None  # what that has made
     batch: Callable[..., Batch]  # from a split, indices of its examples, and the step if it is a training batch
 
     def __init__(
@@ -99,13 +114,17 @@ class ContentData(Data):
     ) -> None:
         self.content = content
         self.fingerprint = content.fingerprint
+        self.earlier = content.facts.get("earlier", "")
         self.examples = examples
         self.labels = labels
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-        held = count_held_out(len(examples["train"]), holdout, self.unit)
+        equal = content.arrays.get("train_equal")
+        held = count_held_out(len(examples["train"]), holdout, self.unit, equal)
+        self.seen = dict(content.facts.get("equal", {}))  # how many rows are equal to others
         if held:
+            self.seen.pop("val", None)
             hold_out(examples, held)
             if labels:
                 hold_out(labels, held)
@@ -185,17 +204,46 @@ class ContentData(Data):
         entropy = -(shares * np.log(shares)).sum()
         return {"loss/val": float(entropy), "accuracy/val": float(shares.max())}
 
+    def as_of(self, fingerprint: str) -> Data:
+        if self.remake is None or fingerprint != self.earlier:
+            return self
+        if self.remade is None:
+            self.remade = self.remake()
+        return self.remade
+
+    def notes(self) -> list[str]:
+        """Return what a person is to know of rows that are equal to others."""
+        lines = []
+        for split, count in self.seen.items():
+            if split in self.examples:
+                whole = f"{count:,} of the {len(self.examples[split]):,} {self.unit} of {split}"
+                lines.append(
+                    f"warning: {whole} are equal to some that train, so {split} judges what the model has seen"
+                )
+        if "train_equal" in self.content.arrays:
+            total = sum(map(len, self.examples.values()))
+            what = f"{self.seen['repeats']:,} of the {total:,} {self.unit} of {self.content.name} repeat another"
+            lines.append(f"note: {what}; equal ones are never divided where normbench divides the data")
+        return lines
+
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
         sizes = {}
         for split, part in self.examples.items():
             sizes[f"{split}_{self.unit}"] = len(part)
         share = {} if self.train_share == 1 else {"train_share": self.train_share}
+        seen = {}
+        for split in self.examples:
+            if split in self.seen:
+                seen[f"{split}_{self.unit}_seen_in_training"] = self.seen[split]
+        if "train_equal" in self.content.arrays:
+            seen[f"repeated_{self.unit}"] = self.seen["repeats"]
         return {
             "name": self.content.name,
             **self.content.about,
             "kind": self.kind,
             **sizes,
+            **seen,
             **share,
             "steps_per_epoch": self.steps_per_epoch,
             "constant": self.constant,

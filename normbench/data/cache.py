@@ -100,9 +100,7 @@ def read_or_decode(
             arrays[array] = np.asarray(np.load(folder / f"{array}.npy", mmap_mode="c"))
             if digest(arrays[array]) != digests[array]:
                 raise ValueError("its bytes are not those that were written")
-        of_arrays = json.dumps(digests)
-        fingerprint = hashlib.sha256(of_arrays.encode()).hexdigest()
-        return Content(name, about, arrays, meta["facts"], fingerprint)
+        return Content(name, about, arrays, meta["facts"], fingerprint_of(digests))
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
         cure = "remove it, and it will be made again"
         raise RunFailure(f"the data cache {folder} is damaged ({fault}): {cure}") from fault
@@ -160,6 +158,17 @@ def write_array(path: Path, array: np.ndarray) -> None:
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.write(np.ascontiguousarray(array).data)
+
+
+def fingerprint_of(digests: Mapping[str, str]) -> str:
+    """Return the fingerprint of data, from the sha256 of each of their arrays."""
+    of_arrays = json.dumps(dict(sorted(digests.items())))
+    return hashlib.sha256(of_arrays.encode()).hexdigest()
+
+
+def fingerprint_arrays(arrays: Mapping[str, Any]) -> str:
+    """Return the fingerprint that data have of which these are the arrays."""
+    return fingerprint_of({name: digest(array) for name, array in arrays.items()})
 
 
 def digest(array: np.ndarray) -> str:

@@ -24,6 +24,8 @@ COPIES = (
 )
 OTHERWISE = f"name a repository with these splits and columns, {COPIES}"
 
+HIDDEN = -1  # the label that data sets of competitions write where they keep the true one
+
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
@@ -224,24 +226,24 @@ def classes_of(features: Any, column: str, hub_id: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
-    """Return the index of each row's class, and the names of the classes: those declared, or the sorted labels.
+def labels_of(labels: Sequence[Any], declared: Sequence[str], where: str) -> tuple[np.ndarray, list[str]]:
+    """Return the index of each row's class, and the names of the classes, which are declared.
 
     Raises:
         UsageError: a row has no label, or one that is not declared.
     """
-    import pandas as pd
-
-    numbers = range(len(declared)) if declared else None
-    found = pd.Categorical(labels, categories=numbers)
-    wrong = np.flatnonzero(found.codes < 0)
-    if wrong.size:
-        row = wrong[0]
-        what = "no label" if pd.isna(labels[row]) else f"the label {labels[row]}"
-        allowed = f", from 0 to {len(declared) - 1}" if declared else ""
-        raise UsageError(f"row {row} of {where} has {what}: each row needs one{allowed}")
-    names = [str(name) for name in declared or found.categories]
-    return found.codes.astype(np.int64), names
+    numbers = range(len(declared))
+    for row, label in enumerate(labels):
+        if label in numbers:
+            continue
+        allowed = f"each row needs one, from 0 to {len(declared) - 1}"
+        if label is None or label != label:  # which is how NaN shows itself
+            raise UsageError(f"row {row} of {where} has no label: {allowed}")
+        if label == HIDDEN:
+            what = f"has the label {label}, which stands for one that is hidden"
+            raise UsageError(f"row {row} of {where} {what}: choose a split with labels; {allowed}")
+        raise UsageError(f"row {row} of {where} has the label {label!r:.60}: {allowed}")
+    return np.array(labels, dtype=np.int64), list(map(str, declared))
 
 
 def causes(fault: BaseException) -> list[BaseException]:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from normbench.data.arranging import Kinds, add_counts, count_equal
 from normbench.data.batches import ContentData, generator
 from normbench.data.cache import Content, Decoded
 from normbench.data.hub import reason
@@ -193,7 +194,9 @@ def cut_holes(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
 # ---- decoding
 
 
-def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes: Sequence[str]) -> Decoded:
+def image_arrays(
+    pixels: Pixels, labels: Any, counts: Mapping[str, int], classes: Sequence[str], kinds: Kinds | None = None
+) -> Decoded:
     """Return what an image source decodes to.
 
     The moments are sum and sum of squares of each training image's pixels, so that the mean and deviation of any part
@@ -204,6 +207,7 @@ def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes
         labels: of the same images.
         counts: how many images each split has.
         classes: their names.
+        kinds: which of all images are equal, where that is looked at.
     """
     arrays: dict[str, np.ndarray] = {}
     first = 0
@@ -215,7 +219,12 @@ def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes
     sums = train.sum(axis=(2, 3), dtype=np.int64)
     sums_of_squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
     arrays["train_moments"] = np.stack([sums, sums_of_squares], axis=2)
-    return arrays, {"classes": list(classes)}
+    facts: dict[str, Any] = {"classes": list(classes)}
+    if kinds is not None:
+        ends = np.cumsum([*counts.values()])[:-1]
+        of_splits = [some.tolist() for some in np.split(kinds, ends)]
+        facts = add_counts(facts, count_equal(dict(zip(counts, of_splits, strict=True))))
+    return arrays, facts
 
 
 def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None, every: Any = map) -> Pixels:

@@ -7,16 +7,33 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from normbench.data.arranging import (
+    add_equal,
+    check_labels,
+    find_kinds,
+    has_equal,
+    keep_together,
+    mark_equal,
+    note_earlier,
+    number_rows,
+)
 from normbench.data.batches import Holdout, Name
-from normbench.data.cache import SPLITS, Content, Decoded, file_digest, logger, read_or_decode
-from normbench.data.hub import labels_of, reason
+from normbench.data.cache import (
+    SPLITS,
+    Content,
+    Decoded,
+    file_digest,
+    logger,
+    read_or_decode,
+)
+from normbench.data.hub import HIDDEN, reason
 from normbench.data.images import Images, decode, image_arrays
 from normbench.data.sources import (
     BytesOrFile,
@@ -49,6 +66,10 @@ SPLIT_NAMES = {
 WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet file (.csv, .parquet)"
 
 
+ENOUGH = "give two classes, each with some to train on, and some to validate"
+ARRANGED = "equal rows together"  # in keys of the cache: how rows are divided, and classes numbered, in this version
+
+
 class Columns(NamedTuple):
     """The columns of a table: what holds the images or texts, their labels, and the splits, if there is one."""
 
@@ -73,9 +94,10 @@ def own_images(
 ) -> Images:
     """Return a person's own images, in a folder or in the rows of a table; `options` are Images'.
 
-    Classes are in alphabetical order, or by size if they are whole numbers. Without splits a tenth of each class
-    validates, chosen by a hash of the names; with `train` and `test` alone the images of `test` validate. The images of
-    a split stand in the order of that hash, so that the last ones are of all classes.
+    Classes are in alphabetical order, or by size if all are numbers. Without splits a tenth of each class validates,
+    chosen by a hash of the names; with `train` and `test` alone the images of `test` validate. The images of a split
+    stand in the order of that hash, so that the last ones are of all classes; but equal ones stand together, and all
+    or none of them validate.
 
     Raises:
         UsageError: `path` is neither a folder nor a table, or it is not what it should be.
@@ -90,13 +112,22 @@ def own_images(
         stamps = [stamp(place.parent / image) for image in images if isinstance(image, str)]
         contents = [file_digest(place), columns, stamps]
     key = [str(place.resolve()), size, contents]
-    load = partial(load_images, place, size, columns)
-    content = read_or_decode(name, "images", key, load, path=place.name)
-    return Images(content, **options)
+
+    def make(earlier: bool = False) -> Images:
+        load = partial(load_images, place, size, columns, earlier)
+        content = read_or_decode(name, "images", key if earlier else [*key, ARRANGED], load, path=place.name)
+        return Images(content, **options)
+
+    data = make()
+    data.remake = partial(make, earlier=True)
+    return data
 
 
-def load_images(path: Path, size: int | None, columns: Columns) -> Decoded:
+def load_images(path: Path, size: int | None, columns: Columns, earlier: bool) -> Decoded:
     """Decode all images.
+
+    Args:
+        earlier: number the classes and divide the images as earlier versions did.
 
     Raises:
         UsageError: they cannot be read, their sizes differ, or a split or class has none.
@@ -110,8 +141,8 @@ def load_images(path: Path, size: int | None, columns: Columns) -> Decoded:
         else:
             root = path.parent
             rows, declared = read_table(path, columns)
-        rows["class"], classes = labels_of(rows["label"].tolist(), declared, where)
-    except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are not UTF-8
+        rows, labels, old_labels = number_rows(rows, declared, where)
+    except UnicodeError as fault:  # names that are not UTF-8
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
     identities: list[bytes] = []
     for image in rows["image"]:
@@ -119,14 +150,30 @@ def load_images(path: Path, size: int | None, columns: Columns) -> Decoded:
             identities.append(image)
         else:
             identities.append(os.fsencode(str(image)))
-    rows, counts = arrange_rows(rows, identities, classes, where, "images")
+    cuts = rows["split"].isna().any()
+    rows, counts = arrange_rows(rows, identities, labels.classes, where, "images")
     files: list[tuple[str, Any]] = []
     for row, image in rows["image"].items():
         if isinstance(image, str):
             files.append((image, root / image))
         else:
             files.append((f"row {row}", image))
-    return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts, classes)
+    pixels = decode(files, where, size)
+    kinds = find_kinds(pixels)
+    before = None
+    if old_labels is not None and (earlier or has_equal(kinds) or old_labels.classes != labels.classes):
+        before = image_arrays(pixels, rows["old_class"].to_numpy(), counts, old_labels.classes, kinds)
+    if earlier and before is not None:
+        return before
+    if has_equal(kinds):
+        rows["decoded"] = np.arange(len(rows))
+        rows = keep_together(rows, kinds, cuts)
+        counts = count_splits(rows, where, "images")
+        order = rows["decoded"].to_numpy()
+        pixels = pixels[order]
+        kinds = kinds[order]
+    arrays, facts = image_arrays(pixels, rows["class"].to_numpy(), counts, labels.classes, kinds)
+    return note_earlier(add_equal(arrays, kinds, counts), facts, before)
 
 
 def arrange_rows(
@@ -158,15 +205,30 @@ def arrange_rows(
         rows["split"] = rows["split"].replace("test", "val")
     rows["split"] = pd.Categorical(rows["split"], SPLITS)
     rows = rows.sort_values("split", kind="stable")
-    counts = rows["split"].value_counts(sort=False)
+    counts = count_splits(rows, where, what)
     present = set(rows["class"])
-    trained = set(rows["class"][: counts["train"]])
+    trained = set(rows["class"][: counts.get("train", 0)])
     untrained = sorted(present - trained)
-    if untrained or len(trained) < 2 or not counts["val"]:
+    if untrained or len(trained) < 2:
         missing = f" of the class {classes[untrained[0]]:.80}" if untrained else ""
-        cure = "give two classes, each with some to train on, and some to validate"
-        raise UsageError(f"{where} has too few {what}{missing}: {cure}")
-    return rows, counts[counts > 0].to_dict()
+        if untrained and classes[untrained[0]] == str(HIDDEN):
+            which = "rows with the label -1, and none of them trains, so their labels seem to be hidden"
+            raise UsageError(f"{where} has {which}: leave these rows out, or give their labels")
+        raise UsageError(f"{where} has too few {what}{missing}: {ENOUGH}")
+    return rows, counts
+
+
+def count_splits(rows: Any, where: str, what: str) -> dict[str, int]:
+    """Return how many rows each split has.
+
+    Raises:
+        UsageError: none validates.
+    """
+    counts = rows["split"].value_counts(sort=False)
+    if not counts["val"]:
+        raise UsageError(f"{where} has too few {what}: {ENOUGH}")
+    found: dict[str, int] = counts[counts > 0].to_dict()
+    return found
 
 
 def read_folder(path: Path) -> Any:
@@ -214,6 +276,7 @@ def read_table(path: Path, columns: Columns) -> tuple[Any, list[str] | None]:
             image = image["bytes"] or image["path"]
         images.append(image or None)
     labels = labels_as_written(path, table[columns.label])
+    check_labels(labels, f"data.path={path}", columns.label)
     splits = None
     if columns.split:
         splits = splits_of(table[columns.split], f"data.path={path}")
@@ -292,15 +355,22 @@ def own_texts(
     files = tables_in(place) if place.is_dir() else [(place, None)]
     columns = Columns(text_column, label_column, split_column)
 
-    def load() -> Decoded:
-        return load_texts(place, files, columns, level, vocabulary_size, tokenizer, holdout)
-
     contents = []
     for file, split in files:
         contents.append([file_digest(file), file.suffix.lower(), split])
     key = ["own", contents, columns, level, vocabulary_size, float(holdout), *key_of_file(level, tokenizer)]
-    content = read_or_decode(name, "texts", key, load, path=place.name)
-    return Texts(content, holdout=holdout, **options)
+    encode = partial(
+        encode_texts, level=level, vocabulary_size=vocabulary_size, tokenizer=tokenizer, holdout=float(holdout)
+    )
+
+    def make(earlier: bool = False) -> Texts:
+        load = partial(load_texts, place, files, columns, encode, earlier)
+        content = read_or_decode(name, "texts", key if earlier else [*key, ARRANGED], load, path=place.name)
+        return Texts(content, holdout=holdout, **options)
+
+    texts = make()
+    texts.remake = partial(make, earlier=True)
+    return texts
 
 
 def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
@@ -332,12 +402,17 @@ def load_texts(
     place: Path,
     files: Sequence[tuple[Path, str | None]],
     columns: Columns,
-    level: str,
-    vocabulary_size: int | None,
-    tokenizer: str | None,
-    holdout: float,
+    encode: Callable[..., Decoded],
+    earlier: bool,
 ) -> Decoded:
     """Encode all texts.
+
+    Args:
+        place: what `data.path` names.
+        files: the tables there, each with its split, if its name is one.
+        columns: those that are read.
+        encode: `encode_texts` with the settings of the vocabulary.
+        earlier: number the classes and divide the texts as earlier versions did.
 
     Raises:
         UsageError: they cannot be read, a row lacks its text, label or split, or a split or class has too few.
@@ -353,20 +428,41 @@ def load_texts(
         tables.append(table)
     rows = pd.concat(tables, ignore_index=True)
     first, _ = files[0]
-    labels = labels_as_written(first, rows["label"].tolist())
+    rows["label"] = pd.Series(labels_as_written(first, rows["label"].tolist()), dtype=object)
     try:
-        rows["class"], classes = labels_of(labels, declared_classes(first, columns.label), where)
-    except TypeError as fault:  # labels that are neither words nor numbers, or both
+        rows, labels, old_labels = number_rows(rows, declared_classes(first, columns.label), where)
+    except UnicodeError as fault:  # half of a character
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED_TEXTS}") from fault
     identities = [text.encode() for text in rows["text"]]
-    rows, counts = arrange_rows(rows, identities, classes, where, "texts")
+    cuts = rows["split"].isna().any()
+    rows, counts = arrange_rows(rows, identities, labels.classes, where, "texts")
+    kinds = find_kinds(text.encode() for text in rows["text"])
+    are_equal = has_equal(kinds)
+    before = None
+    if old_labels is not None and (earlier or are_equal or old_labels.classes != labels.classes):
+        numbers = rows["old_class"].to_numpy()
+        before = encode(rows["text"].tolist(), numbers, old_labels.classes, divide(counts))
+    if earlier and before is not None:
+        return before
+    if are_equal:
+        rows["arranged"] = np.arange(len(rows))
+        rows = keep_together(rows, kinds, cuts)
+        counts = count_splits(rows, where, "texts")
+        kinds = kinds[rows["arranged"].to_numpy()]
+    marks = mark_equal(kinds[: counts["train"]]) if are_equal else None
+    numbers = rows["class"].to_numpy()
+    arrays, facts = encode(rows["text"].tolist(), numbers, labels.classes, divide(counts), equal=marks)
+    return note_earlier(add_equal(arrays, kinds, counts), facts, before)
+
+
+def divide(counts: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return the rows of each split, where they stand split by split. counts: how many each has."""
     parts: dict[str, np.ndarray] = {}
     start = 0
     for split, count in counts.items():
         parts[split] = np.arange(start, start + count)
         start += count
-    numbers = rows["class"].to_numpy()
-    return encode_texts(rows["text"].tolist(), numbers, classes, parts, level, vocabulary_size, tokenizer, holdout)
+    return parts
 
 
 def read_texts(path: Path, columns: Columns) -> Any:
@@ -391,6 +487,7 @@ def read_texts(path: Path, columns: Columns) -> Any:
         if not text.isascii() and not is_encodable(text):
             cure = "write the character itself, or leave the row out"
             raise UsageError(f"row {row} of {where} has half of a surrogate pair, such as \\ud83d alone: {cure}")
+    check_labels([None if label == "" else label for label in table[columns.label]], where, columns.label)
     splits = splits_of(table[columns.split], where) if columns.split else None
     return pd.DataFrame({"text": texts, "label": table[columns.label], "split": splits}, dtype=object)
 

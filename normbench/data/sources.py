@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from normbench.data.arranging import add_counts, count_equal, find_kinds
 from normbench.data.batches import Holdout, Name, count_held_out
 from normbench.data.cache import SPLITS, Decoded, read_or_decode
 from normbench.data.hub import Hub, classes_of, labels_of
@@ -172,6 +173,7 @@ def encode_texts(
     vocabulary_size: int | None,
     tokenizer: str | None,
     holdout: float,
+    equal: np.ndarray | None = None,
 ) -> Decoded:
     """Return the tokens of labelled texts, whose vocabulary is learned from those that train and are not held out.
 
@@ -181,9 +183,10 @@ def encode_texts(
         classes: their names.
         parts: the rows of each split in their order, those that train first.
         level, vocabulary_size, tokenizer, holdout: the settings of these names.
+        equal: which training texts are equal to the one before them, where these are to stay together.
     """
     train, *others = parts.values()
-    used = len(train) - count_held_out(len(train), holdout, "texts")
+    used = len(train) - count_held_out(len(train), holdout, "texts", equal)
     pieces = []
     for rows in (train[:used], train[used:], *others):
         in_order = [texts[row] for row in sorted(rows)]
@@ -202,7 +205,9 @@ def encode_texts(
         arrays[f"{split}_tokens"] = np.concatenate(tokens)
         arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
         arrays[f"{split}_labels"] = labels[rows]
-    return arrays, {"classes": classes, "empty": empty, **vocabulary.facts}
+    facts = {"classes": classes, "empty": empty, **vocabulary.facts}
+    counts = count_equal({split: [texts[row] for row in rows] for split, rows in parts.items()})
+    return arrays, add_counts(facts, counts)
 
 
 def hub_images(
@@ -233,7 +238,8 @@ def hub_images(
         named = [(f"row {row} of train", image) for row, image in enumerate(images[:trained])]
         named += [(f"row {row} of val", image) for row, image in enumerate(images[trained:])]
         counts = {"train": trained, "val": len(images) - trained}
-        return image_arrays(decode(named, hub_id, size), labels, counts, classes)
+        pixels = decode(named, hub_id, size)
+        return image_arrays(pixels, labels, counts, classes, find_kinds(pixels))
 
     key: list[Any] = ["hub", hub.key(), image_column, label_column]
     if size or val_split != "test":  # else the key is that of caches made before there were these settings
@@ -260,8 +266,11 @@ def read_labelled(
     train, val = tables["train"], tables[val_split]
     rows = [*train[column], *val[column]]
     declared = classes_of(features, label_column, hub.hub_id)
-    labels, classes = labels_of([*train[label_column], *val[label_column]], declared, hub.hub_id)
-    return rows, len(train[column]), labels, classes
+    labels = []
+    for split, table in (("train", train), (val_split, val)):
+        numbers, classes = labels_of(table[label_column], declared, f"{split} of {hub.hub_id}")
+        labels.append(numbers)
+    return rows, len(train[column]), np.concatenate(labels), classes
 
 
 # ---- data that installed packages carry: no network, no copies

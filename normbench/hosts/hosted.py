@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain
 from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
+from normbench.hosts.classes import read_classes
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
 from normbench.hosts.steps import check_step, try_step
@@ -117,6 +118,11 @@ class Hosted(Model):
     def files_read(cls, settings: Mapping[str, Any]) -> tuple[Path, ...]:
         weights = settings.get("weights", RANDOM)
         return () if weights in (RANDOM, PRETRAINED) else find_saved(weights).files
+
+    @classmethod
+    def classes_noted(cls, settings: Mapping[str, Any]) -> list[str] | None:
+        weights = settings.get("weights", RANDOM)
+        return None if weights in (RANDOM, PRETRAINED) else read_classes(weights)
 
     def __init__(
         self,

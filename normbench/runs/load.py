@@ -84,6 +84,7 @@ class TrainedRun(RunDirectory):
         if root and not Path(os.path.expanduser(root)).is_dir():
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
         data = build.make_data({**self.tree, "data": section}, self.tree["seed"])
+        data = data.as_of(self.sessions()[-1]["data"].get("fingerprint", ""))
         if self.task() != data.task or not self.means_the_same(data):
             what = f"{self.path} was trained on other data or another vocabulary than are there now"
             raise UsageError(f"{what}: bring those back, or train again with rerun=true")

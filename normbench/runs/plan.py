@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -47,6 +48,7 @@ class Run:
     parent: RunDirectory | None = None
     stack: int = 1
     loaded: Data | None = field(default=None, repr=False, compare=False)
+    fingerprint: str = ""  # of the data
 
     @property
     def command(self) -> list[str]:
@@ -60,7 +62,7 @@ class Run:
         """The data, which each process reads for itself."""
         if self.loaded is not None:
             return self.loaded
-        return build.make_data(self.config.tree, self.config.closed.seed)
+        return build.make_data(self.config.tree, self.config.closed.seed).as_of(self.fingerprint)
 
     @property
     def sizes(self) -> str:
@@ -99,6 +101,12 @@ def prepare(
     facts = check_without_data(config, device)
     if data is None:
         data = build.make_data(config.tree, config.closed.seed)
+    data = choose_arrangement(config, data, parent)
+    for line in data.notes():
+        say_once(line)
+    other_classes = build.compare_classes(config.tree, data)
+    if other_classes:
+        say_once(f"warning: {other_classes}")
     config = fit_to_data(config, data, parent, stack)
     return decide(config, facts, device, data, parent, stack)
 
@@ -111,9 +119,40 @@ def check_without_data(config: Config, device: torch.device) -> NormFacts:
     """
     facts = build.check_parts(config.tree, config.choices.groups)
     for sentence in describe_unchecked(config.tree):
-        warn_once(sentence)
+        say_once(f"warning: {sentence}")
     check_compile(config, device)
     return facts
+
+
+def choose_arrangement(config: Config, data: Data, parent: RunDirectory | None) -> Data:
+    """Return the data as the run that is extended had them, or as those in the folder of the run.
+
+    Earlier versions of normbench may have numbered the classes and divided the rows otherwise. Runs that are compared
+    learn the same, so a folder in which runs began with that goes on with it.
+    """
+    if not data.earlier:
+        return data
+    if parent is not None:
+        return data.as_of(fingerprint_of_data(parent))
+    folder = Path(config.tree["outputs"]) / config.tree["name"]
+    for path in sorted(folder.glob("*")):
+        noted = fingerprint_of_data(RunDirectory(path))
+        if noted == data.fingerprint:
+            return data
+        if noted == data.earlier:
+            what = "were begun with the classes in another order, or with equal rows on both sides of a split"
+            say_once(
+                f"note: runs in {folder} {what}; this one goes on with these data, and another name= with new ones"
+            )
+            return data.as_of(noted)
+    return data
+
+
+def fingerprint_of_data(run: RunDirectory) -> str:
+    """Return the fingerprint of the data that a run last had; empty where its record has none."""
+    with suppress(LookupError, TypeError):
+        return str(run.sessions()[-1]["data"]["fingerprint"])
+    return ""
 
 
 def fit_to_data(config: Config, data: Data, parent: RunDirectory | None, stack: int) -> Config:
@@ -140,7 +179,7 @@ def decide(
     threads = config.closed.threads or torch.get_num_threads()
     directory = directory_of(config, data, device, threads, parent, stack)
     steps = config.tree["trainer"]["steps"]
-    return Run(config, facts, device, threads, steps, directory, parent, stack, loaded=data)
+    return Run(config, facts, device, threads, steps, directory, parent, stack, data, data.fingerprint)
 
 
 def length_in_steps(config: Config, data: Data) -> int:
@@ -159,9 +198,9 @@ def length_in_steps(config: Config, data: Data) -> int:
 
 
 @cache
-def warn_once(sentence: str) -> None:
-    """Warn the person, once for all runs of a sweep."""
-    logging.getLogger("normbench").info("warning: %s", sentence)
+def say_once(line: str) -> None:
+    """Tell the person something, once for all runs of a sweep."""
+    logging.getLogger("normbench").info("%s", line)
 
 
 # ---- what is refused

@@ -487,6 +487,9 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
             "folded": json.dumps(folded.done),
             "kept": json.dumps(folded.refused),
         }
+        classes = getattr(subject.load(), "classes", None)
+        if classes:
+            notes["classes"] = json.dumps(classes)
         out = out or trained.path / "folded.safetensors"
         write_bytes(out, to_safetensors(folded.model.float(), notes))
         show_table("site", {**folded.done, **folded.refused})

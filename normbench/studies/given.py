@@ -52,6 +52,7 @@ class Given:
         data: on which it is judged.
         data_name: of these.
         device: that both are on.
+        classes: what its outputs stand for, in their order; empty where that is not noted.
     """
 
     own: Model
@@ -61,6 +62,7 @@ class Given:
     data: Data
     data_name: str
     device: torch.device
+    classes: Sequence[str] = ()
 
     @property
     def kept(self) -> Model:
@@ -125,7 +127,8 @@ def read_library(name: str, words: Sequence[str]) -> Given:
         model.to(run.device).eval()
     assert isinstance(made.model, Hosted)
     data_name = run.config.choices.groups["data"]
-    return Given(own, made, made.model.places, tree, run.data, data_name, run.device)
+    classes = type(made.model).classes_noted(tree["model"]) or ()
+    return Given(own, made, made.model.places, tree, run.data, data_name, run.device, classes)
 
 
 def model_words(name: str, others: Sequence[str]) -> list[str]:
@@ -224,7 +227,7 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     take_over(own, made, found, staying, words)
     made.model.eval().call_every_norm()
     places = places_of(found, made, staying)
-    return Given(own, made, places, tree, data, choices["data"], device)
+    return Given(own, made, places, tree, data, choices["data"], device, getattr(data, "classes", ()))
 
 
 def places_of(found: Mapping[str, Found], made: Assembled, staying: Collection[str]) -> list[Place]:

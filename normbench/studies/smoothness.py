@@ -21,12 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from normbench import build
 from normbench.analysis.figures.figure import Figure
 from normbench.analysis.figures.style import PALETTE
-from normbench.settings import Setting
+from normbench.settings import Setting, Tree
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import TrainingStep, check_steps, steps
-from normbench.types import Model, keep_buffers
+from normbench.types import Data, Model, keep_buffers
 
 CHOOSING_SEEDS = (-1, -2)  # of the runs that choose a learning rate: no run that is measured can have them
 DISTANCES = (0.5, 1.0, 2.0, 4.0)  # along the gradient, in learning rates
@@ -236,8 +236,13 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
     tree = {**subject.tree, "seed": seed, "optim": optim}
     load = subject.load
     if seed != subject.seed:
-        load = partial(build.make_data, tree, seed)
+        load = partial(load_alike, subject, tree, seed)
     return replace(subject, tree=tree, load=load)
+
+
+def load_alike(subject: Subject, tree: Tree, seed: int) -> Data:
+    """Return the data of a subject, drawn by another seed."""
+    return build.make_data(tree, seed).as_of(subject.load().fingerprint)
 
 
 # ---- layers

@@ -218,6 +218,8 @@ class Trial:
             "biases": swapped.exact.biases if swapped.exact else [],
             "untied": swapped.exact.untied if swapped.exact else [],
         }
+        if self.given.classes:
+            note["classes"] = list(self.given.classes)
         tokenizer = tree["data"].get("tokenizer")
         write_folder(out, model.host, note, Path(os.path.expanduser(tokenizer)) if tokenizer else None)
 

@@ -556,7 +556,7 @@ class Loop:
         """
         if loss < self.best_loss:
             self.best_loss = loss
-            state = {"step": self.step, "model": self.model.state_dict()}
+            state = {"step": self.step, "model": self.model.state_dict(), **self.name_classes()}
             self.checkpoints.save_best(self.group.gather(state))
 
     def settle(self) -> None:
@@ -591,8 +591,14 @@ class Loop:
         state["loss_sum"] = self.loss_sum
         for name, part in self.stateful().items():
             state[name] = part.state_dict()
+        state |= self.name_classes()
         gathered: State = self.group.gather(state)
         return gathered
+
+    def name_classes(self) -> dict[str, list[str]]:
+        """Return what outputs stand for, for whoever takes the weights elsewhere; nothing where that has no names."""
+        names = getattr(self.data, "classes", ())
+        return {"classes": list(map(str, names))} if names else {}
 
     def restore(self, state: State) -> None:
         """Go back to where `state` was taken.

@@ -1,0 +1,368 @@
+"""Rows that people label and divide: one order of classes whatever holds them, equal rows on one side, older runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_helpers import (
+    IMAGES,
+    LABELS,
+    SMALL,
+    pets,
+    pixels,
+    rows_of,
+    write_folder,
+    write_image,
+    write_images,
+    write_table,
+)
+
+from normbench import build
+from normbench.cli import main
+from normbench.data import own_images, own_texts
+from normbench.data.arranging import choose_val
+from normbench.data.images import Images
+from normbench.data.text import Texts
+from normbench.errors import UsageError
+from normbench.hosts.classes import read_classes
+from normbench.runs.load import TrainedRun
+from normbench.training import checkpoint
+from normbench.types import Data
+
+WORDS = [f"number {n}" for n in range(60)]
+KINDS = ("csv", "tsv", "jsonl", "json", "parquet")
+
+
+def texts(path: Path, **options: Any) -> Texts:
+    given: dict[str, Any] = {"context": 50, "batch_size": 2, "eval_batch_size": 7, "seed": 0, "level": "byte"}
+    return own_texts(path=str(path), **given | options)
+
+
+def images(path: Path, **options: Any) -> Images:
+    return own_images(path=str(path), scaling="none", **IMAGES | options)
+
+
+def write_rows(path: Path, written: list[str], labels: list[Any]) -> Path:
+    """Write texts and labels as others do."""
+    path.parent.mkdir(exist_ok=True)
+    rows = [{"text": text, "label": label} for text, label in zip(written, labels, strict=True)]
+    if path.suffix == ".parquet":
+        return write_table(path, {"text": written, "label": labels})
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "label"], delimiter="," if path.suffix == ".csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def split_texts(data: Texts) -> dict[str, list[str]]:
+    return {split: [data.decode(text) for text in some] for split, some in data.examples.items()}
+
+
+# ---- classes
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([*range(12)], [*map(str, range(12))]),
+        ([*map(str, range(12))], [*map(str, range(12))]),
+        ([*range(-2, 3)], ["-2", "-1", "0", "1", "2"]),
+        ([0.5, 10.0, 2.0, -1.5], ["-1.5", "0.5", "2.0", "10.0"]),
+        (["10", "9", "b"], ["10", "9", "b"]),
+        (["010", "9"], ["010", "9"]),
+        ([True, False], ["False", "True"]),
+    ],
+    ids=["whole", "as text", "negative", "decimal", "mixed", "leading zero", "bool"],
+)
+def test_classes_have_one_order_in_all_tables(
+    kind: str, folder: bool, labels: list[Any], classes: list[str], tmp_path: Path
+) -> None:
+    own = [labels[n % len(labels)] for n in range(60)]
+    if folder:
+        for number, split in enumerate(("train", "test")):
+            write_rows(tmp_path / "my" / f"{split}.{kind}", WORDS[30 * number :][:30], own[30 * number :][:30])
+        data = texts(tmp_path / "my")
+    else:
+        data = texts(write_rows(tmp_path / f"t.{kind}", WORDS, own))
+    assert data.classes == tuple(classes)
+    for split, some in split_texts(data).items():
+        for text, label in zip(some, data.labels[split].tolist(), strict=True):  # type: ignore[index]
+            assert data.classes[label] == str(own[WORDS.index(text)])
+
+
+@pytest.mark.parametrize("names", [range(12), range(-2, 3)])
+def test_folders_of_images_have_the_classes_of_tables_of_them(names: range, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "my", 3, tuple(map(str, names)))
+    rows = rows_of(folder)
+    tables = [
+        write_table(folder / "t.csv", rows),
+        write_table(folder / "text.parquet", rows),
+        write_table(folder / "t.parquet", {**rows, "label": [*map(int, rows["label"])]}),
+    ]
+    data = images(folder)
+    assert data.classes == tuple(map(str, names))
+    assert {data.fingerprint} == {images(table).fingerprint for table in tables}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(
+    ("label", "what"),
+    [
+        ([1, 2], r"has a list in its column label \(\[1, 2\]\), which is no label"),
+        ({"a": 1}, r"has a dict in its column label \(\{'a': 1\}\), which is no label"),
+        (None, "has no label"),
+        (float("nan"), "has no label"),
+    ],
+    ids=["list", "object", "nothing", "NaN"],
+)
+def test_a_label_that_is_none_is_named_with_row_and_column(kind: str, label: Any, what: str, tmp_path: Path) -> None:
+    usual: Any = label if isinstance(label, list | dict) else 1.5
+    labels = [usual] * 7 + [label] + [usual] * 52
+    row = 0 if usual is label else 7
+    for read in (texts, images):
+        columns = {"text": WORDS, "image": WORDS, "label": labels}
+        path = tmp_path / f"t.{kind}"
+        if kind == "parquet":
+            write_table(path, columns)
+        else:
+            write_rows(path, WORDS, labels)
+            if read is images:
+                continue
+        with pytest.raises(UsageError, match=f"row {row} of .*{what}: "):
+            read(path)
+
+
+def test_hidden_labels_are_said_to_be(tmp_path: Path) -> None:
+    for part, labels in (("train", [0, 1] * 10), ("val", [0, 1] * 10), ("test", [-1] * 20)):
+        write_rows(tmp_path / "my" / f"{part}.csv", WORDS[:20], labels)
+    with pytest.raises(UsageError, match=r"rows with the label -1, .* hidden: leave these rows out"):
+        texts(tmp_path / "my")
+    with pytest.raises(UsageError, match=r"row 0 of test of me/pets has the label -1, .* hidden: choose a split"):
+        pets(write_images(tmp_path, SMALL, LABELS | {"test": [-1] * 7}))
+    both = write_rows(tmp_path / "both.csv", WORDS, [-1, 1] * 30)
+    assert texts(both).classes == ("-1", "1"), "where they train they are a class"
+
+
+# ---- equal rows
+
+
+@pytest.mark.parametrize("holdout", [0, 0.3, 7])
+def test_equal_texts_are_on_one_side(holdout: float, tmp_path: Path) -> None:
+    """Whatever their labels; the share of what validates stays near a tenth of each class."""
+    draw = random.Random(0)
+    written = [draw.choice(WORDS) for _ in range(200)]
+    labels = [draw.choice("ab") for _ in written]
+    data = texts(write_rows(tmp_path / "t.csv", written, labels), holdout=holdout)
+    parts = {split: set(some) for split, some in split_texts(data).items()}
+    assert not parts["train"] & parts["val"]
+    sizes = {split: len(some) for split, some in data.examples.items()}
+    assert sum(sizes.values()) == 200 - (0 if not holdout else 200 - sum(sizes.values()))
+    if not holdout:
+        assert sorted(text for some in split_texts(data).values() for text in some) == sorted(written)
+        for label in (0, 1):
+            assert 0.05 < (data.labels["val"] == label).sum() / labels.count("ab"[label]) <= 0.11
+        repeats = len(written) - len(set(written))
+        assert data.describe()["repeated_texts"] == repeats
+        assert [line.startswith(f"note: {repeats} of the 200 texts") for line in data.notes()] == [True]
+    else:
+        wanted = holdout if holdout >= 1 else holdout * (sizes["train"] + sizes["val"])
+        assert abs(sizes["val"] - wanted) <= max(Counter(written).values())
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("holdout", [0, 0.4])
+def test_equal_images_are_on_one_side_whatever_their_names(table: bool, holdout: float, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "my", 12)
+    for number in range(12):
+        write_image(folder / "cat" / f"copy{number}.png", pixels(number))
+        write_image(folder / "owl" / f"cat{number}.png", pixels(number), compress_level=0)
+    path = write_table(folder / "t.csv", rows_of(folder)) if table else folder
+    data = images(path, holdout=holdout)
+    parts = {split: {image.numpy().tobytes() for image in some} for split, some in data.examples.items()}
+    assert not parts["train"] & parts["val"] and parts["val"]
+    if not holdout:
+        assert data.describe()["repeated_images"] == 24 and sum(map(len, data.examples.values())) == 60
+        for number, name in enumerate(data.classes):
+            for split in ("train", "val"):
+                assert (data.labels[split] == number).any(), f"{name} is in {split}"  # type: ignore[index]
+
+
+def test_a_tenth_validates_in_whole_groups() -> None:
+    classes = torch.tensor([0] * 20 + [1] * 20).numpy()
+    alone = choose_val(classes, torch.arange(40).numpy())
+    assert alone.nonzero()[0].tolist() == [0, 1, 20, 21], "the first of each class, as without equal rows"
+    kinds = torch.tensor([0] * 3 + [*range(3, 20)] + [40 + n // 4 for n in range(20)]).numpy()
+    chosen = choose_val(classes, kinds)
+    assert chosen.nonzero()[0].tolist() == [3, 4, 20, 21, 22, 23], "one that is too large is passed by; the smallest"
+    one = choose_val(classes, torch.tensor([*range(20), *[20] * 20]).numpy())
+    assert not one[20:].any(), "a class of equal rows trains"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_rows_in_splits_that_are_given_stay_and_are_counted(kind: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "my" / f"train.{kind}", WORDS[:40], ["a", "b"] * 20)
+    write_rows(tmp_path / "my" / f"val.{kind}", [*WORDS[40:50], *WORDS[:3]], ["a", "b"] * 6 + ["a"])
+    write_rows(tmp_path / "my" / f"test.{kind}", [*WORDS[50:], *WORDS[:2]], ["a", "b"] * 6)
+    data = texts(tmp_path / "my")
+    told = data.describe()
+    assert (told["val_texts_seen_in_training"], told["test_texts_seen_in_training"]) == (3, 2)
+    assert [len(some) for some in data.examples.values()] == [40, 13, 12]
+    warnings = [line for line in data.notes() if line.startswith("warning: ")]
+    assert [line.split(" are equal")[0] for line in warnings] == [
+        "warning: 3 of the 13 texts of val",
+        "warning: 2 of the 12 texts of test",
+    ]
+    held = texts(tmp_path / "my", holdout=5)  # what validates is now of those that train
+    assert "val_texts_seen_in_training" not in held.describe()
+
+
+def test_equal_images_of_the_hub_are_counted(tmp_path: Path) -> None:
+    made = SMALL | {"test": [*SMALL["test"][:5], *SMALL["train"][:2]]}
+    data = pets(write_images(tmp_path / "a", made, LABELS))
+    assert data.describe()["test_images_seen_in_training" if data.has_test else "val_images_seen_in_training"] == 2
+    alone = pets(write_images(tmp_path / "b", SMALL, LABELS))
+    assert not alone.notes() and not any("seen" in key or "repeated" in key for key in alone.describe())
+
+
+# ---- what older versions made
+
+
+OLD = {  # fingerprints that versions had in which folders sorted words, and equal rows were divided
+    "cats": "9b045be5ce5c",
+    "numbers": "9ce9bff9b4db",
+    "negative.csv": "946a51e6968d",
+    "repeated.csv": "3c27ff038941",
+}
+
+
+def make_old(name: str, root: Path) -> Images | Texts:
+    if name == "numbers":
+        return images(write_folder(root / name, 5, tuple(map(str, range(12)))))
+    if name == "cats":
+        folder = write_folder(root / name, 10)
+        for number in range(4):
+            write_image(folder / "cat" / f"copy{number}.png", pixels(number))
+            write_image(folder / "dog" / f"copy{number}.png", pixels(1000))
+        return images(folder)
+    written = [f"number {n} of" for n in range(60)]
+    if name == "negative.csv":
+        return texts(write_rows(root / name, written, [n % 5 - 2 for n in range(60)]))
+    return texts(write_rows(root / name, written + written[:20], [n % 3 for n in range(80)]))
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_older_versions_made_can_be_made_again(name: str, tmp_path: Path) -> None:
+    data = make_old(name, tmp_path)
+    assert data.earlier.startswith(OLD[name]) and data.earlier != data.fingerprint
+    old = data.as_of(data.earlier)
+    assert old.fingerprint == data.earlier and old.as_of(old.fingerprint) is old
+    assert data.as_of("") is data and data.as_of(data.fingerprint) is data
+    assert data.as_of(data.earlier) is old, "it is made once"
+    if name == "numbers":
+        assert isinstance(old, Images) and old.classes == tuple(sorted(map(str, range(12))))
+
+
+@pytest.fixture
+def old_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Runs are made as by an older version; until it is undone."""
+    make_data = build.make_data
+
+    def make(tree: Any, seed: int) -> Data:
+        data = make_data(tree, seed)
+        old = data.as_of(data.earlier)
+        old.earlier = ""  # what such a version knows nothing of
+        return old
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "make_data", make)
+        yield patched
+
+
+def test_old_runs_go_on_with_their_order_and_so_do_those_beside_them(
+    old_version: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "my", 4, tuple(map(str, range(12))))
+    words = ["train", "data=images", f"data.path={folder}", "model=cnn", "model.width=4", "model.depth=3"]
+    words += ["data.batch_size=4", "trainer.steps=2", f"outputs={tmp_path}/out", "threads=1", "device=cpu"]
+    assert main([*words, "norm=batchnorm"]) == 0
+    (old,) = (tmp_path / "out/train").iterdir()
+    old_version.undo()
+    capsys.readouterr()
+    assert main([*words, "norm=batchnorm"]) == 0, "the run is known"
+    assert main([*words, "norm=groupnorm"]) == 0
+    assert "with the classes in another order" in " ".join(capsys.readouterr().out.split())
+    runs = [path for path in (tmp_path / "out/train").iterdir() if path.is_dir()]
+    in_old_order = sorted(map(str, range(12)))
+    assert len(runs) == 2 and old in runs
+    for run in runs:
+        data = TrainedRun(run).data()
+        assert isinstance(data, Images) and [*data.classes] == in_old_order
+        assert checkpoint.read(run / "checkpoint.pt")["classes"] == in_old_order
+    assert main([*words, "norm=batchnorm", "name=new"]) == 0
+    (new,) = (tmp_path / "out/new").iterdir()
+    assert checkpoint.read(new / "checkpoint.pt")["classes"] == [*map(str, range(12))]
+    more = ["train", f"extend={old}", "trainer.steps=3", "name=more", f"outputs={tmp_path}/out"]
+    assert main(more) == 0
+    (longer,) = (tmp_path / "out/more").iterdir()
+    assert checkpoint.read(longer / "checkpoint.pt")["classes"] == in_old_order
+
+
+# ---- classes of weights
+
+
+def test_classes_stand_with_weights(tmp_path: Path) -> None:
+    names = ["cat", "owl", "dog"]
+    torch.save({"model": {}, "classes": names}, tmp_path / "last.pt")
+    assert read_classes(str(tmp_path / "last.pt")) == names
+    session = {"choices": {}, "command": "normbench train", "task": {"kind": ""}, "data": {"classes": names[::-1]}}
+    (tmp_path / "environment.json").write_text(json.dumps({"sessions": [session]}))
+    torch.save({}, tmp_path / "bare.pth")
+    assert read_classes(str(tmp_path / "bare.pth")) == names[::-1]
+    (tmp_path / "environment.json").unlink()
+    assert read_classes(str(tmp_path / "bare.pth")) is None
+    for about, known in (
+        ({"id2label": {"10": "c", "2": "b", "0": "a"}}, ["a", "b", "c"]),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, None),
+        ({"label_names": ["a", "b"]}, ["a", "b"]),
+        ({"pretrained_cfg": {"label_names": ["b", "a"]}}, ["b", "a"]),
+        ({"id2label": "odd"}, None),
+        (["odd"], None),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(about))
+        assert read_classes(str(tmp_path)) == known
+
+
+def test_weights_with_other_classes_are_told(tmp_path: Path) -> None:
+    data = images(write_folder(tmp_path / "my", 3, tuple(map(str, range(12)))))
+    weights = tmp_path / "weights.pt"
+    tree = {"model": {"_target_": "normbench.hosts.hosted.TransformersModel", "weights": str(weights)}}
+    said = {}
+    for key, names in {
+        "order": sorted(data.classes),
+        "same": [*data.classes],
+        "names": list("abcdefghijkl"),
+        "number": ["a", "b"],
+    }.items():
+        torch.save({"classes": names}, weights)
+        said[key] = build.compare_classes(tree, data)
+    assert (
+        "the classes of the data in another order: its output 2 stood for 10, and here it stands for 2" in said["order"]
+    )
+    assert "on other classes: its output 0 stood for a, and here it stands for 0" in said["names"]
+    assert said["same"] == said["number"] == ""
