@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib
+import os
 import re
 import sys
 import traceback
@@ -101,11 +101,12 @@ def lines_of(error: BaseException) -> list[str]:
 def place_of(error: BaseException) -> str:
     """Return the innermost file and line that is the user's own, as `mynorms.py, line 3`; empty for none.
 
-    Not the user's own are torch's files, ours, and those through which Python imports a module. An installed package
-    may be the user's own, where no file of theirs is outside of those: others' code, such as a hook that wandb puts in
-    place of sys.exit, is mostly called by it.
+    Not the user's own are torch's files, ours, and those of Python itself. An installed package may be the user's own,
+    where no file of theirs is outside of those: others' code, such as a hook that wandb puts in place of sys.exit, is
+    mostly called by it.
     """
-    others = [Path(__file__).parent, Path(importlib.__file__).parent]
+    others = [Path(__file__).parent]
+    standard = Path(os.__file__).parent
     torch = sys.modules.get("torch")  # not imported for this: it takes a second
     if torch:
         others.append(Path(str(torch.__file__)).parent)
@@ -116,6 +117,8 @@ def place_of(error: BaseException) -> str:
             continue
         place = f"{path.name}, line {frame.lineno}"
         is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+        if not is_installed and path.is_relative_to(standard):
+            continue
         if not is_installed:
             return place
         installed = installed or place

@@ -11,8 +11,20 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 2.0  # seconds in which a connection to the hub must come about
+LINE = 100  # letters of what is told of an error
 NUMBER = re.compile(r"\[Errno -?\d+\] ")  # before what the system says
 SLOW = "ReadTimeout"  # a connection has come about, and the answer takes longer: the hub is there
+
+
+def ask_hub() -> int:
+    """Return the status with which the Hugging Face hub, or what stands for it, answers a first request.
+
+    Raises:
+        Exception: of the network, or of a client that cannot be made.
+    """
+    http: Any = import_module("huggingface_hub.utils")
+    status: int = http.get_session().head(load_constants().ENDPOINT, timeout=PATIENCE).status_code
+    return status
 
 
 def explain_silence() -> str:
@@ -23,16 +35,20 @@ def explain_silence() -> str:
     constants = load_constants()
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
-    http: Any = import_module("huggingface_hub.utils")
     try:
-        http.get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # of the network, or of a client that cannot be made
+        ask_hub()
+    except Exception as error:  # as that says
         if type(error).__name__ == SLOW:
             return ""
-        lines = NUMBER.sub("", str(error)).strip().splitlines()
-        said = lines[0].rstrip(".") if lines else type(error).__name__
-        return f"the Hugging Face hub ({constants.ENDPOINT}) cannot be reached ({said:.100})"
+        return f"the Hugging Face hub ({constants.ENDPOINT}) cannot be reached ({explain_failure(error)})"
     return ""
+
+
+def explain_failure(error: Exception) -> str:
+    """Return what an error of the hub's client says, in a line and without the system's number."""
+    lines = NUMBER.sub("", str(error)).strip().splitlines()
+    said = lines[0].rstrip(".") if lines else type(error).__name__
+    return said[:LINE]
 
 
 def load_constants() -> Any:

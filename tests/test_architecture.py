@@ -50,7 +50,7 @@ PARTS: dict[str, set[str]] = {
     },
     "claims": {"analysis", "config", "record", "runs", "studies", "sweep"},
     "swapping": {"build", "config", "hosts", "norms"},
-    "doctor": {"config", "record", "runs", "scratch", "training"},
+    "doctor": {"config", "hub", "record", "runs", "scratch", "training"},
     "commands": {"analysis", "build", "claims", "config", "contract", "doctor", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},

@@ -57,6 +57,13 @@ def test_a_fault_in_a_users_module_is_placed(
     assert sentence == f"norm._target_=own_package.parts.MyNorm cannot be imported: {fault}"
 
 
+def test_a_fault_in_python_s_own_library_is_placed_where_it_was_called(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "parsing.py").write_text("import json\n\njson.loads('{')\n")
+    assert refused(["train", "norm._target_=parsing.Norm"], capsys).endswith("(parsing.py, line 3)")
+
+
 @pytest.mark.parametrize(("line", "said"), [("raise SystemExit", "SystemExit"), ("sys.exit(3)", "SystemExit: 3")])
 def test_a_module_that_exits_is_placed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, said: str

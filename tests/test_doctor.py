@@ -21,6 +21,7 @@ from normbench.doctor.findings import Problem, Section
 from normbench.doctor.packages import Package, examine_packages, try_imports
 from normbench.doctor.private import Private, private_here
 from normbench.doctor.trials import Outcome, Trial
+from normbench.errors import RunFailure
 
 WORKS = {"reason": "", "is_torchvision": False}
 PATIENCE = 60.0  # seconds for a process that takes a fraction of one
@@ -243,7 +244,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[BaseHTTPRequestHandler
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://somebody:word@127.0.0.1:{server.server_port}")
+        address = f"http://somebody:word@127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield Answer
         server.shutdown()
@@ -254,6 +256,10 @@ def test_the_hub_answers_or_not(hub: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert list(trials.ask_hub()) == [200]
     hub.status = 503
     assert list(trials.ask_hub()) == [503]
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
+    with pytest.raises(RunFailure) as silent:
+        list(trials.ask_hub())
+    assert "refused" in str(silent.value) and "Errno" not in str(silent.value)
 
     class Asked:
         def __init__(self, outcome: Outcome) -> None:

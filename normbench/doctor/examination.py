@@ -18,12 +18,13 @@ from normbench import __version__
 from normbench.doctor.findings import Problem, Section
 from normbench.doctor.packages import TORCH, examine_packages, packages_of_normbench
 from normbench.doctor.places import examine_places
-from normbench.doctor.trials import HUB, Outcome, Trial, show_bytes
+from normbench.doctor.trials import Outcome, Trial, show_bytes
 from normbench.folders import CACHE, DATA
 from normbench.processes import count_cores, cpu_quota
 from normbench.record.machine import commit, cpu_name
 from normbench.scratch import make_dry_folder
 
+HUB = "https://huggingface.co"  # where HF_ENDPOINT names no other
 FIRST = 30.0  # seconds for imports and the hub, which are tried first
 WHOLE = 55.0  # seconds for everything
 NVIDIA = Path("/proc/driver/nvidia/version")

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from normbench import hub
 from normbench.companions import TRANSFORMERS, import_module_beside
 from normbench.errors import RunFailure, UsageError, comes_from_torchvision, explain
 
@@ -27,8 +27,6 @@ begin_trial({parent})
 from normbench.doctor import trials
 trials.answer({name!r}, {given!r})
 """
-HUB = "https://huggingface.co"
-HUB_SECONDS = 3.0  # in which the hub must answer
 LEAST = 0.5  # seconds for reading what a process has found that has ended long before it is waited for
 BASIC_JOB = ("train", "norm=rmsnorm", "placement=pre")
 TINY = (
@@ -211,17 +209,15 @@ def compile_a_function() -> Iterator[float]:
 
 
 def ask_hub() -> Iterator[int]:
-    """Give the status with which the Hugging Face hub, or what stands for it, answers."""
-    address = os.environ.get("HF_ENDPOINT") or HUB
-    try:
-        client = import_module("huggingface_hub.utils").get_session()  # trusts and passes what it does for data
-    except Exception:  # it is not installed, or broken, which is said elsewhere
-        from urllib.request import Request, urlopen
+    """Give the status with which the Hugging Face hub answers those who ask it for data.
 
-        with urlopen(Request(address, method="HEAD"), timeout=HUB_SECONDS) as reply:
-            yield reply.status
-    else:
-        yield client.head(address, timeout=HUB_SECONDS).status_code
+    Raises:
+        RunFailure: it does not answer.
+    """
+    try:
+        yield hub.ask_hub()
+    except Exception as error:  # as that says
+        raise RunFailure(hub.explain_failure(error)) from error
 
 
 def train_briefly(folder: str) -> Iterator[str]:
