@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 import normbench
 from normbench import build
+from normbench.config.compose import read
 from normbench.config.groups import options, section_of
+from normbench.contract import trials
 from normbench.errors import ContractError, UsageError
 from normbench.hosts.steps import copying
 from normbench.norms import kernels
@@ -196,6 +198,17 @@ def test_a_swap_tells_of_a_norm_that_does_not_train_there(norm: Any, error: type
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_run_tells_of_a_norm_that_does_not_train_there() -> None:
+    pytest.importorskip("timm")
+    words = ["model=timm", "model.name=resnet18", "model.kwargs.layers=[1,1,1,1]", "model.kwargs.channels=[8,8,16,16]"]
+    tree = read([*words, f"norm._target_={__name__}.Squashing"]).tree
+    model, norms = build.make_model(tree, trials.IMAGES, seed=0)
+    with pytest.raises(
+        ContractError, match=r"^model=timm model.name=resnet18 works in place on what Squashing returns"
+    ):
+        build.rehearse(model, norms, trials.tiny_data(trials.IMAGES), torch.device("cpu"))
 
 
 def test_no_norm_leaves_its_input_to_who_reads_it_again() -> None:

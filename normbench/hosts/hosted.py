@@ -224,12 +224,12 @@ class Hosted(Model):
     def try_step(self, batch: Batch, task: Task) -> None:
         norms = self.anatomy().norms
         new = [norms[place.site.name] for place in self.places if not place.stays]
-        failure = check_step(self, lambda model: model(*batch.arguments), new)
+        what = f"model={self.library.word} model.name={self.name}"
+        failure = check_step(what, self, lambda model: model(*batch.arguments), new)
         if failure is None:
             return
         if isinstance(failure, UsageError):
             raise failure
-        what = f"model={self.library.word} model.name={self.name}"
         if len(batch.targets) == 1:
             twice = batch.map(lambda rows: torch.cat((rows, rows)))
             if try_step(self, lambda model: model(*twice.arguments), new).error is None:

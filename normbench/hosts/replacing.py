@@ -139,7 +139,7 @@ def check_trains(
     Raises:
         UsageError: a forward and a backward pass in training fail.
     """
-    failure = check_step(model, call, made.values())
+    failure = check_step(type(model).__name__, model, call, made.values())
     if failure is None or isinstance(failure, ValueError) or is_out_of_memory(failure):
         return
     restore(model, findings, made)

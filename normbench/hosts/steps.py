@@ -32,13 +32,14 @@ class Trial(NamedTuple):
     passing: tuple[nn.Module, ...] = ()
 
 
-def check_step(model: nn.Module, call: CallHost, norms: Collection[nn.Module]) -> Exception | None:
+def check_step(name: str, model: nn.Module, call: CallHost, norms: Collection[nn.Module]) -> Exception | None:
     """Refuse norms on whose output a model works in place, and which cannot bear it; return what else a step fails for.
 
     They cannot where autograd keeps the output itself for the backward pass, or where it is the input, or a view of
     it, that the model reads again. With copies of their outputs the model computes what it is to compute.
 
     Args:
+        name: of the model, for the error.
         model: in which the norms stand; it stays as it is.
         call: runs one pass of it.
         norms: those that are new to it.
@@ -55,7 +56,7 @@ def check_step(model: nn.Module, call: CallHost, norms: Collection[nn.Module]) -
         unfit = those_that_alter(model, call, trial.passing)
     if unfit:
         kinds = either(sorted({type(norm).__name__ for norm in unfit}))
-        what = f"{type(model).__name__} works in place on what {kinds} returns"
+        what = f"{name} works in place on what {kinds} returns"
         why = "and then lacks what its backward pass needs, or a norm's input that it reads again"
         raise ContractError(f"{what}, {why}: end its forward with .clone(), or choose another norm")
     return None
