@@ -15,8 +15,13 @@ from support import Swap, losses_in
 from torch import nn
 
 import normbench
+from normbench import build
 from normbench.cli import main
+from normbench.config.compose import read
+from normbench.contract import trials
+from normbench.hosts.exact import EXACT, to_rms
 from normbench.runs.load import TrainedRun
+from normbench.studies.given import caller_of, root_of
 from normbench.training.evaluation import evaluate
 
 pytest_plugins = ["swap_fixtures", "trained_runs"]
@@ -108,6 +113,19 @@ def test_images_and_padded_texts_are_swapped(runs: dict[str, Path], swap: Swap) 
     assert losses["as they are"] < losses["fitted"] < losses["γ and β kept"]
     losses = losses_in(swap(str(runs["texts"]), "norm=batchnorm"))
     assert losses["as they are"] != losses["fitted"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["model=nano model.depth=1 model.width=16 model.heads=2 placement=pre norm=layernorm", "model=timm norm=own"],
+)
+def test_models_of_images_are_looked_through_in_float64(words: str) -> None:
+    if "timm" in words:
+        pytest.importorskip("timm")
+    model, norms = build.make_model(read(words.split()).tree, trials.IMAGES, seed=0)
+    batch = trials.tiny_data(trials.IMAGES).train_batch(0)
+    found = to_rms(root_of(model), caller_of(model, batch))
+    assert len(found.norms) == len(norms) and found.change <= EXACT
 
 
 def test_a_run_of_a_given_model_is_swapped_and_written(tmp_path: Path, swap: Swap, monkeypatch: Any) -> None:

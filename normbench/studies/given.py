@@ -23,7 +23,7 @@ from normbench.hosts.adapters import Unreadable
 from normbench.hosts.building import LIBRARIES
 from normbench.hosts.finding import Found, calls_by_norm, read_called
 from normbench.hosts.hosted import Hosted, Place
-from normbench.hosts.replacing import keep_weights, take_over_settings
+from normbench.hosts.replacing import first_floating, keep_weights, take_over_settings
 from normbench.hosts.tape import record
 from normbench.hosts.weights import PRETRAINED, find_saved
 from normbench.record.directory import RunDirectory
@@ -331,12 +331,19 @@ def root_of(model: Model) -> nn.Module:
 
 
 def caller_of(model: Model, batch: Batch) -> Callable[[Any], Tensor]:
-    """Return what calls the root of a model, or a copy of it, with the start of a batch."""
+    """Return what calls the root of a model, or a copy of it in any precision, with the start of a batch."""
     start = batch.map(lambda tensor: tensor[:EXAMPLES])
+
+    def arguments_for(root: nn.Module) -> tuple[Tensor, ...]:
+        like = first_floating(root.parameters())
+        if like is None:
+            return start.arguments
+        return start.map(lambda tensor: tensor.to(like.dtype) if tensor.is_floating_point() else tensor).arguments
+
     if isinstance(model, Hosted):
         call = model.call
-        return lambda host: call(host, *start.arguments)
-    return lambda root: root(*start.arguments)
+        return lambda host: call(host, *arguments_for(host))
+    return lambda root: root(*arguments_for(root))
 
 
 def find_norms(model: Model, batch: Batch) -> dict[str, Found]:
