@@ -36,7 +36,7 @@ from normbench.models.stacks import segment_length
 from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.digests import digest_of
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, show
+from normbench.settings import Tree, printable, show
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import reads_batch, to_device
 from normbench.training.memory import Kept, count_kept
@@ -275,8 +275,8 @@ def compare_classes(tree: Tree, data: Data) -> str:
     place = next(number for number, name in enumerate(classes) if name != noted[number])
     weights = f"model.weights={tree['model']['weights']}"
     how = "the classes of the data in another order" if sorted(noted) == sorted(classes) else "other classes"
-    what = f"{weights} was trained on {how}: its output {place} stood for {noted[place]}"
-    return f"{what}, and here it stands for {classes[place]}, so it is wrong until it is trained again"
+    what = f"{weights} was trained on {how}: its output {place} stood for {printable(noted[place]):.80}"
+    return f"{what}, and here it stands for {printable(classes[place]):.80}, so it is wrong until it is trained again"
 
 
 @cache
