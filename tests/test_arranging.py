@@ -239,6 +239,11 @@ def test_equal_images_of_the_hub_are_counted(tmp_path: Path) -> None:
     made = SMALL | {"test": [*SMALL["test"][:5], *SMALL["train"][:2]]}
     data = pets(write_images(tmp_path / "a", made, LABELS))
     assert data.describe()["val_images_seen_in_training"] == 2
+    made = {"train": [*SMALL["train"][:15], *SMALL["train"][:5]], "test": SMALL["test"]}
+    for holdout, count in ((5, 5), (3, 3), (16, 4)):
+        held = pets(write_images(tmp_path / "c", made, LABELS), holdout=holdout, batch_size=2)
+        assert held.describe()["val_images_seen_in_training"] == count
+        assert held.notes()[0].startswith(f"warning: {count} of the {holdout} images of val")
     alone = pets(write_images(tmp_path / "b", SMALL, LABELS))
     assert not alone.notes() and not any("seen" in key or "repeated" in key for key in alone.describe())
 

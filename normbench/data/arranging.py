@@ -160,9 +160,28 @@ def count_equal(rows: Mapping[Any, Iterable[Hashable]]) -> dict[str, int]:
     return counts if counts["repeats"] else {}
 
 
-def add_counts(facts: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, Any]:
-    """Return facts about data with what `count_equal` has found, if it has."""
-    return {**facts, "equal": dict(found)} if found else dict(facts)
+def add_equal_facts(facts: Mapping[str, Any], rows: Mapping[Any, Sequence[Hashable]]) -> dict[str, Any]:
+    """Return facts about data with what `count_equal` finds, and which training rows are equal to each other.
+
+    rows: of which examples are made one by one, by split.
+    """
+    counts = count_equal(rows)
+    if not counts:
+        return dict(facts)
+    places: dict[Hashable, list[int]] = {}
+    for place, row in enumerate(rows["train"]):
+        places.setdefault(row, []).append(place)
+    groups = [group for group in places.values() if len(group) > 1]
+    return {**facts, "equal": counts, "equal_in_training": groups}
+
+
+def count_divided(groups: Iterable[Sequence[int]], cut: int) -> int:
+    """Return how many rows from a place on are equal to one before it. groups: the places of equal rows."""
+    count = 0
+    for group in groups:
+        if group[0] < cut:
+            count += sum(place >= cut for place in group)
+    return count
 
 
 def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.ndarray, " rows"]:

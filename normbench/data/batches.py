@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from normbench.data.arranging import count_divided
 from normbench.data.cache import Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -125,6 +126,10 @@ class ContentData(Data):
         self.seen = dict(content.facts.get("equal", {}))  # how many rows are equal to others
         if held:
             self.seen.pop("val", None)
+            cut = len(examples["train"]) - held
+            divided = count_divided(content.facts.get("equal_in_training", ()), cut)
+            if divided:
+                self.seen["val"] = divided
             hold_out(examples, held)
             if labels:
                 hold_out(labels, held)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.data.arranging import Kinds, add_counts, count_equal
+from normbench.data.arranging import Kinds, add_equal_facts
 from normbench.data.batches import ContentData, generator
 from normbench.data.cache import Content, Decoded
 from normbench.data.hub import reason
@@ -223,7 +223,7 @@ def image_arrays(
     if kinds is not None:
         ends = np.cumsum([*counts.values()])[:-1]
         of_splits = [some.tolist() for some in np.split(kinds, ends)]
-        facts = add_counts(facts, count_equal(dict(zip(counts, of_splits, strict=True))))
+        facts = add_equal_facts(facts, dict(zip(counts, of_splits, strict=True)))
     return arrays, facts
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from normbench.data.arranging import add_counts, count_equal, find_kinds
+from normbench.data.arranging import add_equal_facts, find_kinds
 from normbench.data.batches import Holdout, Name, count_held_out
 from normbench.data.cache import SPLITS, Decoded, read_or_decode
 from normbench.data.hub import Hub, classes_of, labels_of
@@ -206,8 +206,7 @@ def encode_texts(
         arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
         arrays[f"{split}_labels"] = labels[rows]
     facts = {"classes": classes, "empty": empty, **vocabulary.facts}
-    counts = count_equal({split: [texts[row] for row in rows] for split, rows in parts.items()})
-    return arrays, add_counts(facts, counts)
+    return arrays, add_equal_facts(facts, {split: [texts[row] for row in rows] for split, rows in parts.items()})
 
 
 def hub_images(
