@@ -570,7 +570,7 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
 @cli.command()
 @flag("json", "Print the same as JSON.")
 def doctor(json: bool) -> int:
-    """Say what is wrong with this installation and machine, and how to mend it.
+    """Say what is wrong with this installation and machine, and how to fix it.
 
     It shows versions, what cannot be imported, where data and caches lie, whether the hub answers, what this CPU or GPU
     can do, and whether a tiny training works, within a minute. The page is meant for bug reports: it has ~ for the home

@@ -145,7 +145,7 @@ def passes_through(error: BaseException, package: str) -> bool:
 
 
 def explain_torchvision(importer: str, error: BaseException) -> str:
-    """Say why torchvision fails where something imports it, and how to mend it.
+    """Say why torchvision fails where something imports it, and how to fix it.
 
     Each release of torchvision is built for one of torch's, and for the CPU or a version of CUDA as that is. Beside
     another build its operators cannot be loaded, and its import fails.

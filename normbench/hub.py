@@ -34,7 +34,7 @@ def explain_silence() -> str:
     """
     constants = load_constants()
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+        return "HF_HUB_OFFLINE forbids asking the Hugging Face hub"
     try:
         ask_hub()
     except Exception as error:  # as that says

@@ -195,8 +195,9 @@ class ClaimStanding:
     def result(self) -> ClaimResult | None:
         """Return what it has come to so far, for the claim as it is registered now."""
         found = self.read_any_result()
-        is_own = found is not None and found.digest == self.claim.digest
-        return found if is_own and not self.why_left_out() else None
+        if found is None or found.digest != self.claim.digest or find_faults(found, self.claim.content):
+            return None
+        return found
 
     @property
     def is_complete(self) -> bool:

@@ -81,7 +81,9 @@ def show_ledger(folder: Path) -> int:
     directory = RunDirectory(find_run(folder))
     summary = directory.read_result()
     if not summary:
-        raise UsageError(f"{directory.path} has no ledger: give a run that has ended, such as one of normbench runs")
+        raise UsageError(
+            f"{directory.path} has no ledger: give a run that has ended, such as one that normbench runs lists"
+        )
     with blame_record(directory):
         directory.check_unaltered()
     show_table(f"ledger of {directory.path.name}", flat(summary["ledger"]))

@@ -15,7 +15,7 @@ def import_library(name: str) -> ModuleType:
     """Import a library of models: `timm`, `torchvision` or `transformers`.
 
     Raises:
-        UsageError: it is not installed, or what it needs does not fit; with the command that mends it.
+        UsageError: it is not installed, or what it needs does not fit; with the command that fixes it.
     """
     try:
         return import_module_beside(name)
@@ -32,7 +32,7 @@ def refuse_other_torchvision(name: str, error: BaseException) -> None:
     """Refuse a torchvision that does not fit torch, where that is what an error of a library comes from.
 
     Raises:
-        UsageError: that is it; with the way to mend it.
+        UsageError: that is it; with the way to fix it.
     """
     if comes_from_torchvision(error):
         raise UsageError(explain_torchvision(name, error)) from error
