@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -322,6 +323,9 @@ def test_old_runs_go_on_with_their_order_and_so_do_those_beside_them(
         data = TrainedRun(run).data()
         assert isinstance(data, Images) and [*data.classes] == in_old_order
         assert checkpoint.read(run / "checkpoint.pt")["classes"] == in_old_order
+    run = prepare(read([*words[1:], "norm=batchnorm"]))
+    there = pickle.loads(pickle.dumps(run))  # as another process gets it, which reads the data itself
+    assert run.directory.path == old and there.data.fingerprint == run.fingerprint
     assert main([*words, "norm=batchnorm", "name=new"]) == 0
     (new,) = (tmp_path / "out/new").iterdir()
     assert checkpoint.read(new / "checkpoint.pt")["classes"] == [*map(str, range(12))]
