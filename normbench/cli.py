@@ -118,6 +118,10 @@ def run(words: list[str]) -> int:
                 completions = shell(cli, {}, "normbench", COMPLETE).complete()
             print(completions)
         return 0
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:  # without the name of the folder
+        raise UsageError("the current folder is no longer there: go to another one, such as by cd ~") from error
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     try:
         with cli.make_context("normbench", words or ["--help"], terminal_width=width) as context:

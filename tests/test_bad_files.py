@@ -108,6 +108,15 @@ def test_links_that_go_round_are_no_folder(here: Path, capsys: pytest.CaptureFix
     assert refused([*words, "loop"], capsys).startswith("loop is not a folder")
 
 
+@pytest.mark.parametrize("words", ["train --cfg job", "runs", "list norm", "swap hf:gpt2 --out out"])
+def test_a_current_folder_that_is_gone_is_told(here: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    here.rmdir()
+    assert main(words.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("normbench: the current folder is no longer there: go to another one")
+    assert told.count("\n") == 1
+
+
 # ---- where commands write
 
 

@@ -56,6 +56,17 @@ def test_each_run_says_how_it_stands_and_what_goes_on(outputs: Path, capsys: pyt
     assert {*commands} == {f"{run} goes on by normbench train name={word}" for run, word in names.items()}
 
 
+@pytest.mark.parametrize(("status", "file"), [("finished", "summary.json"), ("interrupted", "status.json")])
+def test_a_run_whose_standing_cannot_be_read_is_damaged(
+    outputs: Path, capsys: pytest.CaptureFixture[str], status: str, file: str
+) -> None:
+    run = make_run(outputs / "train", name="run", status=status, session={"command": "normbench train"})
+    (run / file).write_text("")
+    lines, commands = listed(capsys)
+    assert lines["train/run"][0] == "damaged"
+    assert commands == ["train/run goes on by normbench train"]
+
+
 def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("done", "sweep"):
         folder = SweepFolder(outputs / name)

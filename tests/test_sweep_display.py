@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import end_run
+from made_runs import end_run, make_run
 from rich.console import Console
 from support import refused
 
 from normbench.cli import main
+from normbench.commands.runs import line_of_sweep
 from normbench.record.directory import RunDirectory
 from normbench.sweep.folder import Entry, SweepFolder, View, steps_done, summarize
 
@@ -100,6 +101,25 @@ def test_a_plan_of_another_shape_is_none(content: str, tmp_path: Path, capsys: p
     assert folder.read_plans() == []
     for word in ("--watch", "--resume"):
         assert f"{tmp_path} holds no sweep" in refused(["sweep", word, str(tmp_path)], capsys)
+
+
+def test_a_plan_that_is_damaged_is_told_where_its_runs_are_counted(
+    folder: SweepFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs that it planned are missing without a trace else, as `0/0 runs` that have finished."""
+    (damaged, *_) = folder.plans.glob("*.json")
+    folder.write_plan([Entry("other", {}, 0, 3, [])], ["seed=0"])
+    assert folder.damaged_notes() == []
+    damaged.write_text(damaged.read_text()[:-9])
+    assert folder.damaged_notes() == [damaged]
+    line = line_of_sweep("sweep", folder)
+    assert line.state == "waiting" and line.progress == "0/1 runs"
+    make_run(folder.path, name="other")
+    assert line_of_sweep("sweep", folder).state == "damaged"
+    for words in (["runs", str(folder.path)], ["report", str(folder.path)]):
+        assert main(words) == 0
+        told = capsys.readouterr()
+        assert f"{damaged} is damaged, so runs that it planned are not counted" in told.out + told.err
 
 
 def test_a_log_gets_a_line_when_a_run_ends(folder: SweepFolder) -> None:

@@ -63,10 +63,11 @@ def report(
         stages.begin("reading the runs")
         from normbench.analysis.examine import Request
         from normbench.analysis.report import make_reports, save_all
-        from normbench.sweep.folder import missing_below
+        from normbench.sweep.folder import missing_below, say_damaged_notes, sweeps_below
 
         request = Request(baseline=baseline, target=target, margin=margin, metric=metric)
         made = make_reports(folders, request, missing_below(folders))
+        say_damaged_notes(Console(stderr=True), sweeps_below(folders))
         if arms:
             from normbench.analysis.arms import write_arms
 

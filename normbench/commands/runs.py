@@ -19,7 +19,7 @@ from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
 from normbench.runs.load import blame_record, find_run, run_directories
 from normbench.settings import flat, printable
-from normbench.sweep.folder import SweepFolder, say, summarize
+from normbench.sweep.folder import SweepFolder, say, say_damaged_notes, summarize
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def show_runs(folder: Path) -> int:
         table.add_row(*map(Text, cells))
         by_command.setdefault(line.command, []).append(name)
     console.print(table)
+    say_damaged_notes(console, map(SweepFolder, sorted(sweeps)))
     for command, names in by_command.items():
         if command and command.isprintable():
             say(console, f"{', '.join(names)} goes on by{caution(command)}\n  {command}")
@@ -114,10 +115,12 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     states: set[str] = {one.state for one in standings}
     if not all(note["runs"] for note in notes):
         states.add("waiting")
+    if sweep.damaged_notes():
+        states.add("damaged")
     if sweep.is_worked_on():  # also between two runs, and while runs that choose learning rates come first
         states.add("running")
     state = "finished"
-    for worse in ("failed", "waiting", "running"):
+    for worse in ("damaged", "failed", "waiting", "running"):
         if worse in states:
             state = worse
     can_go_on = any(note["words"] for note in notes)  # a sweep of runs that choose rates goes on with those it is for
@@ -126,10 +129,19 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
 
 
 def line_of_run(name: str, run: RunDirectory) -> Line:
-    """Return a run's line; one that says it is running, and that no process holds, was killed."""
-    status = read_json(run.status) or {"status": "interrupted", "step": 0, "steps": 0}
-    status |= run.read_result() or {}
+    """Return a run's line.
+
+    One that says it is running, and that no process holds, was killed. One that does not say how it stands is damaged.
+    """
+    noted = read_json(run.status)
+    summary = read_json(run.summary)
+    status = noted or {"status": "interrupted", "step": 0, "steps": 0}
+    if summary and summary["status"] in ENDED:
+        status |= summary
     state = status["status"]
+    for path, content in ((run.status, noted), (run.summary, summary)):
+        if not content and path.exists():
+            state = "damaged"
     command = ""
     if state not in ENDED:
         if run.is_held():

@@ -36,6 +36,7 @@ from normbench.sweep.folder import (
     SweepFolder,
     View,
     say,
+    say_damaged_notes,
     say_done,
     show_arms,
     show_failures,
@@ -493,6 +494,7 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     if not notes:
         cure = f"give the folder of one, such as outputs/{SWEEP_NAME}"
         raise UsageError(f"{folder} holds no sweep that can go on: {cure}")
+    say_damaged_notes(Console(stderr=True), [runs])
     if not trust:
         for note in runs.read_notes():
             check_words(note["words"], folder)

@@ -26,6 +26,7 @@ from normbench.config.trust import caution, needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.record.files import inside, make_folder, read_json, write_json
+from normbench.settings import printable
 from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0
@@ -123,6 +124,10 @@ class SweepFolder:
                 notes.append(note)
         return notes
 
+    def damaged_notes(self) -> list[Path]:
+        """Return the files of notes that cannot be read: which runs they plan is not known."""
+        return [path for path in sorted(self.plans.glob("*.json")) if not read_json(path, PLAN)]
+
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
         entries: dict[str, Entry] = {}
@@ -194,14 +199,27 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
     The sweeps are those on the folders, and on the folders in them.
     """
+    missing: dict[str, str] = {}
+    for sweep in sweeps_below(folders):
+        missing |= sweep.missing()
+    return missing
+
+
+def sweeps_below(folders: Sequence[Path]) -> list[SweepFolder]:
+    """Return folders, and those in them that have been swept."""
     swept = set(folders)
     for folder in folders:
         for path in folder.glob("*/.sweep"):
             swept.add(path.parent)
-    missing: dict[str, str] = {}
-    for folder in sorted(swept):
-        missing |= SweepFolder(folder).missing()
-    return missing
+    return [SweepFolder(folder) for folder in sorted(swept)]
+
+
+def say_damaged_notes(console: Console, sweeps: Iterable[SweepFolder]) -> None:
+    """Say which notes of sweeps cannot be read, since runs that they plan are counted nowhere."""
+    for sweep in sweeps:
+        for path in sweep.damaged_notes():
+            cure = "give the sweep's command again, which writes it anew"
+            say(console, f"{printable(str(path))} is damaged, so runs that it planned are not counted: {cure}")
 
 
 def arm_name(arm: Mapping[str, str]) -> str:
