@@ -315,6 +315,7 @@ def test_a_line_of_the_journal_that_was_changed_is_measured_again_and_told(tmp_p
         second.replace(b"1.25", b"1.35"),
         second.replace(b"sha256", b"sha257"),
         second[: second.index(b', "sha')] + b"}\n",
+        second[: second.index(b', "sha')].replace(b"1.25", b"1.35") + b', "sha256": null}\n',
     ):
         path.write_bytes(first + changed + third)
         found = read_journal(path)
@@ -333,3 +334,8 @@ def test_a_journal_of_before_digests_goes_on(tmp_path: Path) -> None:
     path.write_text('{"key": "a", "rows": [{"loss": 1.0}]}\n{"key": "b", "rows": []}\n')
     found = read_journal(path)
     assert [*found.rows] == ["a", "b"] and "2 lines made before lines had digests" in found.notes[0]
+    write_journal(path, "c", [{"loss": 2.0}])
+    again = read_journal(path)
+    assert again.rows == {**found.rows, "c": [{"loss": 2.0}]} and again.notes == []
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"1.5"))
+    assert [*read_journal(path).rows] == ["b", "c"], "from now on a change of them is told"

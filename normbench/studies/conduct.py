@@ -418,18 +418,23 @@ class Journal:
 
 def write_journal(path: Path, key: str, rows: list[Row]) -> None:
     """Add the rows of a subject to the journal, with their digest, and wait until they are on the disk."""
-    as_read = json.loads(json.dumps([key, rows]))
-    line = json.dumps({"key": key, "rows": rows, DIGEST: digest_of_content(as_read)}).encode() + b"\n"
     with open(inside(path.parent, path.name), "ab") as file:
-        file.write(line)
+        file.write(make_line(key, rows))
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_line(key: str, rows: list[Row]) -> bytes:
+    """Return the line of a subject, with its digest."""
+    as_read = json.loads(json.dumps([key, rows]))
+    return json.dumps({"key": key, "rows": rows, DIGEST: digest_of_content(as_read)}).encode() + b"\n"
 
 
 def read_journal(path: Path) -> Journal:
     """Return the rows that have been kept. Subjects whose lines are damaged are measured again.
 
-    A last line that a kill has torn is cut off; of other damage the file as it was is kept beside.
+    A last line that a kill has torn is cut off; of other damage the file as it was is kept beside. Where no line has a
+    digest yet, each gets one, so that those that are added do not make the others look changed.
     """
     lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
     entries = [read_line(line) for line in lines]
@@ -440,9 +445,12 @@ def read_journal(path: Path) -> Journal:
     for line, entry in zip(lines, entries, strict=True):
         if entry is None or (have_digests and DIGEST not in entry):
             continue
-        before_digests += DIGEST not in entry
         kept[entry["key"]] = entry["rows"]
-        whole.append(line)
+        if DIGEST in entry:
+            whole.append(line)
+        else:
+            before_digests += 1
+            whole.append(make_line(entry["key"], entry["rows"]))
     notes = list[str]()
     if before_digests:
         notes.append(f"{path}: {count(before_digests, 'line')} made before lines had digests, and taken as it stands")
@@ -450,7 +458,7 @@ def read_journal(path: Path) -> Journal:
         torn = lines[-1:] if not lines[-1].endswith(b"\n") else []
         if len(whole) + len(torn) < len(lines):
             notes.append(f"{keep_damaged(path)}; what is missing is measured again")
-    if len(whole) < len(lines) or (whole and not whole[-1].endswith(b"\n")):
+    if before_digests or len(whole) < len(lines) or (whole and not whole[-1].endswith(b"\n")):
         write_bytes(path, b"".join(line.rstrip(b"\n") + b"\n" for line in whole))
     return Journal(kept, notes)
 
@@ -459,8 +467,8 @@ def read_line(line: bytes) -> dict[str, Any] | None:
     """Return what a line of the journal holds; None where it is damaged."""
     with suppress(ValueError, RecursionError):
         entry = json.loads(line)
-        if fits(entry, LINE) and entry.keys() <= {*LINE}:
-            digest = entry.get(DIGEST)
-            if digest is None or digest == digest_of_content([entry["key"], entry["rows"]]):
-                return dict(entry)
+        if not fits(entry, LINE) or not entry.keys() <= {*LINE}:
+            return None
+        if DIGEST not in entry or entry[DIGEST] == digest_of_content([entry["key"], entry["rows"]]):
+            return dict(entry)
     return None
