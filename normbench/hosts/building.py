@@ -37,6 +37,7 @@ from normbench.hosts.weights import (
     read_tensors,
     refuse_code,
     refuse_swapped,
+    take_weights,
 )
 from normbench.hub import explain_silence, is_empty, look_here_alone, models_kept
 from normbench.settings import either, nearest, show
@@ -356,7 +357,7 @@ class ImageLibrary(Library):
             where = f"model.weights={weights}"
             saved = find_saved(weights)
             self.check_saved(name, saved, where)
-            tensors = read_tensors(saved.files)
+            tensors = take_weights(read_tensors(saved.files), host.module.state_dict(), where, saved.part)
         return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
 
     @abstractmethod
@@ -504,6 +505,7 @@ class Transformers(Library):
         transformers: Any = self.load()
         place = name
         where = f"what the hub has as {name}"
+        saved = None
         if weights != PRETRAINED:
             saved = find_saved(weights)
             where = f"model.weights={weights}"
@@ -531,15 +533,17 @@ class Transformers(Library):
                 config.num_labels = task.num_classes
                 if isinstance(config.pad_token_id, int):
                     call = replace(call, padding=config.pad_token_id)
-            module, loaded = auto.from_pretrained(
-                place,
-                config=config,
-                use_safetensors=True,
-                dtype=torch.float32,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **from_here,
-            )
+            how: dict[str, Any] = {
+                "config": config,
+                "dtype": torch.float32,
+                "ignore_mismatched_sizes": True,
+                "output_loading_info": True,
+            }
+            module, loaded = auto.from_pretrained(place, use_safetensors=True, **how, **from_here)
+            has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
+            if saved and (saved.part or has_other_names):
+                tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
+                module, loaded = type(module).from_pretrained(None, state_dict=tensors, **how)
         anew = self.check_loaded(module, call, loaded, where)
         return Host(module, call, self.versions(), {}, anew)
 

@@ -9,7 +9,8 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ RANDOM = "random"
 PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
 PICKLES = (".bin", ".pt", ".pth")
+FITTING = "give the weights of a model of this name and these sizes"
 WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
 
 # The implementations that torch itself has, by the key of a configuration that chooses one.
@@ -49,7 +51,9 @@ ADAPTER = "adapter_config.json"
 CONFIG = "config.json"
 NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 MARK = "normbench_swap"  # of its config.json and its files of weights, which say so too
-INSIDE = ("state_dict", "model")  # where training programs put the weights in what they save
+# What stands in names of tensors of a model that was compiled, sharded or recomputed, wherever such a module was in it.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+FEWEST = 0.5  # of a model's names, which a part of a file has that holds weights of the model
 
 
 class Saved(NamedTuple):
@@ -59,26 +63,30 @@ class Saved(NamedTuple):
         about: the content of config.json; empty where there is only a file of weights.
         folder: the folder with config.json; None where there is none.
         files: of the weights.
+        part: of what the files hold, which was named after the path; empty: none was.
     """
 
     about: Mapping[str, Any]
     folder: Path | None
     files: tuple[Path, ...]
+    part: str
 
 
 def find_saved(path: str) -> Saved:
     """Return what is saved at a path: a folder in the layout of Hugging Face, or a file of weights.
 
+    path: where a file holds the weights of several models, `:` and the name of a part of it may follow.
+
     Raises:
         UsageError: there is no such thing.
     """
-    place = Path(os.path.expanduser(path))
+    place, part = split_part(path)
     where = f"model.weights={path}"
     if place.is_file():
         if place.suffix not in (".safetensors", *PICKLES):
             raise UsageError(f"{where} is not a file of weights: {WANTED}")
         refuse_swapped(is_marked(place), where)
-        return Saved({}, None, (place,))
+        return Saved({}, None, (place,), part)
     if not place.is_dir():
         raise UsageError(f"{where} is not there: {WANTED}, or write {RANDOM} or {PRETRAINED}")
     if (place / ADAPTER).exists():
@@ -90,7 +98,16 @@ def find_saved(path: str) -> Saved:
         raise UsageError(f"{where} has no .safetensors: {WANTED}")
     about = read_about(place / CONFIG)
     refuse_swapped((place / NOTE).exists() or MARK in about or any(map(is_marked, files)), where)
-    return Saved(about, place, files)
+    return Saved(about, place, files, part)
+
+
+def split_part(path: str) -> tuple[Path, str]:
+    """Return a path and the part of a file that is named after it; the colon may also be one of the path's own."""
+    whole = Path(os.path.expanduser(path))
+    before, colon, part = path.rpartition(":")
+    if not colon or whole.exists():
+        return whole, ""
+    return Path(os.path.expanduser(before)), part
 
 
 def refuse_swapped(is_swapped: bool, where: str) -> None:
@@ -132,30 +149,145 @@ def read_about(file: Path) -> dict[str, Any]:
     return about
 
 
-def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
+class StateDict(OrderedDict[str, Tensor]):
+    """Tensors by name, as torch loads them.
+
+    Attributes:
+        _metadata: the version of each module that has one, by its path; torch looks for it under this name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] = {}, versions: Mapping[str, Mapping[str, int]] = {}) -> None:
+        super().__init__(tensors)
+        self._metadata = dict(versions)
+
+
+def read_tensors(files: Iterable[Path]) -> StateDict:
     """Return the tensors of files by name; of a pickle nothing else is read.
 
+    Where tensors lie in something that a training program has saved, their names begin with where they lie there.
+
     Raises:
-        UsageError: one cannot be read.
+        UsageError: one cannot be read, or two have a tensor of the same name.
     """
-    found: dict[str, Tensor] = {}
+    found = StateDict()
+    files_by_name: dict[str, Path] = {}
     for file in files:
+        own = StateDict()
         try:
             if file.suffix in PICKLES:
-                content = torch.load(file, map_location="cpu", weights_only=True)
+                gather_tensors(torch.load(file, map_location="cpu", weights_only=True), (), own)
             else:
-                content = safetensors.torch.load_file(file)
+                own.update(safetensors.torch.load_file(file))
         except pickle.UnpicklingError as error:
             raise UsageError(f"{file} cannot be read, since {explain_pickle(error)}") from error
         except Exception as error:  # of a damaged file
             raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
-        for key in INSIDE:
-            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-                content = content[key]
-        if not isinstance(content, Mapping) or not all(isinstance(one, Tensor) for one in content.values()):
-            raise UsageError(f"{file} holds more than tensors: {WANTED}")
-        found |= content
+        if not own:
+            raise UsageError(f"{file} holds no tensors by name: {WANTED}")
+        for name in own:
+            if name in files_by_name:
+                both = f"{files_by_name[name].name} and {file.name} both have {name}"
+                raise UsageError(f"{file.parent} holds several weights ({both}): give one of the files")
+            files_by_name[name] = file
+        found.update(own)
+        found._metadata |= own._metadata
     return found
+
+
+def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> None:
+    """Add the tensors in what was saved to those found, with the versions of modules; what is no tensor is left out.
+
+    Args:
+        content: of a file, or of a dictionary in it.
+        place: the keys under which it lies.
+        found: tensors so far.
+    """
+    if not isinstance(content, Mapping):
+        return
+    versions = getattr(content, "_metadata", None)
+    if isinstance(versions, Mapping):
+        for path, about in versions.items():
+            version = about.get("version") if isinstance(about, Mapping) else None
+            if type(version) is int:
+                found._metadata[".".join([*place, str(path)] if path else place)] = {"version": version}
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            found[".".join([*place, str(key)])] = value
+        else:
+            gather_tensors(value, (*place, str(key)), found)
+
+
+def take_weights(found: StateDict, names: Collection[str], where: str, part: str) -> StateDict:
+    """Return those of a file's tensors that are of a model, by the model's names.
+
+    What stands before these names, as where training programs and wrappers have put the model, is seen from the names
+    alone: nothing keys on the word.
+
+    Args:
+        found: the tensors of the file.
+        names: of the model's own tensors.
+        where: the file was given, in words.
+        part: of the file that holds the weights; empty: it must be the only one.
+
+    Raises:
+        UsageError: there are several such parts, or not the one that is asked for; with those that there are.
+    """
+    seen = StateDict()
+    for name, tensor in found.items():
+        seen[without_wrappers(name)] = tensor
+    if len(seen) < len(found):  # what is the same without wrappers is not the same
+        return found
+    for path, version in found._metadata.items():
+        seen._metadata[without_wrappers(path)] = version
+    parts = find_parts(seen, names)
+    fitting = [part] if part in parts else [one for one in parts if is_below(one, part)]
+    if len(fitting) > 1:
+        cure = f"write one of {either(fitting)} after a colon, as {where}:{fitting[0]}"
+        raise UsageError(f"{where} holds several weights of the model: {cure}")
+    if part and not fitting:
+        cure = f"write {either(parts)} there" if any(parts) else f"leave out :{part}"
+        raise UsageError(f"{where} holds no weights of the model under {part}: {cure}")
+    if not fitting:
+        return seen  # what is not the model's is named when they are loaded
+    (chosen,) = fitting
+    others = [one for one in parts if one != chosen and is_below(one, chosen)]
+    taken = StateDict()
+    for name, tensor in seen.items():
+        if is_below(name, chosen) and not any(is_below(name, other) for other in others):
+            taken[below(name, chosen)] = tensor
+    for path, version in seen._metadata.items():
+        if is_below(path, chosen):
+            taken._metadata[below(path, chosen)] = version
+    return taken
+
+
+def without_wrappers(path: str) -> str:
+    """Return a path without what wrappers have put into it."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def is_below(path: str, part: str) -> bool:
+    """Tell whether a path is a part or begins with it; all are below an empty one."""
+    return not part or path == part or path.startswith(f"{part}.")
+
+
+def below(path: str, part: str) -> str:
+    """Return what stands in a path behind a part with which it begins."""
+    return path[len(part) :].removeprefix(".")
+
+
+def find_parts(found: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return what stands before the names of a model in those that were found, wherever there are enough of them.
+
+    found: the names of a file's tensors.
+    """
+    counts = Counter[str]()
+    for path in found:
+        keys = path.split(".")
+        for number in range(len(keys)):
+            if ".".join(keys[number:]) in names:
+                counts[".".join(keys[:number])] += 1
+    return [part for part, count in counts.items() if count >= FEWEST * len(names)]
 
 
 def explain_pickle(error: pickle.UnpicklingError) -> str:
@@ -180,7 +312,7 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
         The names of what starts anew.
 
     Raises:
-        UsageError: they do not fit; with the first names.
+        UsageError: they do not fit; with the first names. The model may have some of them then.
     """
     own = module.state_dict()
     paths = {each: path for path, each in module.named_modules()}
@@ -188,20 +320,23 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     if head is not None and has_other_shape(paths[head], own, tensors):
         anew = names_below(paths[head], own)
     known = drop_keys(tensors, *anew)
+    other = [name for name in own if name in known and not has_shape_of(known[name], own[name])]
+    given = StateDict(drop_keys(known, *other), getattr(tensors, "_metadata", None) or {})
+    try:
+        loaded = module.load_state_dict(given, strict=False)  # torch knows what the versions of its modules lack
+    except RuntimeError as error:
+        raise UsageError(f"{where} does not fit the model ({explain(error)}): {FITTING}") from error
     missing = []
-    other = []
-    for name, tensor in own.items():
-        if name in anew:
-            continue
-        if name not in known:
-            if not is_shared(name, own, known):
-                missing.append(name)
-        elif known[name].shape != tensor.shape:
-            other.append(name)
-    unknown = [name for name in known if name not in own]
-    check_fit(where, missing, unknown, other)
-    module.load_state_dict(known, strict=False)
+    for name in loaded.missing_keys:
+        if name not in anew and name not in other and not is_shared(name, own, known):
+            missing.append(name)
+    check_fit(where, missing, loaded.unexpected_keys, other)
     return anew
+
+
+def has_shape_of(given: Tensor, own: Tensor) -> bool:
+    """Tell whether torch takes a tensor in place of one of a model; of numbers alone it takes lists, too."""
+    return given.shape == own.shape or (own.dim() == 0 and given.dim() == 1)
 
 
 def names_below(path: str, state: Mapping[str, Tensor]) -> list[str]:
@@ -241,8 +376,7 @@ def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other:
             verb = "is" if len(names) == 1 else "are"
             said.append(f"{listed} {verb} {what}")
     if said:
-        cure = "give the weights of a model of this name and these sizes"
-        raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {cure}")
+        raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {FITTING}")
 
 
 def refuse_code(content: Any, where: str) -> None:

@@ -1,0 +1,245 @@
+"""Checkpoints that other programs have saved: what wrappers have put around names, and what lies in one file."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from support import IMAGES, TEXT
+from test_host_weights import GPT2, refusal
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel
+
+from normbench.config import compose
+from normbench.errors import UsageError
+from normbench.hosts.building import build_host
+from normbench.hosts.weights import find_saved, put_in_weights, read_tensors, take_weights
+from normbench.runs.plan import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch's own compiler
+
+COUNT = "num_batches_tracked"
+
+
+def make_network(seed: int) -> nn.Sequential:
+    """Make a network with a norm of which torch counts the batches, and a running mean and count that are no start."""
+    torch.manual_seed(seed)
+    block = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4)))
+    network = nn.Sequential(
+        OrderedDict(stem=block, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), head=nn.Linear(4, 5))
+    )
+    for _ in range(seed):
+        network(torch.randn(2, 3, 8, 8))
+    return network.eval()
+
+
+class Lit(nn.Module):
+    """Holds a network as training programs do, beside a loss with a weight."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = nn.CrossEntropyLoss(weight=torch.ones(5))
+
+
+def compile_stem(network: nn.Module) -> nn.Module:
+    network.stem = torch.compile(network.stem)  # type: ignore[assignment]
+    return network
+
+
+def recompute_stem(network: nn.Module) -> nn.Module:
+    network.stem = checkpoint_wrapper(network.stem)  # type: ignore[arg-type]
+    return network
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "none": lambda network: network,
+    "compiled": torch.compile,
+    "parallel": nn.DataParallel,
+    "held": Lit,
+    "averaged": AveragedModel,
+    "compiled and parallel": lambda network: nn.DataParallel(torch.compile(network)),  # type: ignore[arg-type]
+    "parallel and compiled": lambda network: torch.compile(nn.DataParallel(network)),
+    "held, compiled and parallel": lambda network: nn.DataParallel(torch.compile(Lit(network))),  # type: ignore[arg-type]
+    "compiled within": compile_stem,
+    "recomputed within": recompute_stem,
+}
+
+
+def save_nested(state: dict[str, Tensor], path: Path) -> None:
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"epoch": 3, "model": state, "optimizer": optimizer, "best": 0.5}, path)
+
+
+def save_deeply(state: dict[str, Tensor], path: Path) -> None:
+    torch.save({"trainer": {"net": {"weights": state}, "step": 1}, "seed": torch.tensor(3)}, path)
+
+
+def save_folder(state: dict[str, Tensor], path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    safetensors.torch.save_file(dict(state), path / "model.safetensors")
+
+
+FORMATS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
+    "bare.pth": torch.save,
+    "nested.pt": save_nested,
+    "deep.bin": save_deeply,
+    "flat.safetensors": lambda state, path: safetensors.torch.save_file(dict(state), path),
+    "folder": save_folder,
+}
+
+
+def load(path: Path | str, network: nn.Module) -> nn.Module:
+    """Load what was saved into a network as models of libraries are loaded."""
+    saved = find_saved(str(path))
+    where = f"model.weights={path}"
+    weights = take_weights(read_tensors(saved.files), network.state_dict(), where, saved.part)
+    put_in_weights(network, weights, where, None)
+    return network
+
+
+def assert_alike(network: nn.Module, other: nn.Module) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(network.eval()(images), other.eval()(images))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "not counted"])
+def test_what_wrappers_put_around_names_is_seen_through(tmp_path: Path, wrapper: str, name: str, counted: bool) -> None:
+    """Also without the number of batches, which torch does not ask of such files."""
+    network = make_network(3)
+    state = WRAPPERS[wrapper](copy.deepcopy(network)).state_dict()
+    if not counted:
+        state = {key: tensor for key, tensor in state.items() if not key.endswith(COUNT)}
+    FORMATS[name](state, tmp_path / name)
+    loaded = load(tmp_path / name, make_network(1))
+    assert_alike(loaded, network)
+    assert loaded.state_dict()[f"stem.norm.{COUNT}"] == (3 if counted else 1)  # what the network has itself
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_may_lack_is_what_torch_says_of_the_version(tmp_path: Path, nested: bool, version: int) -> None:
+    state = make_network(3).state_dict()
+    del state[f"stem.norm.{COUNT}"]
+    state._metadata["stem.norm"]["version"] = version  # type: ignore[attr-defined]
+    torch.save({"state_dict": state} if nested else state, tmp_path / "given.pth")
+    if version == 1:
+        make_network(1).load_state_dict(state)
+        load(tmp_path / "given.pth", make_network(1))
+    else:
+        with pytest.raises(RuntimeError, match="Missing"):
+            make_network(1).load_state_dict(state)
+        with pytest.raises(UsageError, match=f"stem.norm.{COUNT} is missing"):
+            load(tmp_path / "given.pth", make_network(1))
+
+
+KEYS = [("model", "model_ema"), ("state_dict", "ema_state_dict"), ("student", "teacher"), ("net", "ema.shadow")]
+
+
+@pytest.mark.parametrize("keys", KEYS, ids="-".join)
+@pytest.mark.parametrize("wrapper", ["none", "compiled and parallel"])
+def test_of_several_weights_one_is_chosen_by_name(tmp_path: Path, keys: tuple[str, str], wrapper: str) -> None:
+    content: dict[str, Any] = {"epoch": 1}
+    networks = {key: make_network(seed) for seed, key in enumerate(keys, 2)}
+    for key, network in networks.items():
+        outer, _, inner = key.partition(".")
+        state = WRAPPERS[wrapper](copy.deepcopy(network)).state_dict()
+        content[outer] = {inner: state, "decay": 0.9} if inner else state
+    path = tmp_path / "several.pth"
+    torch.save(content, path)
+    with pytest.raises(UsageError) as refused:
+        load(path, make_network(1))
+    assert all(key in str(refused.value) for key in keys) and f"{path}:{keys[0]}" in str(refused.value)
+    for key, network in networks.items():
+        assert_alike(load(f"{path}:{key}", make_network(1)), network)
+    with pytest.raises(UsageError, match=f"no weights of the model under other: write {keys[0]}"):
+        load(f"{path}:other", make_network(1))
+
+
+def test_of_weights_and_their_average_in_one_table_one_is_chosen(tmp_path: Path) -> None:
+    raw, average = make_network(2), make_network(3)
+    state = {f"model.{key}": tensor for key, tensor in raw.state_dict().items()}
+    state |= {f"ema_model.module.{key}": tensor for key, tensor in average.state_dict().items()}
+    torch.save({"state_dict": state, "pytorch-lightning_version": "2"}, tmp_path / "lit.ckpt.pt")
+    safetensors.torch.save_file(state, tmp_path / "both.safetensors")
+    for path in (tmp_path / "lit.ckpt.pt", tmp_path / "both.safetensors"):
+        part = "state_dict." if path.suffix == ".pt" else ""
+        assert_alike(load(f"{path}:{part}model", make_network(1)), raw)
+        assert_alike(load(f"{path}:{part}ema_model", make_network(1)), average)
+        with pytest.raises(UsageError, match="holds several weights of the model"):
+            load(path, make_network(1))
+
+
+def test_two_files_of_a_folder_with_the_same_names_are_not_mixed(tmp_path: Path) -> None:
+    for seed, name in ((2, "ema"), (3, "model")):
+        safetensors.torch.save_file(make_network(seed).state_dict(), tmp_path / f"{name}.safetensors")
+    with pytest.raises(UsageError, match=r"ema\.safetensors and model\.safetensors both have"):
+        load(tmp_path, make_network(1))
+
+
+def test_a_colon_in_a_path_is_its_own(tmp_path: Path) -> None:
+    network = make_network(2)
+    torch.save(network.state_dict(), tmp_path / "step:3.pth")
+    assert_alike(load(tmp_path / "step:3.pth", make_network(1)), network)
+    with pytest.raises(UsageError, match="is not there"):
+        load(tmp_path / "nothing.pth:model", make_network(1))
+
+
+def test_what_is_another_model_s_is_still_refused(tmp_path: Path) -> None:
+    state = {f"module.{key}": tensor for key, tensor in make_network(2).state_dict().items()}
+    torch.save({"model": {**state, "module.more": torch.ones(1)}}, tmp_path / "more.pth")
+    with pytest.raises(UsageError, match=r"\(more is not the model's\)"):
+        load(tmp_path / "more.pth", make_network(1))
+    torch.save({"model": {**state, "module.head.weight": torch.ones(9)}}, tmp_path / "shape.pth")
+    with pytest.raises(UsageError, match=r"\(head.weight is of another shape\)"):
+        load(tmp_path / "shape.pth", make_network(1))
+    del state["module.head.weight"]
+    torch.save({"model": state}, tmp_path / "less.pth")
+    with pytest.raises(UsageError, match=r"\(head.weight is missing\)"):
+        load(tmp_path / "less.pth", make_network(1))
+    torch.save({"epoch": 1}, tmp_path / "none.pth")
+    with pytest.raises(UsageError, match="holds no tensors"):
+        load(tmp_path / "none.pth", make_network(1))
+
+
+@pytest.mark.parametrize("before", ["_orig_mod.", "module.", "model.", "module._orig_mod.", "_orig_mod.model."])
+def test_a_folder_of_transformers_is_seen_through(tmp_path: Path, before: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("gpt2", **GPT2)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    state = {f"{before}{key}": tensor.clone() for key, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    host = build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+    for key, tensor in host.module.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[key]), key
+
+
+def test_a_classifier_of_timm_is_trained_from_the_part_that_is_named(tmp_path: Path) -> None:
+    """And each part makes a run of its own."""
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    models = {key: build_host("timm", "test_resnet", {}, IMAGES).module for key in ("model", "model_ema")}
+    path = tmp_path / "given.pth"
+    torch.save({key: model.state_dict() for key, model in models.items()}, path)
+    message = refusal("timm", "test_resnet", {}, IMAGES, weights=str(path))
+    assert f"write one of model or model_ema after a colon, as model.weights={path}:model" in message
+    runs = set()
+    for key, model in models.items():
+        host = build_host("timm", "test_resnet", {}, IMAGES, weights=f"{path}:{key}")
+        assert torch.equal(host.module.state_dict()["conv1.0.weight"], model.state_dict()["conv1.0.weight"])
+        words = ["model=timm", "model.name=test_resnet", f"model.weights={path}:{key}", "norm=own"]
+        runs.add(prepare(compose.read(words)).directory.path.name)
+    assert len(runs) == 2
