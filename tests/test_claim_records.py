@@ -24,7 +24,7 @@ from normbench.claims.claim import read_claims, register
 from normbench.claims.conduct import ClaimRun
 from normbench.claims.entries import read_entries
 from normbench.claims.page import write_page
-from normbench.claims.results import find_faults, load_result, read_results, write_result
+from normbench.claims.results import find_faults, load_result, name_of_place, read_results, write_result
 from normbench.claims.standing import Way, is_of_machine
 from normbench.claims.verify import NOT_COMPARED, verify
 from normbench.cli import main
@@ -270,6 +270,11 @@ def test_a_result_in_the_folder_of_another_claim_replaces_none(tmp_path: Path) -
     assert entry.result == result and len(left_out) == 4
     assert any(f"lies where that of {name} belongs" in one for name in ("worse", "zzz") for one in left_out)
     assert not any(entry.older for entry in entries)
+
+
+def test_the_place_of_an_older_result_ends_in_a_digest() -> None:
+    """And perhaps in a number, where there are several; a name may have such a part, too."""
+    assert name_of_place(Path("older/eps-00000001-cccccccc2/claim.json")) == "eps-00000001"
 
 
 def test_a_published_result_that_is_damaged_stops_the_documents(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def name_of_place(path: Path) -> str:
     if path.name != CLAIM_FILE:
         return path.stem
     folder = path.absolute().parent
-    return re.sub(r"-[0-9a-f]{8}\d*", "", folder.name) if folder.parent.name == OLDER else folder.name
+    return re.sub(r"-[0-9a-f]{8}\d*$", "", folder.name) if folder.parent.name == OLDER else folder.name
 
 
 def is_digested(path: Path) -> bool:
