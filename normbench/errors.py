@@ -141,7 +141,14 @@ def comes_from_torchvision(error: BaseException | None) -> bool:
 def passes_through(error: BaseException, package: str) -> bool:
     """Tell whether an error was raised in a file of a package, or in what such a file called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(package in Path(frame.filename).with_suffix("").parts for frame in frames)
+    return any(is_of_package(Path(frame.filename), package) for frame in frames)
+
+
+def is_of_package(path: Path, package: str) -> bool:
+    """Tell whether a file is that of a package, or in its folder, and not in a folder that merely has its name."""
+    if path.stem == package:
+        return True
+    return any(folder.name == package and (folder / "__init__.py").exists() for folder in path.parents)
 
 
 def explain_torchvision(importer: str, error: BaseException) -> str:

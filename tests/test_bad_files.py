@@ -64,6 +64,16 @@ def test_a_fault_in_python_s_own_library_is_placed_where_it_was_called(
     assert refused(["train", "norm._target_=parsing.Norm"], capsys).endswith("(parsing.py, line 3)")
 
 
+def test_a_fault_in_a_folder_with_the_name_of_a_library_is_not_that_library_s(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "torchvision").mkdir()
+    (here / "torchvision/falling.py").write_text("raise ValueError('mine')\n")
+    monkeypatch.syspath_prepend(here / "torchvision")
+    said = refused(["train", "norm._target_=falling.Norm"], capsys)
+    assert said.endswith("fix ValueError: mine (falling.py, line 1)")
+
+
 @pytest.mark.parametrize(("line", "said"), [("raise SystemExit", "SystemExit"), ("sys.exit(3)", "SystemExit: 3")])
 def test_a_module_that_exits_is_placed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, said: str
