@@ -298,6 +298,11 @@ def test_a_choice_of_rates_that_was_changed_is_told_and_left_out(
     path.write_text(path.read_text().replace('"edge": null', '"edge": "highest"'))
     assert not read_study([tmp_path]).fairly_chosen
     assert f"{path} changed after the sweep had written it; it is left out" in caplog.text
+    for content in ("", "{", '{"arms": 5}'):
+        caplog.clear()
+        path.write_text(content)
+        assert not read_study([tmp_path]).fairly_chosen
+        assert f"{path} is damaged; it is left out" in caplog.text
 
 
 def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> None:

@@ -471,12 +471,17 @@ def read_run(directory: RunDirectory, name: str) -> RecordedRun:
 
 
 def read_choices(path: Path) -> list[dict[str, Any]]:
-    """Return the learning rates that a sweep has chosen, one for each arm; none of a file that was changed."""
+    """Return the learning rates that a sweep has chosen, one for each arm; none of a file that is not as it was."""
     note = read_json(path)
-    if note is None:
+    if note is None and not path.exists():
         return []
-    if find_altered(path):
-        what = f"{path} changed after the sweep had written it; it is left out"
+    wrong = ""
+    if note is None:
+        wrong = "is damaged"
+    elif find_altered(path):
+        wrong = "changed after the sweep had written it"
+    if note is None or wrong:
+        what = f"{path} {wrong}; it is left out, so the rates that it has count as chosen for no arm"
         logging.getLogger("normbench").warning("warning: %s", what)
         return []
     chosen: list[dict[str, Any]] = note["arms"]
