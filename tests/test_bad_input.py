@@ -83,6 +83,10 @@ GRAMMAR = {
     "hydra.searchpath=/": "hydra.searchpath must be a list of strings",
     "~trainer.steps": "trainer.steps is missing: trainer needs it, set trainer.steps=VALUE",
     "~model.width": "model.width is missing: normbench.models.Transformer needs it, set model.width=VALUE",
+    "~norm.gain0": "~norm.gain0 takes nothing back, since norm.gain0 is not set: leave it out",
+    "~norm.eps=7": "~norm.eps=7 takes nothing back, since norm.eps is 1e-05: write ~norm.eps",
+    "model=hf ~model.config.heads=7": "takes nothing back, since model.config.heads is not set",  # nor sets it
+    "model=hf ~model.config.rope.kind": "takes nothing back, since model.config.rope.kind is not set",
     "trainer=3": "trainer=3 is not allowed: it is a section, set its keys",
     "hydra.run.dir=foo": "hydra.run.dir is unknown",
 }

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -545,10 +545,12 @@ def apply(
         section, _, name = key.rpartition(".")
         values = OmegaConf.select(config, section) if section else config
         known = isinstance(values, DictConfig) and name in values
-        if override.is_delete() and known:
+        may_be_set = known or takes(section, name, values) or takes_mapping(config, section)
+        if override.is_delete() and may_be_set:
+            refuse_idle_removal(override, OmegaConf.select(config, key) if known else MISSING)
             with open_dict(config):
                 del values[name]
-        elif known or takes(section, name, values) or takes_mapping(config, section):
+        elif may_be_set:
             with open_dict(config):  # also where a mapping has keys that the one in its place has not
                 OmegaConf.update(config, key, override.value(), merge=True)
         elif key in of_scheme and section in groups:
@@ -558,6 +560,26 @@ def apply(
             raise UsageError(f"{what}: choose {having}, or give norm and placement in place of the scheme")
         else:
             raise UsageError(explain_unknown(key, config, groups))
+
+
+def refuse_idle_removal(override: Override, current: Any) -> None:
+    """Refuse a word that takes a setting back, as `~model.kwargs.depth`, where it would take nothing back.
+
+    Args:
+        override: the word; of `~KEY=VALUE` the key must have that value, as Hydra has it.
+        current: the value of the key; MISSING where it has none.
+
+    Raises:
+        UsageError: the key has no value, or another.
+    """
+    key = override.key_or_group
+    if current is MISSING:
+        raise UsageError(f"{text(override)} takes nothing back, since {key} is not set: leave it out")
+    given = override.value()
+    if OmegaConf.is_config(current):
+        current = OmegaConf.to_container(current)
+    if given not in (None, "", current):
+        raise UsageError(f"{text(override)} takes nothing back, since {key} is {show(current)}: write ~{key}")
 
 
 def takes(section: str, name: str, values: Any) -> bool:
