@@ -199,6 +199,16 @@ def test_groups_of_the_norm_before_are_in_the_note() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"), [("channel_dim", True), ("features", "8"), ("eps", "1e-5"), ("settings", []), ("site", None)]
+)
+def test_a_norm_of_a_note_is_refused_where_a_value_is_of_another_kind(key: str, value: Any) -> None:
+    model, _ = normbench.swap(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), "rmsnorm", example=torch.randn(3, 8))
+    entry = describe_norm("1", model[1], 8, {}) | {key: value}
+    with pytest.raises(UsageError, match=f"swap.json says {key}="):
+        put_in_norm(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), entry)
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "os.path.join",

@@ -26,10 +26,22 @@ from normbench.hosts.replacing import leave_fast_path, let_act, place_like, put_
 from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
 from normbench.record.digests import digest_of
 from normbench.record.files import write_folder_aside
+from normbench.record.shapes import NUMBER, Shape, fits
+from normbench.settings import show
 from normbench.types import Norm, Site
 
 OURS = "normbench.norms."  # whose classes a note may name
 WEIGHTS = "weights"  # of a note: the digest of each file of weights beside it
+ENTRY: dict[str, Shape] = {  # what a note says of each norm
+    "path": str,
+    "class": str,
+    "features": int,
+    "channel_dim": int,
+    "settings": dict,
+    "eps": NUMBER,
+    "acts": bool,
+    "site": dict,
+}
 TAKEN_OVER = ("groups", "momentum")  # which a norm may have from the one before it
 
 
@@ -275,9 +287,14 @@ def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     """Put a norm in its place, as a note says it.
 
     Raises:
-        UsageError: its class is not one of normbench's.
+        UsageError: its class is not one of normbench's, or a value is not of its kind, which the norm itself would
+            notice when it is called, if at all.
     """
     kind = norm_class(str(entry["class"]))
+    for key, shape in ENTRY.items():
+        value = entry.get(key)
+        if not fits(value, shape) or (isinstance(value, bool) and shape is not bool):
+            raise UsageError(f"{NOTE} says {key}={show(value)} of a norm: write it again with normbench swap --out")
     site: dict[str, Any] = {}
     for key, value in entry["site"].items():
         site[key] = tuple(value) if isinstance(value, list) else value
