@@ -199,8 +199,9 @@ def length_in_steps(config: Config, data: Data) -> int:
 
 @cache
 def say_once(line: str) -> None:
-    """Tell the person something, once for all runs of a sweep."""
-    logging.getLogger("normbench").info("%s", line)
+    """Tell the person something, once for all runs of a sweep; of several processes the first one speaks."""
+    if from_environment().writes:
+        logging.getLogger("normbench").info("%s", line)
 
 
 # ---- what is refused
