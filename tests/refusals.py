@@ -19,7 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NORMBENCH_DATA", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def trained(self: session.Session, stop: object) -> int:
+    def trained(self: session.Session) -> int:
         raise AssertionError("it came to training")
 
     monkeypatch.setattr(session.Session, "train", trained)

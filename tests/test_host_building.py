@@ -122,7 +122,7 @@ def test_padding_changes_nothing_for_a_classifier_of_texts(name: str) -> None:
             {"num_hidden_layers": 2, "n_layer": 1},
             "num_hidden_layers=2 and model.config.n_layer=1 are the same setting of gpt2: give one of them",
         ),
-        ("hf", "llama", {"auto_map": {"AutoModel": "a.B"}}, "would load"),
+        ("hf", "llama", {"auto_map": {"AutoModel": "a.B"}}, "auto_map, which needs code beside that of the library"),
         ("hf", "llama", {"hidden_size": 64, "num_attention_heads": 3}, "not a multiple of the number of attention"),
         ("keras", "resnet18", {}, "use timm, torchvision or hf"),
     ],
