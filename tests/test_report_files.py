@@ -25,6 +25,7 @@ from normbench.analysis.report import save
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import tex
 from normbench.cli import main
+from normbench.stopping import THREAD
 
 EVIL = "<script>alert(1)<&'\"|"
 
