@@ -100,6 +100,7 @@ def test_a_folder_without_runs_is_refused(outputs: Path, capsys: pytest.CaptureF
     assert "outputs is not a folder: train something first" in refused(["runs"], capsys)
     outputs.mkdir()
     assert "outputs holds no runs: train something first" in refused(["runs"], capsys)
+    assert "outptus is not a folder: did you mean outputs? train" in refused(["runs", "outptus"], capsys)
 
 
 LIST = """

@@ -102,7 +102,7 @@ WITHIN = shifted(0.001, 0.0011, 0.0009, 0.00105, 0.00095)
     ("ours", "base", "margin", "said"),
     [
         (WORSE, BASE, None, "dyt is worse than layernorm: its validation loss is 0.1000 nats higher (95 %: +0.0901 "),
-        (WITHIN, BASE, 0.01, "); it is within the margin of 0.01 nats."),
+        (WITHIN, BASE, 0.01, "dyt and layernorm are the same within the margin of 0.01 nats, though not equal: dyt's"),
         (WITHIN, BASE, 0.001, "); it may be within the margin of 0.001 nats."),
         (shifted(1e-7, 1.1e-7, 0.9e-7, 1.05e-7, 0.95e-7), BASE, None, "validation loss is 0.0000001000 nats higher"),
         (BASE, BASE, 0.01, "dyt and layernorm end with the same validation loss in each of 5 seeds."),

@@ -131,7 +131,11 @@ def say_deciding(one: ArmDifference, seed: int) -> str:
 
 
 def say_different(one: ArmDifference, margin: float | None) -> str:
-    """Say what a difference is."""
+    """Say what a difference is, and first of one that does not matter that it does not."""
+    if is_within(one, margin):
+        same = f"{pair(one)} are the same within {name_margin(margin, one)}, though not equal"
+        size = measured(one, whose=f"{one.arm}'s")
+        return f"{same}: {size}{survivors(one)}."
     words = f"{one.arm} is {better_or_worse(one)} {one.baseline}: {measured(one)}"
     return f"{words}{survivors(one)}{against(one, margin)}."
 
@@ -298,10 +302,10 @@ def survivors(one: ArmDifference) -> str:
     return ", among the seeds that survived" if one.survived else ""
 
 
-def measured(one: ArmDifference) -> str:
+def measured(one: ArmDifference, whose: str = "its") -> str:
     """Write a difference, its interval, and on how many seeds it was measured."""
     interval = span(one.interval, precision(one.mean, one.interval), sign=True)
-    return f"its {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)})"
+    return f"{whose} {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)})"
 
 
 def reach_of(one: ArmDifference) -> str:
@@ -322,11 +326,16 @@ def against(one: ArmDifference, margin: float | None) -> str:
     if margin is None or one.interval is None:
         return ""
     least = min(abs(one.interval.lower), abs(one.interval.upper))
-    if one.interval.reach <= margin:
+    if is_within(one, margin):
         return f"; it is within {name_margin(margin, one)}"
     if least <= margin:
         return f"; it may be within {name_margin(margin, one)}"
     return ""
+
+
+def is_within(one: ArmDifference, margin: float | None) -> bool:
+    """Tell whether a difference is surely too small to matter. margin: None where nobody has said what matters."""
+    return margin is not None and one.interval is not None and one.interval.reach <= margin
 
 
 def beyond(one: ArmDifference, margin: float | None) -> str:

@@ -19,7 +19,7 @@ from normbench.record.directory import RECORD, Record, RunDirectory, extended_ru
 from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
 from normbench.record.shapes import DIGESTS
-from normbench.settings import drop_keys, either, flat
+from normbench.settings import drop_keys, either, flat, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -342,6 +342,13 @@ def take_only(meant: Sequence[Path], place: Path) -> Path:
     return meant[0] if meant else place
 
 
+def nearest_folder(folder: Path) -> str:
+    """Return `did you mean X? ` for the folder whose name is most like that of one which is not there; else nothing."""
+    if not folder.parent.is_dir():
+        return ""
+    return nearest(str(folder), [str(each) for each in folder.parent.iterdir() if each.is_dir()])
+
+
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     """Return the runs below a folder, or the one that it is, by their paths from the folder on.
 
@@ -352,7 +359,8 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     """
     base = Path(os.path.expanduser(folder))
     if not base.is_dir():
-        raise UsageError(f"{folder} is not a folder: train something first, or give the folder of your runs")
+        cure = f"{nearest_folder(base)}train something first, or give the folder of your runs"
+        raise UsageError(f"{folder} is not a folder: {cure}")
     found: dict[str, RunDirectory] = {}
     paths = [config.parent.relative_to(base) for config in base.rglob("config.yaml")]
     for path in sorted(paths):
