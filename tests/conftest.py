@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import math
 import os
 import shutil
 import signal
@@ -36,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def interruptible() -> None:
     """A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried() -> None:
+    """No command says what it is at because this machine is slow: test_progress asks for it."""
+    from normbench.record import console
+
+    console.PATIENCE = math.inf
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,11 +23,12 @@ from normbench.record.console import Stages
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "PATIENCE", 5.0)  # which no other test has
     return tmp_path
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Say each stage, as if all took long."""
     monkeypatch.setattr(console, "PATIENCE", 0.0)
 
