@@ -193,7 +193,8 @@ def test_an_answer_is_what_the_report_writes_and_comes_back_from_json(tmp_path: 
     (report,) = make_reports([tmp_path], Request(margin=0.01))
     save(report, tmp_path / "report")
     text = (tmp_path / "report/answer.json").read_text("utf-8")
-    assert Answer.from_json(text) == found == report.answer and found.to_json() == text
+    # as text: a number that is not known is NaN, which from Python 3.13 on is not equal to itself in a dataclass
+    assert Answer.from_json(text).to_json() == found.to_json() == report.answer.to_json() == text
     known = json.loads(text, parse_constant=pytest.fail)
     assert known["version"] == VERSION and list(known)[:3] == ["version", "question", "baseline"]
     verdicts = {one.arm: one.verdict for one in found.differences}
