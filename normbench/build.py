@@ -939,7 +939,7 @@ def explain_failure(model: Model, task: Task, batch: Batch, group: Group) -> Ite
         yield
     except UsageError:
         raise
-    except Exception:
+    except Exception:  # which another library may raise of any kind; it goes on its way where nothing better is said
         if not group.shards:
             model.try_step(batch, task)
         raise

@@ -37,7 +37,7 @@ def explain_silence() -> str:
         return "HF_HUB_OFFLINE forbids asking the Hugging Face hub"
     try:
         ask_hub()
-    except Exception as error:  # as that says
+    except Exception as error:  # of any kind: the network, or a client that cannot be made
         if type(error).__name__ == SLOW:
             return ""
         return f"the Hugging Face hub ({constants.ENDPOINT}) cannot be reached ({explain_failure(error)})"

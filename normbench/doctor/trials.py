@@ -216,7 +216,7 @@ def ask_hub() -> Iterator[int]:
     """
     try:
         yield hub.ask_hub()
-    except Exception as error:  # as that says
+    except Exception as error:  # of any kind: the network, or a client that cannot be made
         raise RunFailure(hub.explain_failure(error)) from error
 
 
