@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor th
     import torch
     from torch import nn
 
-    from normbench.analysis.answers import Answer
+    from normbench.results.answer import Answer
     from normbench.types import Model
 
     Given = TypeVar("Given", bound=nn.Module)
@@ -154,8 +154,8 @@ def answer(
     """
     from pathlib import Path
 
-    from normbench.analysis.examine import Request, examine_all
     from normbench.errors import ArgumentError, UsageError
+    from normbench.results.examine import Request, examine_all
     from normbench.sweep.folder import missing_below
 
     if margin is not None and not margin >= 0:  # which NaN is not either

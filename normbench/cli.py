@@ -231,7 +231,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
       normbench sweep --resume outputs/sweep 'seed=range(0,8)' sweep.extend=true
     """
     if watch:
-        from normbench.sweep.conduct import watch as look_on
+        from normbench.sweep.sweep import watch as look_on
 
         return look_on(watch)
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -246,8 +246,8 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
         start_server()  # loads torch while this process does
     from normbench.commands.report import report_of_sweep
-    from normbench.sweep.conduct import resume as go_on
-    from normbench.sweep.conduct import sweep as make_runs
+    from normbench.sweep.sweep import resume as go_on
+    from normbench.sweep.sweep import sweep as make_runs
 
     if resume:
         return go_on(resume, words, dry_run, report_of_sweep, trust)

@@ -103,14 +103,14 @@ def without_training() -> Iterator[None]:
     """Let no run train, nothing replace the process, and no machine be examined, which takes half a minute."""
     from normbench.commands import doctor
     from normbench.runs import session
-    from normbench.studies import conduct
+    from normbench.studies import study
     from normbench.sweep import work
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     before = signal.signal(signal.SIGALRM, hang)
     with contextlib.ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGALRM, before)
-        trained = (session.Session, "train"), (work.Execution, "finish"), (conduct, "measure_all"), (conduct, "save")
+        trained = (session.Session, "train"), (work.Execution, "finish"), (study, "measure_all"), (study, "save")
         for owner, name in (*trained, (os, "execv")):
             stack.enter_context(mock.patch.object(owner, name, return_value=0))
         stack.enter_context(mock.patch.object(doctor, "examine", return_value=()))

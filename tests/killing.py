@@ -33,7 +33,7 @@ import pytest
 PATIENCE = 120.0  # seconds for anything
 PRELOADED = ["pytest", "conftest", "torch_of_tests", "normbench.cli", "normbench.runs.train"]
 PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements", "well_read"]
-PRELOADED += ["normbench.sweep.conduct", "normbench.sweep.work"]
+PRELOADED += ["normbench.sweep.sweep", "normbench.sweep.work"]
 PRELOADED += ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]  # which several processes need
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from made_runs import make_report, make_run, plan
 
-from normbench.analysis.report import save
+from normbench.show.report import save
 
 SEEDS = range(5)
 LUCK, NOISE = 0.05, 0.01  # nats

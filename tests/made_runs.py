@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from normbench.record.directory import RunDirectory, fingerprint
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
-    from normbench.analysis.records import RecordedStudy
-    from normbench.analysis.report import Report
+    from normbench.evidence.records import RecordedStudy
+    from normbench.show.report import Report
 
 FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
 IMAGES = {"kind": "image_classification", "name": "digits", "train_images": 1437, "fingerprint": 64 * "f"}
@@ -159,15 +159,15 @@ def probes(step: int, stream: float, gradient: float) -> dict[str, Any]:
 
 
 def read_study(folders: Sequence[Path]) -> RecordedStudy:
-    from normbench.analysis.records import read_studies
+    from normbench.evidence.records import read_studies
 
     [study] = read_studies(folders)
     return study
 
 
 def make_report(folders: Sequence[Path], missing: Mapping[str, str] | None = None, **request: Any) -> Report:
-    from normbench.analysis.examine import Request
-    from normbench.analysis.report import make_reports
+    from normbench.results.examine import Request
+    from normbench.show.report import make_reports
 
     [report] = make_reports(folders, Request(**request), missing)
     return report

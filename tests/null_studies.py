@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.baselines import usual_baseline
-from normbench.analysis.contenders import choose_contenders
-from normbench.analysis.judgement import Judgement, judge
-from normbench.analysis.measures import metrics_of
-from normbench.analysis.records import Arm, Curve, RecordedRun, RecordedStudy
+from normbench.evidence.baselines import usual_baseline
+from normbench.evidence.contenders import choose_contenders
+from normbench.evidence.measures import metrics_of
+from normbench.evidence.records import Arm, Curve, RecordedRun, RecordedStudy
+from normbench.results.family import Judgement, judge
 
 Random = np.random.Generator
 Ends = Callable[[Random, int], Sequence[float | None]]  # of an arm's seeds; None of a run that diverged

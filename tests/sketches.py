@@ -8,10 +8,9 @@ from pathlib import Path
 
 from made_runs import read_study
 
-from normbench.analysis.baselines import usual_baseline
-from normbench.analysis.comparisons import Baseline
-from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.figure import Figure
+from normbench.evidence.baselines import Baseline, usual_baseline
+from normbench.show.figures import draw_all
+from normbench.show.figures.figure import Figure
 
 
 def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure]:

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from normbench.analysis.tables import Table
 from normbench.build import make_data
 from normbench.config import compose
+from normbench.show.tables import Table
 from normbench.studies.frame import Study, Subject
 from normbench.studies.writing import write
 

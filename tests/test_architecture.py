@@ -13,7 +13,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "normbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Small words that every part may use.
-LEAVES = {"companions", "compiling", "errors", "folders", "masks", "processes", "settings", "stopping", "types"}
+LEAVES = {
+    "companions", "compiling", "errors", "folders", "masks", "processes", "settings", "stopping", "types", "wording",
+}  # fmt: skip
 
 # What else each part may import of ours, beside itself.
 PARTS: dict[str, set[str]] = {
@@ -26,6 +28,7 @@ PARTS: dict[str, set[str]] = {
     "masks": set(),
     "settings": {"errors"},
     "types": set(),
+    "wording": set(),
     "hub": set(),
     "scratch": set(),
     "translation": set(),
@@ -42,19 +45,26 @@ PARTS: dict[str, set[str]] = {
     "training": {"config", "probes", "record"},
     "build": {"config", "models", "norms", "record", "training", "weights"},
     "runs": {"build", "config", "models", "probes", "record", "scratch", "training"},
-    "analysis": {"config", "record", "runs"},
+    "evidence": {"config", "record", "runs"},
+    "results": {"config", "evidence", "record"},
+    "tell": {"config", "evidence", "record", "results"},
+    "show": {"config", "evidence", "record", "results", "tell"},
     "sweep": {"build", "config", "record", "runs", "scratch"},
     "contract": {"build", "config", "models", "training", "translation"},
     "studies": {
-        "analysis", "build", "config", "contract", "hosts", "norms", "probes", "record", "runs", "sweep", "training",
+        "build", "config", "contract", "evidence", "hosts", "norms", "probes", "record", "results", "runs", "show",
+        "sweep", "tell", "training",
     },
-    "claims": {"analysis", "config", "record", "runs", "studies", "sweep"},
+    "claims": {"config", "evidence", "record", "results", "runs", "show", "studies", "sweep", "tell"},
     "swapping": {"build", "config", "hosts", "norms"},
     "doctor": {"config", "hub", "record", "runs", "scratch", "training"},
-    "commands": {"analysis", "build", "claims", "config", "contract", "doctor", "record", "runs", "studies", "sweep"},
+    "commands": {
+        "build", "claims", "config", "contract", "doctor", "evidence", "record", "results", "runs", "show", "studies",
+        "sweep", "tell",
+    },
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
-    "__init__": {"analysis", "hosts", "runs", "swapping", "sweep"},
+    "__init__": {"evidence", "hosts", "results", "runs", "show", "swapping", "sweep"},
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.

@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
-from normbench.analysis import records
-from normbench.analysis.arms import write_arms
-from normbench.analysis.records import read_run
 from normbench.commands.report import report_of_sweep
+from normbench.evidence import records
+from normbench.evidence.records import read_run
 from normbench.runs.load import run_directories
+from normbench.show.tensorboard import write_arms
 
 
 def series(folder: Path, tag: str) -> dict[int, float]:

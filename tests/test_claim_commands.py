@@ -13,12 +13,12 @@ from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.conduct import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.effects import Point
 from normbench.claims.measuring import Measured
 from normbench.claims.results import ClaimResult, read_result
+from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.standing import Way
-from normbench.sweep.conduct import Sweep, report_nothing
+from normbench.sweep.sweep import Sweep, report_nothing
 
 pytest_plugins = ["run_fixtures"]
 

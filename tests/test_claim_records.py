@@ -21,16 +21,16 @@ from test_claims import read_one, write_claim, write_rows
 from test_damage import damaged
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.conduct import ClaimRun
 from normbench.claims.entries import read_entries
 from normbench.claims.page import write_page
 from normbench.claims.results import find_faults, load_result, name_of_place, read_results, write_result
+from normbench.claims.run import ClaimRun
 from normbench.claims.standing import Way, is_of_machine
 from normbench.claims.verify import NOT_COMPARED, verify
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
-from normbench.studies.conduct import read_journal, write_journal
+from normbench.studies.study import read_journal, write_journal
 
 EFFECTS = (0.21, 0.2, 0.25)
 

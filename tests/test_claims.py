@@ -21,17 +21,17 @@ from killing import Server, Trap
 from scipy import stats
 from support import REPOSITORY
 
-from normbench.analysis.records import Curve, RecordedRun
 from normbench.claims.checks import PlannedPoint, check_claim, check_tag
 from normbench.claims.claim import Claim, read_claims, register, why_unregistered
-from normbench.claims.conduct import ClaimRun, Cost, choose_within
 from normbench.claims.effects import Descent, EffectError, Point, parse_effect
 from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
 from normbench.claims.results import read_result
+from normbench.claims.run import ClaimRun, Cost, choose_within
 from normbench.claims.standing import Way
 from normbench.claims.verify import Finding, verify
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.evidence.records import Curve, RecordedRun
 from normbench.record.digests import write_with_digests
 from normbench.sweep.folder import Entry
 

@@ -16,7 +16,6 @@ from made_claims import NOW, SHAPE, claims_and_digests, complete, content, write
 from scipy import stats
 from test_report_browser import SIZES, ask, opened
 
-from normbench.analysis.statistics import holm
 from normbench.claims.entries import (
     Entry,
     read_entries,
@@ -32,6 +31,7 @@ from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.page import write_page
 from normbench.claims.results import ClaimResult, Status, write_result
 from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
+from normbench.results.statistics import holm
 
 pytest_plugins = ["browser_fixtures"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_runs import make_run, make_study, plan
 
-from normbench.analysis.statistics import seeds_needed
 from normbench.cli import main
+from normbench.results.statistics import seeds_needed
 
 BASE = [2.01, 1.99, 2.00, 2.02, 1.98]
 WORSE = [0.10, 0.11, 0.09, 0.105, 0.095]

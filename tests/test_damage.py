@@ -13,9 +13,9 @@ import pytest
 import torch
 from support import WHOLE
 
-from normbench.analysis.records import RecordedRun, read_studies
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.evidence.records import RecordedRun, read_studies
 from normbench.record.directory import RunDirectory
 from normbench.training import checkpoint
 from normbench.training.checkpoint import Checkpoints

@@ -14,15 +14,15 @@ from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
-from normbench.analysis.answers import EffectKind
-from normbench.analysis.designs import Contrast, find_contrasts
-from normbench.analysis.effect_sentences import say_effects, say_effects_not_found
-from normbench.analysis.examine import state_effect
-from normbench.analysis.figures.finals import draw_interactions, draw_learning_rates
-from normbench.analysis.measures import Metric, accuracy_on
-from normbench.analysis.records import Arm, Curve, RecordedStudy, read_studies
-from normbench.analysis.statistics import ALPHA, holm
-from normbench.analysis.tables import designs_table
+from normbench.evidence.measures import Metric, accuracy_on
+from normbench.evidence.records import Arm, Curve, RecordedStudy, read_studies
+from normbench.results.answer import EffectKind
+from normbench.results.designs import Contrast, find_contrasts
+from normbench.results.examine import state_effect
+from normbench.results.statistics import ALPHA, holm
+from normbench.show.figures.finals import draw_interactions, draw_learning_rates
+from normbench.show.tables import designs_table
+from normbench.tell.effect_sentences import say_effects, say_effects_not_found
 
 NOISE = np.random.default_rng(0).normal(0, 0.02, (6, 6, 6, 5))  # of settings of three factors, and of five seeds
 Cells = Mapping[tuple[Any, ...], Sequence[float | str]]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 
-from normbench.analysis import records
-from normbench.analysis.answers import Caveat, CaveatKind, StepKind
-from normbench.analysis.facts import given_settings
-from normbench.analysis.fairness import find_caveats, records_of
-from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
-from normbench.analysis.methods import write_methods
-from normbench.analysis.records import read_studies
+from normbench.evidence import records
+from normbench.evidence.facts import given_settings
+from normbench.evidence.records import read_studies
 from normbench.record.digests import write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
+from normbench.results.answer import Caveat, CaveatKind, StepKind
+from normbench.results.fairness import find_caveats, records_of
+from normbench.results.fairness_rules import SHOULD_BE_ALIKE
+from normbench.tell.methods import write_methods
 
 
 def beside_rates(folder: Path) -> list[Caveat]:

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 from test_sentences import arm
 
-from normbench.analysis.comparisons import Comparison, compare_all
-from normbench.analysis.measures import loss_on
-from normbench.analysis.records import Arm
-from normbench.analysis.statistics import ALPHA, paired_difference
+from normbench.evidence.measures import loss_on
+from normbench.evidence.records import Arm
+from normbench.results.comparisons import Comparison, compare_all
+from normbench.results.statistics import ALPHA, paired_difference
 
 STUDIES = 600
 

@@ -13,11 +13,11 @@ from made_runs import make_run, make_study, read_study
 from matplotlib.text import Text
 from sketches import sketched
 
-from normbench.analysis.figures import draw_all, panes, style
-from normbench.analysis.figures.panes import near_range
-from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of
-from normbench.analysis.records import Arm
 from normbench.config.groups import options
+from normbench.evidence.records import Arm
+from normbench.show.figures import draw_all, panes, style
+from normbench.show.figures.panes import near_range
+from normbench.show.figures.style import DARK, FAINT, NORMS, OWN, colors_of
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 

@@ -21,13 +21,13 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, column, numbers, panels, sketched
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.finals import Chart, drawings_of, places_of
-from normbench.analysis.figures.lines import POINTS, band_of
-from normbench.analysis.figures.style import DARK, Entry, Panel
-from normbench.analysis.measures import Metric
-from normbench.analysis.records import Arm, Curve
-from normbench.analysis.sensitivity import tried_levels
+from normbench.evidence.measures import Metric
+from normbench.evidence.records import Arm, Curve
+from normbench.results.sensitivity import tried_levels
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.finals import Chart, drawings_of, places_of
+from normbench.show.figures.lines import POINTS, band_of
+from normbench.show.figures.style import DARK, Entry, Panel
 
 # ---- the numbers
 

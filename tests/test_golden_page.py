@@ -13,7 +13,7 @@ import pytest
 from made_runs import make_report, make_run, plan
 
 from normbench import __version__
-from normbench.analysis.report import fill_pages
+from normbench.show.report import fill_pages
 
 GOLDEN = Path(__file__).parent / "golden_page.html"
 CONSTANT = {"constant": {"loss/val": 3.309}}

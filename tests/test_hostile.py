@@ -16,10 +16,6 @@ import yaml
 from made_runs import make_run, seal
 
 import normbench
-from normbench.analysis.answers import Evidence, NextStep, StepKind
-from normbench.analysis.arms import folder_name
-from normbench.analysis.caveat_sentences import say_chosen_for_none
-from normbench.analysis.sentences import say_step
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.config.trust import caution, check_words
@@ -28,10 +24,14 @@ from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import inside
 from normbench.record.loggers import Lines
+from normbench.results.answer import Evidence, NextStep, StepKind
+from normbench.results.caveat_sentences import say_chosen_for_none
 from normbench.runs.plan import prepare
 from normbench.settings import key_of
+from normbench.show.tensorboard import folder_name
 from normbench.studies.sample import sample
 from normbench.sweep.folder import Entry, Standing, SweepFolder, show_failures
+from normbench.tell.sentences import say_step
 
 pytest_plugins = ["trained_runs"]
 

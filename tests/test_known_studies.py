@@ -8,7 +8,7 @@ import pytest
 from known_studies import STUDIES
 from made_runs import make_report
 
-from normbench.analysis.answers import (
+from normbench.results.answer import (
     Answer,
     ArmDifference,
     CaveatKind,
@@ -18,7 +18,7 @@ from normbench.analysis.answers import (
     StepKind,
     Verdict,
 )
-from normbench.analysis.report import Report, save
+from normbench.show.report import Report, save
 
 CALLED = (Verdict.DIFFERENT, Verdict.POSSIBLE)
 

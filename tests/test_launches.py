@@ -12,8 +12,8 @@ from made_runs import make_report, make_run, read_study
 from support import IMAGES, TEXT, TEXTS
 from test_report import table
 
-from normbench.analysis.answers import Caveat, CaveatKind
-from normbench.analysis.fairness import find_caveats
+from normbench.results.answer import Caveat, CaveatKind
+from normbench.results.fairness import find_caveats
 from normbench.training.launches import COUNTED, EarlySteps, Launches
 from normbench.types import Norm, Task
 

@@ -16,22 +16,22 @@ from made_claims import claims_and_digests, write_all
 from made_runs import make_run, read_study
 from test_claims import read_one, write_claim
 
-from normbench.analysis.arms import ARMS, MARK, write_arms
-from normbench.analysis.studied import save_study
 from normbench.claims.claim import read_claim, read_claims, register
-from normbench.claims.conduct import ClaimRun
 from normbench.claims.drafts import write_draft
 from normbench.claims.page import write_page
+from normbench.claims.run import ClaimRun
 from normbench.claims.standing import Way
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import make_folder, write_bytes
 from normbench.record.loggers import Lines
-from normbench.studies.conduct import write_journal
-from normbench.sweep.conduct import report_nothing
+from normbench.show.studied import save_study
+from normbench.show.tensorboard import ARMS, MARK, write_arms
+from normbench.studies.study import write_journal
 from normbench.sweep.folder import Entry, SweepFolder
 from normbench.sweep.launchers import Submitit
+from normbench.sweep.sweep import report_nothing
 
 ENTRY = Entry("run", {"norm": "layernorm"}, 0, 3, [])
 

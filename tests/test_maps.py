@@ -14,10 +14,10 @@ from color_vision import BLINDNESS, distance
 from made_runs import make_report, make_run, read_study
 from sketches import panels
 
-from normbench.analysis.answers import EffectKind
-from normbench.analysis.figures import draw_all
-from normbench.analysis.report import Report
-from normbench.analysis.sensitivity import areas, tried_levels
+from normbench.results.answer import EffectKind
+from normbench.results.sensitivity import areas, tried_levels
+from normbench.show.figures import draw_all
+from normbench.show.report import Report
 
 CONSTANT = {"constant": {"loss/val": 3.3}}
 FACTORS, RATES = (0.25, 1.0, 4.0), (1e-3, 1e-2, 1e-1)
@@ -104,7 +104,7 @@ def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> N
 def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:
     import matplotlib
 
-    from normbench.analysis.figures.maps import COLORS
+    from normbench.show.figures.maps import COLORS
 
     shades = [matplotlib.colors.to_hex(matplotlib.colormaps[COLORS](place)) for place in np.linspace(0, 1, 7)]
     for blindness in BLINDNESS:

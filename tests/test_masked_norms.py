@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normbench.build import norm_facts
 from normbench.errors import UsageError
 from normbench.norms.common import RunningNorm
-from normbench.runs.notes import caveats
+from normbench.runs.notices import caveats
 from normbench.training.evaluation import to_device
 from normbench.types import Site
 

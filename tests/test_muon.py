@@ -18,7 +18,7 @@ from normbench.contract.trials import tiny_data, train
 from normbench.errors import UsageError
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
-from normbench.sweep.conduct import plan_sweep
+from normbench.sweep.sweep import plan_sweep
 from normbench.training import precision
 from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups

@@ -15,9 +15,9 @@ from made_runs import make_report, make_run
 from scipy import stats
 from support import TEXT, build, random_batch
 
-from normbench.analysis.measures import gradient_noise
-from normbench.analysis.records import read_run
 from normbench.config.compose import read
+from normbench.evidence.measures import gradient_noise
+from normbench.evidence.records import read_run
 from normbench.probes import Probes, Reading, tensor_statistics
 from normbench.record.directory import RunDirectory
 from normbench.runs.plan import prepare

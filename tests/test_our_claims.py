@@ -7,10 +7,10 @@ import re
 import pytest
 from support import REPOSITORY, WHOLE
 
-from normbench.analysis.references import works_in
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import claim_files, read_claims, why_unregistered
 from normbench.claims.standing import Way
+from normbench.tell.references import works_in
 
 NAMES = list(claim_files())
 

@@ -25,15 +25,15 @@ from support import (
     section,
 )
 
-from normbench.analysis.figures.lines import draw_lines
-from normbench.analysis.figures.style import use_our_style
-from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
-from normbench.analysis.methods import write_methods
-from normbench.analysis.references import FIELD, FILE, bibliography, references, split_at_citations, works_in, works_of
-from normbench.analysis.setups import JointFactor, factors, value_in_words
 from normbench.config.groups import options
 from normbench.config.signatures import settings_of
 from normbench.record.shapes import CHOICE_FILE
+from normbench.show.figures.lines import draw_lines
+from normbench.show.figures.style import use_our_style
+from normbench.show.latex import FIGURES_IN_TEXT, in_text, prose
+from normbench.tell.methods import write_methods
+from normbench.tell.references import FIELD, FILE, bibliography, references, split_at_citations, works_in, works_of
+from normbench.tell.setups import JointFactor, factors, value_in_words
 from normbench.types import Task
 
 # A work as sentences name it: families, and a year.

@@ -22,9 +22,9 @@ from run_records import read_json, read_metrics
 from test_translation import write as write_pairs
 from tiny_runs import run_directory, slow
 
-from normbench.analysis.answers import CaveatKind
 from normbench.config.compose import read
 from normbench.errors import is_out_of_memory
+from normbench.results.answer import CaveatKind
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.parallel import is_lost

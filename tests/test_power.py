@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from normbench.analysis.comparisons import Comparison, correct_p
-from normbench.analysis.measures import loss_on
-from normbench.analysis.records import Arm
-from normbench.analysis.statistics import (
+from normbench.errors import UsageError
+from normbench.evidence.measures import loss_on
+from normbench.evidence.records import Arm
+from normbench.results.comparisons import Comparison, correct_p
+from normbench.results.statistics import (
     detectable_difference,
     detectable_interval,
     holm,
@@ -22,7 +23,6 @@ from normbench.analysis.statistics import (
     sd_upper_limit,
     seeds_needed,
 )
-from normbench.errors import UsageError
 
 STUDIES = 2_000
 ARMS = 5

@@ -15,14 +15,14 @@ from made_runs import make_run, make_study, seal
 from support import refused
 
 import normbench
-from normbench.analysis.answers import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
-from normbench.analysis.examine import Request
-from normbench.analysis.report import make_reports, save
-from normbench.analysis.wording import bound, fixed, p_value, precision
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
+from normbench.results.answer import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
+from normbench.results.examine import Request
+from normbench.show.report import make_reports, save
 from normbench.training.checkpoint import read
 from normbench.training.evaluation import evaluate
+from normbench.wording import bound, fixed, p_value, precision
 
 pytest_plugins = ["trained_runs"]
 

@@ -11,10 +11,10 @@ import pytest
 from made_runs import make_run
 
 import normbench
-from normbench.analysis.records import read_run
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
+from normbench.evidence.records import read_run
 from normbench.record.directory import RunDirectory
 from normbench.runs.load import TrainedRun
 from normbench.runs.plan import prepare

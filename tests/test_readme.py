@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_alone: None) -> 
     # test_contract has parts train everywhere, and measures bfloat16, for which a process starts
     monkeypatch.setattr(trials, "GROUNDS", {"MLP": trials.GROUNDS["MLP"]})
     monkeypatch.setattr("normbench.contract.norms.bfloat16_is_close", lambda part: "")
-    monkeypatch.setattr("normbench.sweep.conduct.time_run", lambda run: 1.0)  # what fails in it fails no plan
+    monkeypatch.setattr("normbench.sweep.sweep.time_run", lambda run: 1.0)  # what fails in it fails no plan
     monkeypatch.setattr(loop, "evaluate", evaluate_two_batches)
     five_seconds_a_look = SimpleNamespace(perf_counter=itertools.count(step=5.0).__next__)
     monkeypatch.setattr("normbench.training.estimate.time", five_seconds_a_look)  # so that two steps are measured

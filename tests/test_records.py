@@ -14,7 +14,7 @@ import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
-from normbench.analysis.records import read_metrics, read_run, read_studies, study_of
+from normbench.evidence.records import read_metrics, read_run, read_studies, study_of
 from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
 

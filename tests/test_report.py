@@ -15,21 +15,22 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 from markupsafe import escape
 from scipy import stats
 
-from normbench.analysis.answers import CaveatKind, NextStep, StepKind, Verdict
-from normbench.analysis.baselines import given_baseline
-from normbench.analysis.causes import confirm_elsewhere
-from normbench.analysis.drawings import draw_arms
-from normbench.analysis.fairness import own_rates
-from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.differences import draw_forest
-from normbench.analysis.figures.finals import draw_step_times
-from normbench.analysis.latex import in_text
-from normbench.analysis.measures import comparable, rounded_up, seconds_at
-from normbench.analysis.records import RecordedRun
-from normbench.analysis.report import Report, fill_pages
-from normbench.analysis.statistics import seeds_needed
 from normbench.commands.report import print_verdict
 from normbench.errors import UsageError
+from normbench.evidence.baselines import given_baseline
+from normbench.evidence.measures import comparable, seconds_at
+from normbench.evidence.records import RecordedRun
+from normbench.results.answer import CaveatKind, NextStep, StepKind, Verdict
+from normbench.results.causes import confirm_elsewhere
+from normbench.results.fairness import own_rates
+from normbench.results.statistics import seeds_needed
+from normbench.show.drawings import draw_arms
+from normbench.show.figures import draw_all
+from normbench.show.figures.differences import draw_forest
+from normbench.show.figures.finals import draw_step_times
+from normbench.show.latex import in_text
+from normbench.show.report import Report, fill_pages
+from normbench.wording import rounded_up
 
 LAYERNORM = [2.00, 2.10, 2.05, 1.98, 2.04]
 SAME = [2.003, 2.098, 2.051, 1.979, 2.041]  # the same but for a few thousandths

@@ -13,7 +13,7 @@ from conftest import draw_for_pages_alone, make_once
 from made_runs import make_report, make_run
 from support import WHOLE
 
-from normbench.analysis.report import save
+from normbench.show.report import save
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser

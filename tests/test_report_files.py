@@ -20,11 +20,11 @@ import pytest
 from conftest import make_once
 from made_runs import make_report, make_run, make_study
 
-from normbench.analysis.latex import cited_in, table_for
-from normbench.analysis.report import save
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import tex
 from normbench.cli import main
+from normbench.show.latex import cited_in, table_for
+from normbench.show.report import save
+from normbench.show.tables import Table
+from normbench.show.templating import tex
 from normbench.stopping import THREAD
 
 EVIL = "<script>alert(1)<&'\"|"
@@ -336,8 +336,8 @@ def test_mistakes_are_one_sentence(
 MANY = """
 import resource, sys, time
 from pathlib import Path
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.report import make_reports, save
+from normbench.show.figures.figure import Figure
+from normbench.show.report import make_reports, save
 from normbench.stopping import THREAD
 Figure.render = lambda self, suffix, **how: b""  # takes as long of any number of runs
 for runs in map(Path, sys.argv[1:]):
@@ -365,8 +365,8 @@ def test_no_thread_keeps_the_command_from_its_second_process(
         threads.append(count_others())
         return work
 
-    for part in ("records", "report"):
-        monkeypatch.setattr(f"normbench.analysis.{part}.run_beside", noted)
+    for part in ("evidence.records", "show.report"):
+        monkeypatch.setattr(f"normbench.{part}.run_beside", noted)
     assert main(["report", str(tmp_path)]) == 0
     assert threads == [before, before]
 

@@ -15,15 +15,15 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_study
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.panes import blank
-from normbench.analysis.figures.style import use_our_style
-from normbench.analysis.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
-from normbench.analysis.studied import read_study, save_study, studies_below
-from normbench.analysis.tables import Table
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.panes import blank
+from normbench.show.figures.style import use_our_style
+from normbench.show.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
+from normbench.show.studied import read_study, save_study, studies_below
+from normbench.show.tables import Table
 from normbench.sweep.folder import Entry, SweepFolder
 
 FORM = '<form xmlns="http://www.w3.org/1999/xhtml" action="https://evil.example"/>'

@@ -14,19 +14,19 @@ from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
-from normbench.analysis.answers import Answer, CaveatKind, EffectKind
-from normbench.analysis.comparisons import compare_all
-from normbench.analysis.examine import Request, examine, state_scaling
-from normbench.analysis.fairness import rates_of_sizes
-from normbench.analysis.figures.sizes import draw_sizes
-from normbench.analysis.judgement import judge
-from normbench.analysis.phrases import Said
-from normbench.analysis.records import Arm, RecordedStudy, read_studies
-from normbench.analysis.report import put_in_words
-from normbench.analysis.scaling import Ladder, bend_weights, find_ladders, slope_weights
-from normbench.analysis.scaling_sentences import say_scaling
-from normbench.analysis.tables import scaling_table
-from normbench.analysis.wording import rounded_count
+from normbench.evidence.records import Arm, RecordedStudy, read_studies
+from normbench.results.answer import Answer, CaveatKind, EffectKind
+from normbench.results.comparisons import compare_all
+from normbench.results.examine import Request, examine, state_scaling
+from normbench.results.fairness import rates_of_sizes
+from normbench.results.family import judge
+from normbench.results.scaling import Ladder, bend_weights, find_ladders, slope_weights
+from normbench.show.figures.sizes import draw_sizes
+from normbench.show.report import put_in_words
+from normbench.show.tables import scaling_table
+from normbench.tell.phrases import Said
+from normbench.tell.scaling_sentences import say_scaling
+from normbench.wording import rounded_count
 
 SIZES = {2: 50_000, 3: 160_000, 4: 420_000, 6: 1_300_000, 10: 5_000_000}  # parameters by depth
 DECADES = np.log10(list(SIZES.values()))

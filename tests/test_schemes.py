@@ -15,7 +15,6 @@ from test_runs import TINY, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbench.analysis.arms import write_arms
 from normbench.build import make_model, start_model
 from normbench.cli import main
 from normbench.config.compose import read
@@ -25,6 +24,7 @@ from normbench.placements import Pre
 from normbench.record.files import read_json
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
+from normbench.show.tensorboard import write_arms
 from normbench.training.optimizer import parameter_groups
 from normbench.types import ImageClassification, Model
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.answers import Answer, ArmDifference, ArmResult, Cause, Question, Stuck
-from normbench.analysis.baselines import usual_baseline
-from normbench.analysis.comparisons import Comparison, Survival, compare_all
-from normbench.analysis.contenders import best_rate, choose_contenders
-from normbench.analysis.difference_sentences import say_found, say_not_found
-from normbench.analysis.examine import state_arms, state_difference, state_losses
-from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
-from normbench.analysis.judgement import Judgement, judge
-from normbench.analysis.measures import Metric, accuracy_on, loss_on
-from normbench.analysis.phrases import Said
-from normbench.analysis.records import Arm, RecordedRun, RecordedStudy
-from normbench.analysis.sentences import say, say_details, say_diverged, say_lost, say_stuck, say_why
-from normbench.analysis.statistics import fisher_p, least_fisher_p
-from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, effect_size, p_value, with_unit
+from normbench.evidence.baselines import usual_baseline
+from normbench.evidence.contenders import best_rate, choose_contenders
+from normbench.evidence.measures import Metric, accuracy_on, loss_on
+from normbench.evidence.records import Arm, RecordedRun, RecordedStudy
+from normbench.results.answer import Answer, ArmDifference, ArmResult, Cause, Question, Stuck
+from normbench.results.comparisons import Comparison, Survival, compare_all
+from normbench.results.examine import state_arms, state_difference, state_losses
+from normbench.results.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
+from normbench.results.family import Judgement, judge
+from normbench.results.statistics import fisher_p, least_fisher_p
+from normbench.show.tables import differences_table
+from normbench.tell.difference_sentences import say_found, say_not_found
+from normbench.tell.phrases import Said
+from normbench.tell.sentences import say, say_details, say_diverged, say_lost, say_stuck, say_why
+from normbench.wording import bound, effect_size, p_value, with_unit
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]

@@ -24,8 +24,8 @@ from normbench.record.directory import RunDirectory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
-from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.plan import make_stacks
+from normbench.sweep.sweep import plan_sweep
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import Clock
 from normbench.training.guard import Diverged

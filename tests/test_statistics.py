@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.statistics import (
+from normbench.evidence.scores import count_spikes, learning_rate_sensitivity
+from normbench.results.statistics import (
     Sample,
-    count_spikes,
     fisher_p,
     holm,
-    learning_rate_sensitivity,
     mean_interval,
     paired_difference,
 )

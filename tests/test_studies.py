@@ -18,16 +18,17 @@ import torch
 from scipy import stats
 from support import REPOSITORY, refused
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.records import Arm
-from normbench.analysis.studied import read_study, studies_below
-from normbench.analysis.tables import Table
 from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
+from normbench.evidence.records import Arm
 from normbench.settings import Setting, key_of
-from normbench.studies import STUDIES, conduct
+from normbench.show.figures.figure import Figure
+from normbench.show.studied import read_study, studies_below
+from normbench.show.tables import Table
+from normbench.studies import STUDIES
+from normbench.studies import study as making
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,
@@ -43,7 +44,7 @@ from normbench.studies.findings import (
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.saving import save
 from normbench.studies.writing import tell_value, write
-from normbench.sweep.conduct import plan_sweep
+from normbench.sweep.sweep import plan_sweep
 
 TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
 SIZES = ("data.batch_size=4", "trainer.steps=3", "probes=off", "threads=1", "device=cpu")
@@ -99,14 +100,14 @@ class TrainedStream(Stream):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory, in which `study NAME` makes `Stream`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conduct, "study_class", lambda name: Stream)
+    monkeypatch.setattr(making, "study_class", lambda name: Stream)
     monkeypatch.setattr(Stream, "measured", [])
     return tmp_path
 
 
 def make(*words: str) -> pd.DataFrame:
     """The rows of a study."""
-    folder = conduct.conduct("stream", words)
+    folder = making.run_study("stream", words)
     assert folder is not None
     return pd.read_csv(folder / "rows.csv")
 
@@ -217,7 +218,7 @@ def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
 def test_trained_runs_are_made_first_and_then_measured(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
+    monkeypatch.setattr(making, "study_class", lambda name: TrainedStream)
     trained = make("seed=0,1", "quiet=true")
     weights = torch.load(next((here / "outputs/stream").glob("layernorm*s1*/checkpoint.pt")), weights_only=False)
     first = next(tensor for tensor in weights["model"].values() if tensor.is_floating_point() and tensor.ndim)
@@ -248,7 +249,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
 @pytest.mark.slow
 @pytest.mark.usefixtures("pages_alone")
 def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
+    monkeypatch.setattr(making, "study_class", lambda name: TrainedStream)
     rows = make(
         "norm=dyt,none,layernorm",
         "optim=sgd",
@@ -508,7 +509,7 @@ def test_what_a_study_gives_is_checked(
 ) -> None:
     monkeypatch.setattr(Stream, method, lambda self, rows: gives)
     with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
-        conduct.save(
+        making.save(
             Stream(), "stream", pd.DataFrame({"norm": ["layernorm"], "seed": 0, "layer": 0, "rms": 1.0}), here, ""
         )
 
@@ -571,16 +572,16 @@ def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:
             asked = [word for word in words if word not in own]
             if not any(key_of(word) == "seed" for word in asked):
                 asked.append("seed=0")  # each seed more is composed as this one is
-            plan = plan_sweep(conduct.grid_words(type(study), name, asked)).plan
+            plan = plan_sweep(making.grid_words(type(study), name, asked)).plan
             assert plan.runs
 
 
 def test_words_of_schemes_take_the_place_of_a_studys_own() -> None:
-    words = conduct.grid_words(study_class("propagation"), "propagation", ["scheme=gpt2,olmo2"])
+    words = making.grid_words(study_class("propagation"), "propagation", ["scheme=gpt2,olmo2"])
     keys = [key_of(word) for word in words]
     assert "scheme=gpt2,olmo2" in words and "model.depth=2,4,8,16,32" in words
     assert {"norm", "placement", "model.mlp"}.isdisjoint(keys)
-    words = conduct.grid_words(study_class("propagation"), "propagation", ["scheme=rezero", "norm@qk=none,rmsnorm"])
+    words = making.grid_words(study_class("propagation"), "propagation", ["scheme=rezero", "norm@qk=none,rmsnorm"])
     assert "model.mlp=relu" in words and not [word for word in words if word.startswith(("norm=", "placement="))]
 
 
@@ -594,6 +595,6 @@ def test_an_arm_of_a_scheme_is_named_by_it() -> None:
 
 
 def test_words_of_a_person_s_own_take_the_place_of_settings_that_vary_together() -> None:
-    words = conduct.grid_words(study_class("padding"), "padding", ["norm=rmsnorm"])
+    words = making.grid_words(study_class("padding"), "padding", ["norm=rmsnorm"])
     assert "norm=rmsnorm" in words and "data=banking77" in words
     assert not [word for word in words if word.startswith("sweep.tie")]

@@ -16,13 +16,13 @@ from conftest import draw_for_pages_alone, make_once
 from data_helpers import write_questions
 from support import reason_against_in_a_fork
 
-from normbench.analysis.pages import page_of
-from normbench.analysis.studied import read_study, studies_below
+from normbench.show.pages import page_of
+from normbench.show.studied import read_study, studies_below
 from normbench.studies import STUDIES
-from normbench.studies.conduct import measure_all, points_of
 from normbench.studies.frame import Study, Subject, make_study, study_class
 from normbench.studies.saving import save
-from normbench.sweep.conduct import plan_sweep
+from normbench.studies.study import measure_all, points_of
+from normbench.sweep.sweep import plan_sweep
 from normbench.training import precision
 
 pytest_plugins = ["browser_fixtures"]

@@ -17,10 +17,10 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
 
-from normbench.analysis.statistics import paired_power
-from normbench.analysis.studied import read_study
 from normbench.cli import main
+from normbench.results.statistics import paired_power
 from normbench.runs.load import TrainedRun, load_model
+from normbench.show.studied import read_study
 from normbench.studies.findings import compare
 from normbench.studies.smoothness import (
     Loss,

@@ -11,8 +11,8 @@ from tiny_sweeps import CNN, own_study, planned, varied
 from normbench.cli import main
 from normbench.config.groups import config_directory, options
 from normbench.errors import UsageError
-from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.plan import exclude, read_grid
+from normbench.sweep.sweep import plan_sweep
 from normbench.sweep.words import read_settings
 
 pytest_plugins = ["refusals"]
@@ -66,7 +66,7 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(tmp_path: P
 def test_words_of_hydra_for_a_sweep_mean_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr("normbench.sweep.conduct.sweep", lambda words, *rest: asked.append(words) or 0)
+    monkeypatch.setattr("normbench.sweep.sweep.sweep", lambda words, *rest: asked.append(words) or 0)
     for words in (["-m", "norm=rmsnorm,dyt"], ["norm=rmsnorm,dyt", "hydra/launcher=joblib", "--multirun"]):
         assert main(["sweep", *words]) == 0
     assert asked == [("norm=rmsnorm,dyt",), ("norm=rmsnorm,dyt", "launcher=joblib")]

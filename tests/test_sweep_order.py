@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normbench.analysis.statistics import paired_difference
+from normbench.results.statistics import paired_difference
 from normbench.sweep.folder import Entry
 from normbench.sweep.plan import balance
 

@@ -20,10 +20,10 @@ from normbench.config.compose import read, read_each
 from normbench.errors import RunFailure, UsageError
 from normbench.runs.plan import prepare
 from normbench.sweep import plan
-from normbench.sweep.conduct import plan_sweep
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
 from normbench.sweep.plan import PlannedRun
+from normbench.sweep.sweep import plan_sweep
 from normbench.sweep.tuning import choose, choose_rate, describe_choice, propose, tuned_grid, tuning_grid
 from normbench.sweep.work import Execution
 
@@ -293,7 +293,7 @@ def test_a_dry_run_times_a_run_of_each_size(
         timed.append(run.run)
         return 10.0 * run.prepared.config.tree["model"]["width"]
 
-    monkeypatch.setattr("normbench.sweep.conduct.time_run", take_ten_seconds_a_width)
+    monkeypatch.setattr("normbench.sweep.sweep.time_run", take_ten_seconds_a_width)
     words = ["norm=rmsnorm,batchnorm", "model.width=2,4,6", "seed=0,1", "sweep.jobs=3"]
     assert (
         main(["sweep", "model=cnn", "data=digits", "trainer.steps=4", *words, "device=cpu", "threads=1", "--dry-run"])
@@ -306,8 +306,8 @@ def test_a_dry_run_times_a_run_of_each_size(
 
 @pytest.mark.usefixtures("here")
 def test_a_dry_run_that_takes_minutes_times_no_further_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normbench.sweep.conduct.time_run", lambda run: 10.0)
-    monkeypatch.setattr("normbench.sweep.conduct.LONGEST_TIMING", 0.0)
+    monkeypatch.setattr("normbench.sweep.sweep.time_run", lambda run: 10.0)
+    monkeypatch.setattr("normbench.sweep.sweep.LONGEST_TIMING", 0.0)
     sweep = planned("norm=rmsnorm,batchnorm", "trainer.accumulate=1,2,4", "sweep.jobs=2")
     said = sweep.estimate_time(sweep.plan, 6, 0)
     assert said.startswith("about 0:00:30 for 6 runs, 2 at a time, each 0:00:10 as its start")

@@ -18,7 +18,7 @@ from tiny_sweeps import assert_as, finished, own_words, planned, run_directories
 
 from normbench.cli import main
 from normbench.errors import UsageError
-from normbench.sweep import conduct
+from normbench.sweep import sweep as making
 from normbench.sweep.folder import SweepFolder
 
 pytest_plugins = ["refusals", "run_fixtures"]
@@ -179,7 +179,7 @@ def test_runs_are_added_to_those_of_another_sweep_only_where_that_is_meant() -> 
 @pytest.mark.usefixtures("here")
 def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[str, ...]] = []
-    monkeypatch.setattr(conduct, "sweep", lambda words, *_: given.append(words) or 0)
+    monkeypatch.setattr(making, "sweep", lambda words, *_: given.append(words) or 0)
     for words in (["norm=rmsnorm", "seed=0"], ["norm=rmsnorm", "seed=0,1", "sweep.jobs=3"], ["norm=dyt", "seed=0"]):
         noted(Path(), *words)
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1"]) == 0
@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_before_anything_starts_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as while the data are decoded."""
-    monkeypatch.setattr(conduct, "plan_sweep", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(making, "plan_sweep", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert main(["sweep", "seed=0,1", "outputs=there"]) == 1
     assert "the disk is full (outputs=there): what was checkpointed is intact" in capsys.readouterr().err
 

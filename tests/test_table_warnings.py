@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_report, make_run
 
-from normbench.analysis.latex import in_appendix
-from normbench.analysis.report import fill_pages
-from normbench.analysis.tables import Table, name_seeds
 from normbench.commands.report import print_table
+from normbench.show.latex import in_appendix
+from normbench.show.report import fill_pages
+from normbench.show.tables import Table, name_seeds
 
 TIMES = ("time to", "loss at", "step time", "90th percentile", "training time", "ratio of step times")
 UNSTEADY = {0: 10.0, 1: 55.0, 2: 10.0}  # ms by seed: another program was at work

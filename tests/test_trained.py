@@ -12,16 +12,16 @@ import torch
 from made_runs import make_report, make_run, read_study
 from scipy import stats
 
-from normbench.analysis.answers import ReasonKind, Remedy, StepKind, TwoGroups, Verdict
-from normbench.analysis.facts import lead
-from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.finals import draw_learning_rates
-from normbench.analysis.measures import metrics_of
-from normbench.analysis.records import RecordedRun
-from normbench.analysis.report import Report
-from normbench.analysis.sensitivity import tried_levels
 from normbench.data.own import text_file
 from normbench.data.sources import digits
+from normbench.evidence.facts import lead
+from normbench.evidence.measures import metrics_of
+from normbench.evidence.records import RecordedRun
+from normbench.results.answer import ReasonKind, Remedy, StepKind, TwoGroups, Verdict
+from normbench.results.sensitivity import tried_levels
+from normbench.show.figures import draw_all
+from normbench.show.figures.finals import draw_learning_rates
+from normbench.show.report import Report
 from normbench.types import Data
 
 CONSTANT = {"constant": {"loss/val": 3.337, "accuracy/val": 0.149}}

@@ -16,14 +16,14 @@ from made_runs import make_report, make_run
 from sketches import chosen, sketched
 from torch import Tensor, nn
 
-from normbench.analysis.answers import Verdict
-from normbench.analysis.facts import facts
-from normbench.analysis.setups import options_of
 from normbench.contract.data import DataPart
 from normbench.data import hub_translation
 from normbench.data.translation import POOL, Translations
 from normbench.data.vocabulary import BytePairs
 from normbench.errors import UsageError
+from normbench.evidence.facts import facts
+from normbench.results.answer import Verdict
+from normbench.tell.setups import options_of
 from normbench.translation import Translation, translate
 from normbench.types import PADDING, Batch
 

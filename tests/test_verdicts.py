@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.statistics import holm, paired_power
 from normbench.claims.results import ClaimResult, Status, read_result, read_results, write_result
 from normbench.claims.verdicts import Judgement, Kind, Verdict, correct_verdicts, judge, level_over_looks
+from normbench.results.statistics import holm, paired_power
 
 CLAIMS, SUITES, SEEDS = 26, 1_000, 10
 STATISTICAL = (Kind.LARGER, Kind.PARITY, Kind.AT_LEAST, Kind.SLOPE)

@@ -25,7 +25,7 @@ from normbench.models.transformer import FusedLinear
 from normbench.record.files import read_json
 from normbench.record.recorder import Silent
 from normbench.runs.load import TrainedRun, load_model
-from normbench.runs.notes import weight_notes
+from normbench.runs.notices import weight_notes
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.studies.folding import fold, logits_of

@@ -8,8 +8,8 @@ from typing import Any
 from killing import Server
 from run_records import Record, assert_same, read_json, read_record
 
-from normbench.sweep.conduct import Sweep, plan_sweep
 from normbench.sweep.plan import read_grid
+from normbench.sweep.sweep import Sweep, plan_sweep
 
 LENGTHS = ["trainer.steps=12", "trainer.log_every=2", "trainer.eval_every=6", "trainer.eval_batches=1", "device=cpu",
            "trainer.checkpoint_every=3", "probes.every=5", "probes.histograms_every=0", "threads=1"]  # fmt: skip

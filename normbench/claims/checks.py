@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Any
 
-from normbench.analysis.measures import BEST, SPLITS
 from normbench.claims.claim import Claim
 from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.measuring import WILDCARD, fits
@@ -18,9 +17,10 @@ from normbench.config import compose
 from normbench.config.groups import check_option
 from normbench.config.schema import ROOT
 from normbench.errors import UsageError
+from normbench.evidence.measures import BEST, SPLITS
 from normbench.settings import drop_keys, either, flat, nearest, show
-from normbench.studies.conduct import grid_words
 from normbench.studies.frame import Study, make_study, split_words, study_class
+from normbench.studies.study import grid_words
 from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings, settings_in
 

@@ -9,22 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normbench.analysis.statistics import Interval
-from normbench.analysis.wording import (
-    NONE,
-    count,
-    equals,
-    fixed,
-    p_value,
-    precision,
-    significant,
-    span,
-    with_unit,
-)
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, find_faults, load_result, read_results
 from normbench.claims.verdicts import IN_FAVOUR, Corrected, Judgement, Kind, Suite, Verdict, correct_verdicts, sample_of
+from normbench.results.statistics import Interval
 from normbench.settings import key_of
+from normbench.wording import NONE, count, equals, fixed, p_value, precision, significant, span, with_unit
 
 NOT_RUN = "not run"
 ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, NOT_RUN)  # of what claims have come to, in tables

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.figures.figure import Drawing, Figure, make_figures
-from normbench.analysis.figures.panes import blank, breadth, fit, wrap
-from normbench.analysis.figures.style import INK, NORMS, split_evenly, use_our_style
-from normbench.analysis.statistics import Interval
 from normbench.claims.entries import Entry, write_effect, write_interval
 from normbench.claims.verdicts import IN_FAVOUR, Kind, Verdict
+from normbench.results.statistics import Interval
+from normbench.show.figures.figure import Drawing, Figure, make_figures
+from normbench.show.figures.panes import blank, breadth, fit, wrap
+from normbench.show.figures.style import INK, NORMS, split_evenly, use_our_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

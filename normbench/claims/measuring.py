@@ -13,26 +13,19 @@ from statistics import median
 from types import NoneType
 from typing import Any
 
-from normbench.analysis.measures import (
-    STEP_TIME,
-    VALIDATION_LOSS,
-    comparable,
-    final,
-    finite_points,
-    metric_of,
-)
-from normbench.analysis.records import RecordedRun, canonical, read_run
-from normbench.analysis.studied import STUDY_FILE
 from normbench.claims.claim import Claim, Conditions
 from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.results import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
+from normbench.evidence.measures import STEP_TIME, VALIDATION_LOSS, comparable, final, finite_points, metric_of
+from normbench.evidence.records import RecordedRun, canonical, read_run
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json
 from normbench.record.shapes import DIGESTS
 from normbench.settings import drop_keys, either, show
+from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
 
 ROUND = "round"  # the column of repeated measurements within a process, of which the median counts

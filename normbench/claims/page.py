@@ -11,13 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.figure import Figure, is_wide
-from normbench.analysis.latex import table_for
-from normbench.analysis.pages import page_of
-from normbench.analysis.safe import to_csv
-from normbench.analysis.shown import ShownFigure
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import NONE, count, tex, with_unit
 from normbench.claims.claim import FIGURES
 from normbench.claims.entries import (
     Entry,
@@ -45,6 +38,14 @@ from normbench.claims.results import PAGE_FILE
 from normbench.claims.verdicts import Kind
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
+from normbench.show.figures.figure import Figure, is_wide
+from normbench.show.latex import table_for
+from normbench.show.pages import page_of
+from normbench.show.safe import to_csv
+from normbench.show.shown import ShownFigure
+from normbench.show.tables import Table
+from normbench.show.templating import tex
+from normbench.wording import NONE, count, with_unit
 
 PAGE = "claims.html"
 TITLE = "Published claims, tested again"

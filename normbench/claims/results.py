@@ -14,7 +14,6 @@ from textwrap import shorten
 from types import NoneType
 from typing import Any
 
-from normbench.analysis.statistics import Interval
 from normbench.claims.claim import OLDER
 from normbench.claims.effects import EffectError, Point, parse_effect
 from normbench.claims.verdicts import Judgement, Kind, Verdict, judge
@@ -22,6 +21,7 @@ from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import DIGESTS, NUMBER, Shape
+from normbench.results.statistics import Interval
 
 CLAIM_FILE = "claim.json"
 PAGE_FILE = "claims.json"  # of the page, beside the folders of results

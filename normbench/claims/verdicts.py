@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import special
 
-from normbench.analysis.statistics import ALPHA, POWER, ROUNDING, Interval, Sample, holm
+from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample, holm
 
 LEVELS = {1: ALPHA, 2: 0.0294}  # of each look, by how many are planned (Pocock 1977, table 1)
 FEWEST_EQUAL = 3  # values without which equal ones say nothing

@@ -9,11 +9,9 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from normbench.analysis.records import ASIDE, LEARNING_RATE, canonical, read_run
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
 from normbench.claims.claim import ASIDE as CLAIM_ASIDE
 from normbench.claims.claim import Claim, registrations_of, why_unregistered
-from normbench.claims.conduct import ClaimRun, block_name, describe, judge_values
 from normbench.claims.measuring import Measured, as_word, fits
 from normbench.claims.results import (
     CLAIM_FILE,
@@ -24,10 +22,12 @@ from normbench.claims.results import (
     load_result,
     to_json,
 )
+from normbench.claims.run import ClaimRun, block_name, describe, judge_values
 from normbench.claims.standing import is_of_machine
 from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
+from normbench.evidence.records import ASIDE, LEARNING_RATE, canonical, read_run
 from normbench.record.directory import RunDirectory
 from normbench.settings import drop_keys
 from normbench.sweep.folder import Entry, SweepFolder

@@ -24,8 +24,8 @@ from normbench.sweep.words import settings_in
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
-    from normbench.claims.conduct import ClaimRun
     from normbench.claims.results import ClaimResult
+    from normbench.claims.run import ClaimRun
     from normbench.claims.standing import ClaimStanding, Way
 
 ALL = "all"
@@ -93,7 +93,7 @@ def use_claims(request: Request) -> int:
     if not names and not (request.verify or request.dry_run or request.minutes):
         show_table([ClaimStanding.of(known[name], known, way) for name in listed])
         return 0
-    from normbench.claims.conduct import STOPPED, ClaimRun  # imports torch
+    from normbench.claims.run import STOPPED, ClaimRun  # imports torch
 
     runs = [ClaimRun.of(known[name], known, way) for name in listed]
     if request.verify:
@@ -247,7 +247,7 @@ def describe_standing(one: ClaimStanding) -> Standing:
 
 def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Run claims and say what each has come to; return the exit status."""
-    from normbench.claims.conduct import STOPPED, run_all
+    from normbench.claims.run import STOPPED, run_all
     from normbench.commands.report import report_of_sweep
 
     try:
@@ -309,9 +309,9 @@ def show_result(one: ClaimStanding) -> None:
 
 def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
-    from normbench.analysis.wording import count
     from normbench.claims.entries import write_effect, write_interval, write_mean
     from normbench.claims.verdicts import sample_of
+    from normbench.wording import count
 
     if result.judgement is None:
         said = f"{result.status}"
@@ -339,7 +339,7 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
 
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Print what would be run, how long it takes and what it could show; return the exit status."""
-    from normbench.claims.conduct import CannotBegin, choose_within, costs_of
+    from normbench.claims.run import CannotBegin, choose_within, costs_of
     from normbench.claims.verdicts import power_of
 
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normbench import build
-from normbench.analysis.wording import environment
 from normbench.commands.report import console
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import REFUSALS, Combination, Refusal
@@ -28,6 +27,7 @@ from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invar
 from normbench.errors import UsageError
 from normbench.record.machine import cpu_name
 from normbench.runs.flow import Flow, Step, draw_branch, draw_end, draw_start
+from normbench.show.templating import environment
 from normbench.studies.timing import forward_and_backward, time_in_turn
 from normbench.types import Norm, NormFacts, Placement, Site, Task
 

@@ -19,10 +19,10 @@ from normbench.record.console import Stages
 from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
-    from normbench.analysis.comparisons import Comparison
-    from normbench.analysis.records import RecordedStudy
-    from normbench.analysis.report import Report
-    from normbench.analysis.tables import Table
+    from normbench.evidence.records import RecordedStudy
+    from normbench.results.comparisons import Comparison
+    from normbench.show.report import Report
+    from normbench.show.tables import Table
 
 
 WIDTHS = {"column": 3.5, "page": 7.0}  # inches
@@ -61,15 +61,15 @@ def report(
     # no spinner: it would need a thread, beside which no process is forked that helps
     with Stages(quiet=quiet) as stages:
         stages.begin("reading the runs")
-        from normbench.analysis.examine import Request
-        from normbench.analysis.report import make_reports, save_all
+        from normbench.results.examine import Request
+        from normbench.show.report import make_reports, save_all
         from normbench.sweep.folder import missing_below, say_damaged_notes, sweeps_below
 
         request = Request(baseline=baseline, target=target, margin=margin, metric=metric)
         made = make_reports(folders, request, missing_below(folders))
         say_damaged_notes(Console(stderr=True), sweeps_below(folders))
         if arms:
-            from normbench.analysis.arms import write_arms
+            from normbench.show.tensorboard import write_arms
 
             write_arms(folders[0], [one.study for one in made])
         number = sum(len(one.runs) for one in made)
@@ -119,9 +119,10 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
-    from normbench.analysis import baselines, tables
-    from normbench.analysis.examine import Request
-    from normbench.analysis.report import report_on
+    from normbench.evidence import baselines
+    from normbench.results.examine import Request
+    from normbench.show import tables
+    from normbench.show.report import report_on
 
     studies = baselines.read_pairs(first, second, folder)
     for study in studies:
@@ -144,7 +145,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
 
 def more_seeds(one: Comparison, difference: float, study: RecordedStudy) -> str:
     """Say with which command a sweep gets the seeds that a difference needs, beside those of the pilot."""
-    from normbench.analysis.statistics import seeds_needed
+    from normbench.results.statistics import seeds_needed
 
     needed = seeds_needed(difference, one.sd or 0.0)
     if needed <= one.n:

@@ -63,12 +63,12 @@ def study_command(name: str, line: str) -> click.Command:
 
 def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
     """Make a study and print its tables; return the exit status."""
-    from normbench.analysis.studied import read_study
     from normbench.commands.report import console, print_table
-    from normbench.studies.conduct import conduct
+    from normbench.show.studied import read_study
+    from normbench.studies.study import run_study
 
     try:
-        folder = conduct(name, words, device, trust)
+        folder = run_study(name, words, device, trust)
     except Stopped as stopped:
         print("stopped; the same command goes on after what has been measured")
         return stopped.status

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from normbench.analysis.arms import write_arms
 from normbench.errors import UsageError
+from normbench.show.tensorboard import write_arms
 
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
 ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs share a color whose names are alike in the bracket, without seed and hash

@@ -30,7 +30,7 @@ from normbench.record.shapes import EXTENDED
 from normbench.record.tensorboard import BLOCKS, RESULTS, in_fixed_width, truncate_events
 from normbench.runs.extension import copy_record, runs_before
 from normbench.runs.layout import draw_model
-from normbench.runs.notes import announcement
+from normbench.runs.notices import announcement
 from normbench.runs.plan import Run, without
 from normbench.runs.summary import make_summary, settle, show_summary
 from normbench.settings import flat

@@ -21,7 +21,7 @@ from normbench.record.loggers import Scalar, finite
 from normbench.record.metrics import logged_lines
 from normbench.record.tensorboard import RESULTS, event_files
 from normbench.runs.ledger import make_ledger
-from normbench.runs.notes import caveats
+from normbench.runs.notices import caveats
 from normbench.runs.plan import Run
 from normbench.settings import key_of
 from normbench.training.clock import peak_memory

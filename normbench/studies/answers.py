@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.answers import StatedTest, Verdict, to_plain
-from normbench.analysis.statistics import Interval, exp2
-from normbench.analysis.tables import Table
+from normbench.results.answer import StatedTest, Verdict, to_plain
+from normbench.results.statistics import Interval, exp2
+from normbench.show.tables import Table
 from normbench.studies.findings import (
     Findings,
     FindingsLine,

@@ -18,13 +18,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
 from normbench.config.rules import RULES, group_of, rule_sections
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting, Tree
+from normbench.show.figures.figure import Figure
+from normbench.show.tables import Table
 from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
@@ -34,6 +33,7 @@ from normbench.studies.timing import Call, do_nothing, median_interval, time_in_
 from normbench.studies.writing import rows_table
 from normbench.training.launches import count_operators
 from normbench.training.precision import DTYPES, make_precision
+from normbench.wording import significant
 
 FORMATS = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("torch", "native", "liger", "eager", "compile")

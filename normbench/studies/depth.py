@@ -12,10 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures import panes
-from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.show.figures import panes
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.figures import panes, style
-from normbench.analysis.figures.figure import Drawing, Figure, make_figures, write_values
-from normbench.analysis.figures.lines import draw_band
-from normbench.analysis.figures.style import Entry
-from normbench.analysis.records import Arm
+from normbench.evidence.records import Arm
+from normbench.show.figures import panes, style
+from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
+from normbench.show.figures.lines import draw_band
+from normbench.show.figures.style import Entry
 from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.writing import number, show_value
 

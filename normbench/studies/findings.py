@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.answers import Verdict
-from normbench.analysis.comparisons import BaselineTest, with_corrected_p
-from normbench.analysis.figures import style
-from normbench.analysis.records import Arm
-from normbench.analysis.statistics import (
+from normbench.evidence.records import Arm
+from normbench.results.answer import Verdict
+from normbench.results.comparisons import BaselineTest, with_corrected_p
+from normbench.results.statistics import (
     ALPHA,
     Interval,
     Sample,
@@ -27,7 +26,8 @@ from normbench.analysis.statistics import (
     mean_interval,
     paired_difference,
 )
-from normbench.analysis.tables import Table
+from normbench.show.figures import style
+from normbench.show.tables import Table
 
 
 @dataclass(frozen=True)

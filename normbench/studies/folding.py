@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from normbench.analysis.figures.figure import Figure
 from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError, explain
@@ -30,6 +29,7 @@ from normbench.record.console import Stages, show_table
 from normbench.record.files import write_bytes
 from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Value, arms_of, compare, label_of, mean_by_seed
 from normbench.studies.frame import Row, Study, Subject

@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 from normbench import build
-from normbench.analysis.baselines import OF_HOST
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of
 from normbench.config.schema import UNHASHED_KEYS, check_values
 from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
+from normbench.evidence.baselines import OF_HOST
 from normbench.record.directory import fingerprint
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
 from normbench.settings import Setting, Tree, key_of
+from normbench.show.figures.figure import Figure
+from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, Findings, Told, compare, compare_with_baseline, keys_of, values_of
 from normbench.training.memory import memory_of

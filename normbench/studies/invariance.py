@@ -13,21 +13,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.style import PALETTE
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import count
 from normbench.build import facts_of, lay_out, seed_draws
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.errors import UsageError
 from normbench.hosts import Adapter
 from normbench.hosts.adapters import read_adapter
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.style import PALETTE
+from normbench.show.tables import Table
 from normbench.studies.block_invariance import blocks_frame, bound_of, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
+from normbench.wording import count
 
 Inputs = Float[Tensor, "sample ... features"]
 Layer = Callable[[Tensor, Tensor], Tensor]  # (weights, inputs) to norm(Wx)

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbench.analysis.figures import panes, style
-from normbench.analysis.figures.figure import Figure
 from normbench.norms.fitting import Lines, find_slope, fit_lines
 from normbench.settings import Setting
+from normbench.show.figures import panes, style
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,

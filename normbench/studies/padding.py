@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.analysis.figures.figure import Figure
 from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, PairedDifference, at_largest, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject

@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
+from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject

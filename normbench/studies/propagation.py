@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.tables import Table
 from normbench.build import lay_out
 from normbench.errors import UsageError
 from normbench.probes import tensor_statistics
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
+from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,

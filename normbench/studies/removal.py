@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normbench import build
-from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.hosts import Adapter
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, Findings, Value, compare, values_of
 from normbench.studies.folding import change_between, fold

@@ -11,9 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.analysis.figures.figure import Figure
 from normbench.build import seed_draws
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,

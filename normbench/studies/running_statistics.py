@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 from torch import nn
 
-from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, PairedDifference, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject

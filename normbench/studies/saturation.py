@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.analysis.figures.figure import Figure
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, compare, keys_of
 from normbench.studies.frame import Row, Study, Subject

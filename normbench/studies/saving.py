@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 import torch
 
-from normbench.analysis.arms import folder_name
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.style import use_our_style
-from normbench.analysis.safe import to_csv
-from normbench.analysis.studied import save_study
-from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.record.machine import commit, cpu_name, describe_machine
 from normbench.record.tensorboard import TensorBoard, event_files
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.style import use_our_style
+from normbench.show.safe import to_csv
+from normbench.show.studied import save_study
+from normbench.show.tables import Table
+from normbench.show.tensorboard import folder_name
 from normbench.studies.answers import answer_of
 from normbench.studies.findings import Findings, PairedDifference, Value, keys_of
 from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in

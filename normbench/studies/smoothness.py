@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.figures.style import PALETTE
 from normbench.settings import Setting, Tree
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.style import PALETTE
 from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject

@@ -11,7 +11,7 @@ from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.utils import benchmark
 
-from normbench.analysis.statistics import Interval
+from normbench.results.statistics import Interval
 
 Call = Callable[[], object]
 

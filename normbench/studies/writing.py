@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.answers import Verdict
-from normbench.analysis.statistics import Interval, exp2, mean_interval
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import NONE, p_value
+from normbench.results.answer import Verdict
+from normbench.results.statistics import Interval, exp2, mean_interval
+from normbench.show.tables import Table
 from normbench.studies.findings import (
     Findings,
     FindingsCell,
@@ -23,6 +22,7 @@ from normbench.studies.findings import (
     corrected_like,
     label_of,
 )
+from normbench.wording import NONE, p_value
 
 # Heads of columns.
 MEAN = "mean"

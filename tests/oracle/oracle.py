@@ -89,7 +89,7 @@ def keep_reports(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the answers to the sweeps, and their tables, by the name of the sweep and the file."""
     from sweeps import SWEEPS
 
-    from normbench.analysis.report import make_reports, save_all
+    from normbench.show.report import make_reports, save_all
 
     answers, tables = dict[str, Any](), dict[str, Any]()
     for name, make in SWEEPS.items():
@@ -120,12 +120,12 @@ def as_number(text: str) -> float | str:
 
 def keep_studies() -> dict[str, Any]:
     """Return the rows of studies of models as they start."""
-    from normbench.studies.conduct import conduct
+    from normbench.studies.study import run_study
 
     found = {}
     for name, words in STUDIES:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            folder = conduct(name, [*words.split(), *TINY.replace("probes=off ", "").split(), f"name={name}"])
+            folder = run_study(name, [*words.split(), *TINY.replace("probes=off ", "").split(), f"name={name}"])
         assert folder is not None
         found[name] = read_csv(folder / "rows.csv")
     return found

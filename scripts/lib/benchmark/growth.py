@@ -226,7 +226,7 @@ def measure_folders(folder: Path, runs: int) -> None:
     time_command(folder, f"{runs:,} runs: sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
     time_command(folder, f"{runs:,} runs: sweep --resume", ["sweep", "--resume", "outputs/many"])
     time_command(folder, f"{runs:,} runs: report", ["report", "outputs/many"])
-    arms = "from pathlib import Path; from normbench.analysis.arms import write_arms; write_arms(Path('outputs'))"
+    arms = "from pathlib import Path; from normbench.show.tensorboard import write_arms; write_arms(Path('outputs'))"
     time_command(folder, f"{runs:,} runs: arms for TensorBoard", code=arms)
     shutil.rmtree(folder)
 
@@ -236,7 +236,7 @@ def make_up(folder: Path, words: Sequence[str]) -> None:
     sys.path.insert(0, str(TESTS))
     from made_runs import make_run
 
-    from normbench.sweep.conduct import plan_sweep
+    from normbench.sweep.sweep import plan_sweep
 
     os.chdir(folder)
     sweep = plan_sweep([*words, "quiet=true"])

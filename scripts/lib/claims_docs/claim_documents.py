@@ -10,8 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.analysis.figures.figure import Figure
-from normbench.analysis.wording import NONE, cell, count
 from normbench.claims.claim import find_registration, read_claims
 from normbench.claims.entries import (
     Entry,
@@ -34,6 +32,9 @@ from normbench.claims.verdicts import Suite, Verdict
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.settings import key_of
+from normbench.show.figures.figure import Figure
+from normbench.show.templating import cell
+from normbench.wording import NONE, count
 
 PUBLISHED = "docs/claims"
 PAGE = "docs/claims.md"

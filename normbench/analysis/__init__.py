@@ -1,1 +1,0 @@
-"""From run directories to statistics, figures and a report; nothing here knows a model."""

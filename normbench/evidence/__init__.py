@@ -1,0 +1,1 @@
+"""What runs have left: their records, arms and measures; no statistics, no sentence."""

@@ -1,0 +1,596 @@
+"""What is measured of runs: how well they ended, how fast they got there, what they cost, and how calm they were."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from normbench.errors import ArgumentError
+from normbench.evidence.records import LARGEST_RATE, Arm, Curve, RecordedRun, RecordedStudy, join_first
+from normbench.evidence.scores import count_spikes
+from normbench.record.directory import extended_runs
+from normbench.settings import either
+from normbench.wording import rounded_up
+
+NAN = float("nan")
+TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
+STEP_TIME = "time/step_ms"
+SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": "averaged weights' validation"}
+BEST = "best"  # the word for the best validation loss during training
+NOTHING = Curve(np.array([], int), np.array([]))
+IN_TRAINING = ("/val", "/val_ema")  # splits that are evaluated during training, perhaps on some batches alone
+
+# What probes measure in each block, by the form of their tags, which has the number of the block as its group.
+IN_BLOCKS = {
+    "stream RMS": r"act/stream(\d+)/rms",
+    "gradient norm": r"grad/block(\d+)(?:\.[^/]*)?/norm",
+    "saturated": r"act/block(\d+)(?:\.[^/]*)?/saturated_out",
+    "update ratio": r"update/block(\d+)\.[^/]*/ratio",
+    "effective learning rate": r"update/block(\d+)\.[^/]*/effective_lr",
+    "mean γ": r"norm/block(\d+)(?:\.[^/]*)?/gamma_mean",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which runs are judged.
+
+    Attributes:
+        tag: as it is recorded.
+        unit: of a difference: that of two shares is in points.
+        symbol: what stands after a value.
+        scale: what a recorded value is multiplied by to be in the unit.
+        decimals: of a value.
+        bounds: the lowest and the highest that a value can be.
+        lower_is_better: or else higher is.
+        judges: whether lower or higher is better at all.
+        in_doublings: whether a value is the binary logarithm of what is recorded, so that differences are of factors.
+    """
+
+    tag: str
+    unit: str = "nats"
+    symbol: str = "nats"
+    scale: float = 1.0
+    decimals: int = 4
+    bounds: tuple[float, float] = (0.0, math.inf)
+    lower_is_better: bool = True
+    judges: bool = True
+    in_doublings: bool = False
+
+    def of(self, recorded: float) -> float:
+        """Return a recorded value in the metric's unit."""
+        if not self.in_doublings:
+            return self.scale * recorded
+        return math.log2(recorded) if recorded > 0 else NAN  # somebody else's record may hold any number
+
+    @property
+    def kind(self) -> str:
+        """Return the tag without its split, such as `loss`."""
+        return self.tag.partition("/")[0]
+
+    @property
+    def words(self) -> str:
+        """Name it, such as `validation loss`."""
+        if self.tag == BEST:
+            return "best validation loss during training"
+        if self.tag == LARGEST_RATE:
+            return "largest learning rate"
+        split = self.tag.partition("/")[2]
+        if split not in SPLITS:
+            return self.tag
+        kind = self.kind.replace("bleu", "BLEU")
+        return f"{SPLITS[split]} {kind}"
+
+    @property
+    def final_words(self) -> str:
+        """Name its last value, such as `final validation loss`."""
+        return self.words if self.tag == LARGEST_RATE else f"final {self.words}"
+
+
+def loss_on(split: str) -> Metric:
+    """Return the loss of a split, in nats."""
+    return Metric(f"loss/{split}")
+
+
+def accuracy_on(split: str) -> Metric:
+    """Return the accuracy of a split, in percent; differences are percentage points."""
+    return Metric(f"accuracy/{split}", "percentage points", "%", 100.0, 2, (0.0, 100.0), lower_is_better=False)
+
+
+def bleu_on(split: str) -> Metric:
+    """Return the BLEU of a split's translations, from 0 to 100."""
+    return Metric(f"bleu/{split}", "points", "points", 1.0, 1, (0.0, 100.0), lower_is_better=False)
+
+
+def largest_rate() -> Metric:
+    """Return the largest learning rate that a run bore as it grew; differences are doublings of it."""
+    every = (-math.inf, math.inf)
+    return Metric(LARGEST_RATE, "doublings", "log₂", 1.0, 2, every, lower_is_better=False, in_doublings=True)
+
+
+METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all other kinds are losses
+
+
+def finite_numbers(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are finite numbers."""
+    found = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            found.append(float(value))
+    return found
+
+
+def final(run: RecordedRun, metric: Metric) -> float:
+    """Return the run's last value in the metric's unit, or its best for `best`; NaN for a run that did not finish."""
+    value = recorded_final(run, metric)
+    return NAN if value is None else metric.of(value)
+
+
+def final_values(runs: Iterable[RecordedRun], metric: Metric) -> list[float]:
+    """Return the last values of runs in the metric's unit, those that are finite."""
+    return finite_numbers(final(run, metric) for run in runs)
+
+
+def recorded_final(run: RecordedRun, metric: Metric) -> float | None:
+    """Return the same as it is recorded; None for a run that did not finish, or has none."""
+    if run.status != "finished":
+        return None
+    value: float | None
+    if metric.tag == BEST:
+        losses = finite_points(comparable(run, VALIDATION_LOSS)).values
+        value = min(losses, default=None)
+    elif metric.tag in run.metrics:
+        value = run.metrics[metric.tag]
+    else:  # the summary has only some tags
+        logged = finite_points(run.curves.get(metric.tag)).values
+        value = logged[-1] if len(logged) else None
+    return None if value is None else float(value)
+
+
+def metrics_of(study: RecordedStudy, primary: str | None = None) -> tuple[Metric, ...]:
+    """Return the metrics by which a study is judged, the primary one first.
+
+    They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss. Runs whose
+    learning rate grew until they no longer learned are judged by how large it was.
+
+    primary: the tag that a person puts first, or `best`.
+
+    Raises:
+        ArgumentError: no run has logged it.
+    """
+    finished = study.finished
+    has_test = bool(finished) and all("loss/test" in run.metrics for run in finished)
+    split = "test" if has_test else "val"
+    usual = [loss_on(split)]
+    if finished and all(run.ramp for run in finished):
+        usual = [largest_rate()]
+    elif study.runs[0].task.endswith("classification"):
+        usual.insert(0, accuracy_on(split))
+    if any(f"bleu/{split}" in run.metrics for run in finished):
+        usual.insert(0, bleu_on(split))
+    if primary is None:
+        return tuple(usual)
+    check_logged(primary, finished, usual)
+    others = [metric for metric in usual if metric.tag != primary]
+    return (metric_of(primary), *others)
+
+
+def check_logged(primary: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
+    """Refuse a metric that runs have not logged.
+
+    Raises:
+        ArgumentError: no run has it.
+    """
+    tags = {BEST}
+    for run in finished:
+        tags.update(run.metrics, run.curves)
+    if primary not in tags:
+        near = sorted(tag for tag in tags if primary in tag)[:3]
+        if not near:
+            near = get_close_matches(primary, tags)
+        if not near:
+            near = [metric.tag for metric in usual]
+            near.append(BEST)
+        raise ArgumentError("metric", primary, f"is not logged by these runs: give one such as {either(near)}")
+    if primary == BEST and finished:
+        has_several = any(has_comparable_evaluations(run) for run in finished)
+        if not has_several:
+            why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
+            raise ArgumentError("metric", BEST, why)
+
+
+def has_comparable_evaluations(run: RecordedRun) -> bool:
+    """Tell whether a run has evaluations of the validation data that `comparable` keeps."""
+    return len(finite_points(comparable(run, VALIDATION_LOSS)).steps) > 0
+
+
+def metric_of(tag: str) -> Metric:
+    """Return the metric of a tag; for an unknown kind, one of which neither lower nor higher is better."""
+    if tag == LARGEST_RATE:
+        return largest_rate()
+    kind, _, split = tag.partition("/")
+    if kind in METRICS_OF_KINDS:
+        return METRICS_OF_KINDS[kind](split)
+    if kind in ("loss", BEST):
+        return Metric(tag)
+    return Metric(tag, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
+
+
+def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
+    """Write on how much runs were evaluated during training, such as `20 batches`; empty where it was all data."""
+    counts = set[str]()
+    for run in runs:
+        if is_evaluated_in_part(run):
+            number = run.config["trainer.eval_batches"]
+            counts.add(f"{number:,}")
+    if not counts:
+        return ""
+    batches = "batch" if counts == {"1"} else "batches"
+    return f"{' or '.join(sorted(counts))} {batches}"
+
+
+def is_evaluated_in_part(run: RecordedRun) -> bool:
+    """Tell whether evaluations during training were of some batches, and that at the last step of all data."""
+    return math.isfinite(batches_evaluated(run, run.config.get("trainer.eval_batches")))
+
+
+def batches_evaluated(run: RecordedRun, limit: int | None) -> float:
+    """Return how many batches of a run's data an evaluation with a limit takes; infinite where it takes all."""
+    if limit is None:
+        return math.inf
+    examples = limit * run.config.get("data.eval_batch_size", 0)
+    for name in ("val_images", "val_texts", "val_sentences"):
+        if name in run.data:
+            return math.inf if examples >= run.data[name] else limit
+    return limit
+
+
+def comparable(run: RecordedRun, tag: str) -> Curve:
+    """Return the points of a curve that can be compared: of evaluations, those on the same batches.
+
+    These are as many batches as the run is evaluated on during training, which may be easier or harder than all data.
+    Left out are evaluations of all data, at the last step of the run and of each run that it extends, and those of an
+    extended run that was evaluated on another number of batches.
+    """
+    curve = run.curves.get(tag, NOTHING)
+    if not tag.endswith(IN_TRAINING):
+        return curve
+    limit = run.config.get("trainer.eval_batches")
+    batches = np.full(len(curve.steps), math.inf)  # of each evaluation
+    begun = 0
+    stretches = list(extended_runs(run.sessions, limit))
+    stretches.append({"steps": run.steps, "eval_batches": limit})
+    for stretch in stretches:
+        is_during = (curve.steps > begun) & (curve.steps < stretch["steps"])
+        batches[is_during] = batches_evaluated(run, stretch["eval_batches"])
+        begun = stretch["steps"]
+    kept = batches == batches_evaluated(run, limit)
+    return Curve(curve.steps[kept], curve.values[kept])
+
+
+def implementation(run: RecordedRun) -> str:
+    """Return what computed a run's norms, such as `torch.nn.functional.layer_norm`; empty where it is not recorded."""
+    found = run.ledger.get("implementation") or ""
+    return found if isinstance(found, str) else " and ".join(found)
+
+
+def ran_as(arms: Iterable[Arm]) -> str:
+    """Write what computed the norms of arms: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
+    names = defaultdict[str, list[str]](list)
+    for arm in arms:
+        for run in arm.runs:
+            own = names[implementation(run)]
+            if arm.name not in own:
+                own.append(arm.name)
+    parts = []
+    for word in sorted(names):
+        if word:
+            parts.append(f"{word} ({join_first(names[word], 4)})")
+    return "; ".join(parts)
+
+
+# ---- time
+
+
+def finite_points(curve: Curve | None) -> Curve:
+    """Return a curve without its points that are not finite; an empty one for None."""
+    curve = curve or NOTHING
+    is_finite = np.isfinite(curve.values)
+    return Curve(curve.steps[is_finite], curve.values[is_finite])
+
+
+def seconds_at(run: RecordedRun, steps: np.ndarray | int) -> np.ndarray:
+    """Return how many seconds of training a run took up to a step, or up to each of some (n,).
+
+    That is the sum over the logged intervals of their step time × their steps, without evaluation, probing, checkpoints
+    and the extra time of the first steps. Steps before the first recorded time are taken to be as fast as those after
+    it, and steps after the last one as those before it. NaN where no time is recorded.
+    """
+    timed = finite_points(run.curves.get(STEP_TIME))
+    if not len(timed.steps):
+        return np.full(np.shape(steps), NAN)
+    ends = np.concatenate([[0], timed.steps])
+    milliseconds = np.cumsum(timed.values * np.diff(ends))
+    seconds = np.concatenate([[0.0], milliseconds / 1e3])
+    last_interval = ends[-1] - ends[-2]
+    seconds_a_step = (seconds[-1] - seconds[-2]) / last_interval
+    after = np.maximum(steps - ends[-1], 0)
+    return np.asarray(np.interp(steps, ends, seconds) + after * seconds_a_step)
+
+
+class GradientNoise(NamedTuple):
+    """How noisy gradients are; NaN where that is not known.
+
+    variance: of one example's gradient. scale: the noise scale, in examples.
+    """
+
+    variance: float = NAN
+    scale: float = NAN
+
+
+def gradient_noise(run: RecordedRun) -> GradientNoise:
+    """Return the mean noise of a finished run's gradients, over the probed steps since the learning rate's peak.
+
+    The noise scale is a ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018,
+    appendix A.1).
+    """
+    rates = finite_points(run.curves.get("optim/lr"))
+    if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
+        return GradientNoise()
+    peak = rates.steps[rates.values.argmax()]
+    variance = mean_since(run.curves["noise/variance"], peak)
+    squared = mean_since(run.curves["noise/squared_gradient"], peak)
+    return GradientNoise(variance, variance / squared)
+
+
+def mean_since(curve: Curve, step: int) -> float:
+    """Return the mean of a curve from a step on; NaN where it is not above 0."""
+    curve = finite_points(curve)
+    mean = pd.Series(curve.values[curve.steps >= step]).mean()
+    return mean if mean > 0 else NAN
+
+
+def value_at(run: RecordedRun, tag: str, seconds: float) -> float:
+    """Return a loss at a time of training, interpolated between records; NaN before the first and after the last."""
+    curve = finite_points(comparable(run, tag))
+    times = seconds_at(run, curve.steps)
+    within = len(times) and times[0] <= seconds <= times[-1] * (1 + 1e-9)
+    return float(np.interp(seconds, times, curve.values)) if within else NAN
+
+
+def last_seconds(run: RecordedRun, tag: str) -> float:
+    """Return the time of training of the last value that `comparable` keeps, in seconds; NaN where there is none."""
+    steps = finite_points(comparable(run, tag)).steps
+    return float(seconds_at(run, steps[-1])) if len(steps) else NAN
+
+
+def step_at_target(run: RecordedRun, target: float) -> int:
+    """Return the step from which on a finished run's validation loss stays at or below a target; 0 if it does not.
+
+    Only evaluations that `comparable` keeps count.
+    """
+    curve = comparable(run, VALIDATION_LOSS)
+    if run.status != "finished":
+        return 0
+    above = np.flatnonzero(~(curve.values <= target))
+    first = above[-1] + 1 if len(above) else 0
+    return int(curve.steps[first]) if first < len(curve.steps) else 0
+
+
+# ---- by what a study is judged
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """By what the runs of a study are judged.
+
+    Attributes:
+        metrics: the primary one first.
+        targets: the validation loss (nats) to which each arm's time is measured, by the arm's name.
+        given: whether a person set the target.
+        timed: the tag of the loss that is compared at equal times of training.
+        seconds: that time; NaN where no run has one.
+    """
+
+    metrics: tuple[Metric, ...]
+    targets: Mapping[str, float]
+    given: bool
+    timed: str
+    seconds: float
+
+    @property
+    def primary(self) -> Metric:
+        """Return the metric of the verdict."""
+        return self.metrics[0]
+
+    @property
+    def during_training(self) -> Metric:
+        """Return the metric of the primary one's kind that is evaluated during training."""
+        on = METRICS_OF_KINDS.get(self.primary.kind, loss_on)
+        return on("val")
+
+
+def choose_yardstick(
+    study: RecordedStudy, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
+) -> Yardstick:
+    """Return by what to judge a study.
+
+    Args:
+        study: the runs.
+        partners: the arm that each arm is compared with, by its name.
+        target: the validation loss (nats) to which times are measured; by default the mean at which the partner ends.
+        metric: the tag of the primary metric; by default what suits the task.
+    """
+    metrics = metrics_of(study, metric)
+    if metrics[0].in_doublings and target is None:  # losses at rates that grow are of no interest
+        return Yardstick(metrics, {}, False, TRAINING_LOSS, NAN)
+    timed = VALIDATION_LOSS
+    seconds = seconds_of_fastest(study.finished, timed)
+    losses = [value_at(run, timed, seconds) for run in study.finished]
+    if not np.isfinite(losses).all():
+        timed = TRAINING_LOSS
+        seconds = seconds_of_fastest(study.finished, timed)
+    targets = usual_targets(partners)
+    if target is not None:
+        targets = {arm.name: target for arm in study.arms}
+    return Yardstick(metrics, targets, target is not None, timed, seconds)
+
+
+def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
+    """Return the mean loss at which the partner of each arm ends, where that trained."""
+    found = {}
+    for name, arm in partners.items():
+        ends = finite_numbers(map(last_comparable_loss, arm.runs))
+        if ends and arm.trained:
+            found[name] = rounded_up(sum(ends) / len(ends), 3)
+    return found
+
+
+def seconds_of_fastest(runs: Iterable[RecordedRun], tag: str) -> float:
+    """Return the seconds of training of the fastest run's last value under a tag; NaN where no run has one."""
+    seconds = finite_numbers(last_seconds(run, tag) for run in runs)
+    return min(seconds, default=NAN)
+
+
+def last_comparable_loss(run: RecordedRun) -> float:
+    """Return the last validation loss (nats) of a finished run that `comparable` keeps; NaN where there is none."""
+    values = finite_points(comparable(run, VALIDATION_LOSS)).values
+    if run.status != "finished" or not len(values):
+        return NAN
+    return float(values[-1])
+
+
+# ---- all runs
+
+
+def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
+    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
+
+    trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
+    accuracy (%) or BLEU of the evaluations that `comparable` keeps, chosen on the validation data. gap: last validation
+    loss less last training loss (nats), the latter in eval mode where it was recorded.
+    """
+    rows = []
+    for arm, run in study.pairs:
+        logged = shown_metrics(run)
+        times = run.summary.get("step_time", {})
+        primary = recorded_final(run, yardstick.primary)
+        target = yardstick.targets.get(arm.name, NAN)
+        reached = step_at_target(run, target)
+        at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
+        best, best_step = best_during_training(run, yardstick.during_training)
+        spikes, judged = count_spikes(finite_points(run.curves.get(TRAINING_LOSS)).values)
+        row = {
+            "run": run.name,
+            "arm": arm.name,
+            **arm.settings,
+            "seed": run.seed,
+            "status": run.status,
+            "trained": run.trained,
+            "step": run.step,
+            "steps": run.steps,
+            **logged,
+            yardstick.primary.tag: NAN if primary is None else primary,
+            "best": best,
+            "best_step": best_step,
+            "gap": gap(run),
+            "training_seconds": float(seconds_at(run, run.step)),
+            "target": target,
+            "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
+            f"{yardstick.timed}_at_equal_time": at_equal_time,
+            "implementation": implementation(run),
+            "step_median_ms": run.step_ms,
+            "operators_a_step": run.operators,
+            "processes": run.session.get("processes", 1),
+            "step_p90_ms": times.get("p90_ms") or NAN,
+            "steps_timed": times.get("n", NAN),
+            "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
+            "spikes": spikes / judged if judged else NAN,
+            "message": run.message,
+            "path": str(run.path),
+        }
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
+    return frame.assign(**frame[mixed].map(str, na_action="ignore"))
+
+
+def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
+    """Return the last losses, accuracies and BLEUs of a run."""
+    found = {}
+    for tag, value in run.summary.get("metrics", {}).items():
+        if tag.partition("/")[0] in ("loss", *METRICS_OF_KINDS):
+            found[tag] = value
+    return found
+
+
+def best_during_training(run: RecordedRun, metric: Metric) -> tuple[float, int]:
+    """Return the best value that `comparable` keeps, in the metric's unit, and its step; NaN and 0 if there is none."""
+    sign = 1 if metric.lower_is_better else -1
+    curve = finite_points(comparable(run, metric.tag))
+    badness = sign * curve.values
+    best, step = min(zip(badness, curve.steps, strict=True), default=(NAN, 0))
+    return metric.scale * sign * float(best), int(step)
+
+
+def gap(run: RecordedRun) -> float:
+    """Return the last validation loss less the last training loss (nats); NaN where that says nothing."""
+    if run.ramp:
+        return NAN
+    if "loss/train_eval" in run.metrics:
+        return final(run, loss_on("val")) - final(run, loss_on("train_eval"))
+    if run.config.get("data.label_smoothing"):  # which the training loss alone has
+        return NAN
+    return final(run, loss_on("val")) - final(run, loss_on("train"))
+
+
+def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
+    """Return what a run has logged under tags of some form, by the number of the block; 0 for the whole network.
+
+    Where parts of a block are logged, it is their mean, but of gradients the norm of all parts together.
+    """
+    parts: dict[int, list[Curve]] = defaultdict(list)
+    for tag, curve in run.curves.items():
+        match = re.fullmatch(tags, tag)
+        if match:
+            block = int(match[1]) if match.groups() else 0
+            parts[block].append(curve)
+    found = {}
+    for block, curves in sorted(parts.items()):
+        common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
+        values = np.array([curve.values[-common:] for curve in curves])
+        whole = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
+        steps = curves[0].steps[-common:]
+        found[block] = Curve(steps, np.asarray(whole))
+    return found
+
+
+def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
+    """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
+    rows = []
+    for arm in arms:
+        for run in arm.finished:
+            for block, measured in last_in_blocks(run).items():
+                rows.append({"arm": arm.name, "block": block, **measured})
+    runs = pd.DataFrame(rows, columns=["arm", "block", *IN_BLOCKS])
+    blocks = runs.groupby(["arm", "block"], sort=False)
+    means = blocks.mean()
+    means.insert(0, "seeds", blocks.size())
+    return means.reset_index()
+
+
+def last_in_blocks(run: RecordedRun) -> dict[int, dict[str, float]]:
+    """Return what probes measured last in each block of a run, by the names in IN_BLOCKS."""
+    found = defaultdict[int, dict[str, float]](dict)
+    for name, tags in IN_BLOCKS.items():
+        for block, curve in by_block(run, tags).items():
+            found[block][name] = curve.values[-1]
+    return found

@@ -1,0 +1,316 @@
+"""How arms ended, how sensitive they are to the learning rate, and at which values of settings they train."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normbench.evidence.contenders import best_rate, families_of, without_settings
+from normbench.evidence.measures import (
+    NAN,
+    TRAINING_LOSS,
+    Metric,
+    final,
+    final_values,
+    finite_numbers,
+    finite_points,
+    loss_on,
+)
+from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
+from normbench.evidence.scores import learning_rate_sensitivity
+from normbench.record.shapes import NUMBER, fits
+from normbench.results.comparisons import LOST
+
+CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # the form of what a sweep notes of an arm's rates
+AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the runs of an arm ended.
+
+    mean, low and high are over those that finished, in a metric's unit; NaN where none did.
+    """
+
+    runs: int
+    finished: int
+    diverged: int
+    mean: float
+    low: float
+    high: float
+
+
+def outcome(arm: Arm, metric: Metric) -> Outcome:
+    """Return how the runs of an arm ended."""
+    values = pd.Series(final_values(arm.runs, metric), dtype=float)
+    diverged = [run for run in arm.runs if run.status == "diverged"]
+    return Outcome(
+        runs=len(arm.runs),
+        finished=len(values),
+        diverged=len(diverged),
+        mean=values.mean(),
+        low=values.min(),
+        high=values.max(),
+    )
+
+
+def is_lost(run: RecordedRun) -> bool:
+    """Tell whether a run diverged, failed, ran out of memory or did not train."""
+    return run.status in LOST or run.trained is False
+
+
+def count_trained(runs: Iterable[RecordedRun]) -> int:
+    """Return how many runs are not lost."""
+    return sum(not is_lost(run) for run in runs)
+
+
+@dataclass(frozen=True)
+class TriedLevels:
+    """An arm that was trained at several levels of a setting that is a number, above all of the learning rate.
+
+    Attributes:
+        arm: named without the setting.
+        by_level: the arm at each level, from low to high.
+        best: the level that `best_rate` chooses.
+    """
+
+    arm: Arm
+    by_level: Mapping[float, Arm]
+    best: float
+
+    @property
+    def losses(self) -> dict[float, float]:
+        """Return the mean final validation loss (nats) by level; NaN where no run finished."""
+        found = dict[float, float]()
+        for level, arm in self.by_level.items():
+            found[level] = outcome(arm, loss_on("val")).mean
+        return found
+
+    @property
+    def lost(self) -> dict[float, int]:
+        """Return how many runs are lost, by level."""
+        found = dict[float, int]()
+        for level, arm in self.by_level.items():
+            found[level] = len(arm.runs) - count_trained(arm.runs)
+        return found
+
+    @property
+    def by_seed(self) -> dict[int, dict[float, RecordedRun]]:
+        """Return the runs of each seed that has ended at every level, by seed and level."""
+        found = defaultdict[int, dict[float, RecordedRun]](dict)
+        for level, arm in self.by_level.items():
+            for run in arm.runs:
+                if run.ended:
+                    found[run.seed][level] = run
+        everywhere = {}
+        for seed in sorted(found):
+            if len(found[seed]) == len(self.by_level):
+                everywhere[seed] = found[seed]
+        return everywhere
+
+    @property
+    def sensitivity(self) -> dict[int, float]:
+        """Return the sensitivity to the learning rate (nats) of each seed (Wortsman et al. 2023).
+
+        It is empty for an arm that does not train at its best rate, which ends alike at every rate and learns at none.
+        """
+        found = dict[int, float]()
+        if not self.by_level[self.best].trained:
+            return found
+        for seed, runs in self.by_seed.items():
+            starts, ends = list[float](), dict[float, float]()
+            for rate, run in runs.items():
+                logged = finite_points(run.curves.get(TRAINING_LOSS))
+                starts += logged.values[:1].tolist()
+                ends[rate] = final(run, loss_on("val"))
+            if starts:
+                score = learning_rate_sensitivity(ends, float(np.mean(starts)))
+                if score is not None:
+                    found[seed] = score
+        return found
+
+    @property
+    def largest(self) -> dict[int, float]:
+        """Return the logarithm to base 2 of the largest level at which each seed trains; half the lowest if at none."""
+        found = {}
+        for seed, runs in self.by_seed.items():
+            train = [level for level, run in runs.items() if not is_lost(run)]
+            largest = max(train, default=min(runs) / 2)
+            found[seed] = math.log2(largest)
+        return found
+
+    @property
+    def trains(self) -> bool:
+        """Tell whether a seed that has ended at every level trains at one of them."""
+        return any(not is_lost(run) for runs in self.by_seed.values() for run in runs.values())
+
+
+def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[TriedLevels]:
+    """Return every arm that was trained at several levels of a setting that is a number. fewest: levels to count."""
+    found = []
+    having = [arm for arm in arms if arm.settings.get(key) is not None]  # an optimizer may have no learning rate
+    for family in families_of(having, key):
+        if len(family) < fewest:
+            continue
+        by_level = {}
+        for arm in sorted(family, key=lambda arm: float(arm.settings[key])):
+            by_level[float(arm.settings[key])] = arm
+        best = float(best_rate(family).settings[key])
+        found.append(TriedLevels(without_settings(family[0], key), by_level, best))
+    return found
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a sweep has chosen an arm's learning rate, on data and with seeds that are not reported.
+
+    Attributes:
+        arm: that the rate was chosen for.
+        losses: the final losses of those seeds (nats), by rate; None where a run diverged or failed.
+        chosen: the rate; None where no rate was good, so that the arm has no runs.
+        edge: at which end of the rates tried the chosen one lies; None where it is at neither.
+    """
+
+    arm: Arm
+    losses: Mapping[float, Sequence[float | None]]
+    chosen: float | None
+    edge: str | None
+
+    @property
+    def means(self) -> dict[float, float]:
+        """Return the mean of the losses by rate; NaN where a run diverged or failed."""
+        found = dict[float, float]()
+        for rate, own in self.losses.items():
+            found[rate] = NAN
+            if not self.lost[rate]:
+                found[rate] = float(np.mean(finite_numbers(own)))
+        return found
+
+    @property
+    def lost(self) -> dict[float, int]:
+        """Return how many runs diverged or failed, by rate."""
+        found = dict[float, int]()
+        for rate, own in self.losses.items():
+            found[rate] = list(own).count(None)
+        return found
+
+
+def searches(study: RecordedStudy) -> list[Search]:
+    """Return how sweeps with `sweep.lr=auto` chose the learning rate of each arm; arms without runs come last."""
+    by_choice = dict[int, Arm]()  # by the identity of what was noted
+    for arm, run in study.pairs:
+        if run.path in study.choices:
+            by_choice[id(study.choices[run.path])] = arm
+    with_runs = list[Search]()
+    without_runs = list[Search]()
+    for noted in study.noted.values():
+        for choice in noted:
+            if not fits(choice.get("curve"), CURVE):
+                continue
+            losses = {}
+            for point in choice["curve"]:
+                losses[float(point["lr"])] = point["losses"]
+            chosen_for = by_choice.get(id(choice))
+            if chosen_for:
+                with_runs.append(Search(chosen_for, losses, choice["lr"], choice.get("edge")))
+            elif choice["lr"] is None:
+                without_runs.append(Search(Arm(choice["arm"]), losses, None, None))
+    order = [arm.name for arm in study.arms]
+    with_runs.sort(key=lambda one: order.index(one.arm.name))
+    return with_runs + without_runs
+
+
+@dataclass(frozen=True)
+class Area:
+    """An arm over the grid of two settings that are numbers.
+
+    Attributes:
+        arm: named without the two settings.
+        keys: the two settings.
+        cells: the arm at each pair of their levels.
+    """
+
+    arm: Arm
+    keys: tuple[str, str]
+    cells: Mapping[tuple[float, float], Arm]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the last parts of the two keys."""
+        first, second = self.keys
+        return first.rpartition(".")[2], second.rpartition(".")[2]
+
+    @property
+    def words(self) -> str:
+        """Name the grid, such as `factor and lr`."""
+        return " and ".join(self.names)
+
+    @property
+    def levels(self) -> list[list[float]]:
+        """Return the levels of each of the two settings, from low to high."""
+        first, second = set[float](), set[float]()
+        for one, other in self.cells:
+            first.add(one)
+            second.add(other)
+        return [sorted(first), sorted(second)]
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Return the percentage of the grid in which a seed trains, for each seed that has ended everywhere in it."""
+        train = defaultdict[int, list[float]](list)
+        for arm in self.cells.values():
+            for run in arm.runs:
+                if run.ended:
+                    train[run.seed].append(0.0 if is_lost(run) else 100.0)
+        found = dict[int, float]()
+        for seed, own in train.items():
+            if len(own) == len(self.cells):
+                found[seed] = float(np.mean(own))
+        return found
+
+
+def levels_in(arms: Iterable[Arm], key: str) -> list[Any]:
+    """Return the values that arms have in a setting, each once."""
+    return [*{arm.settings.get(key) for arm in arms}]
+
+
+def are_numbers(levels: Sequence[Any]) -> bool:
+    """Tell whether levels are three numbers or more, which so have places on an axis."""
+    kinds = {type(level) for level in levels}
+    return len(levels) > 2 and kinds <= {int, float}
+
+
+def failing_settings(arms: Sequence[Arm]) -> list[str]:
+    """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
+    none_is_lost = all(count_trained(arm.runs) == len(arm.runs) for arm in arms)
+    if none_is_lost:
+        return []
+    found = []
+    for key in arms[0].settings:
+        levels = levels_in(arms, key)
+        if are_numbers(levels) and min(levels) > 0:
+            found.append(key)
+    return found
+
+
+def areas(study: RecordedStudy) -> list[Area]:
+    """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
+    levels = {key: levels_in(study.arms, key) for key in study.varied}
+    numbers = [key for key in levels if are_numbers(levels[key])]
+    found = []
+    for one, other in combinations(numbers, 2):
+        every = len(levels[one]) * len(levels[other])
+        for family in families_of(study.arms, one, other):
+            cells = {}
+            for arm in family:
+                cells[arm.settings[one], arm.settings[other]] = arm
+            if len(cells) == every:
+                found.append(Area(without_settings(family[0], one, other), (one, other), cells))
+    return found

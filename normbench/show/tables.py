@@ -1,0 +1,750 @@
+"""The tables of a report and of a comparison: data frames of words, which a page, a text and a terminal show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normbench.config.rules import short_name
+from normbench.config.sections import GROUPS
+from normbench.errors import UsageError
+from normbench.evidence.measures import (
+    IN_BLOCKS,
+    Metric,
+    Yardstick,
+    evaluations_in_words,
+    finite_numbers,
+    gradient_noise,
+    ran_as,
+)
+from normbench.evidence.records import ASIDE, Arm, RecordedRun, RecordedStudy
+from normbench.results.answer import (
+    ArmDifference,
+    ArmResult,
+    Caveat,
+    CaveatKind,
+    DifferenceAtSize,
+    Effect,
+    EffectKind,
+    Paired,
+    Scaling,
+    Verdict,
+)
+from normbench.results.comparisons import Comparison, by_seed, in_two_groups
+from normbench.results.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
+from normbench.results.statistics import (
+    Interval,
+    Sample,
+    mean_interval,
+    paired_difference,
+    paired_power,
+    sd_upper_limit,
+    seeds_needed,
+)
+from normbench.show.table_notes import write_notes
+from normbench.tell.difference_sentences import better_or_worse
+from normbench.tell.effect_sentences import name_effect
+from normbench.wording import (
+    NONE,
+    bound,
+    duration,
+    effect_size,
+    fixed,
+    in_words,
+    p_value,
+    plain,
+    precision,
+    rounded_count,
+    significant,
+    span,
+)
+
+# What a difference is called in a word or two, by its verdict.
+VERDICT_WORDS = {
+    Verdict.DIFFERENT: "{}",
+    Verdict.POSSIBLE: "perhaps {}",
+    Verdict.CONSTANT: "spread not known",
+    Verdict.SAME: "the same",
+    Verdict.ONE_SEED: "too few seeds",
+    Verdict.NO_SEED: "too few seeds",
+    Verdict.UNTRAINED: "did not train",
+    Verdict.FLATTERED: "lost runs",
+    Verdict.TORN: "two groups",
+}
+
+MOST_SEEDS = 5  # that a cell names
+
+# Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
+USUAL_SIZES = (0.5, 1.0, 2.0)
+
+# What the headings of columns of times begin with, the kinds of caveats that concern them, and the sign of these.
+TIMES = ("time to", "loss at", "step time", "90th percentile", "training time", "ratio of step times")
+OF_TIMES = (CaveatKind.STEP_TIMES, CaveatKind.MACHINES, CaveatKind.THREADS, CaveatKind.PROCESSES)
+OF_TIME = "†"
+
+OF_FEW = "‡"  # the sign of what is seen on the way, where runs are evaluated on less there than at the end
+
+# How runs end that are no result: a column each.
+BAD = ("did not train", "diverged", "out of memory", "failed", "unfinished")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of words, as pages show it.
+
+    Attributes:
+        key: its anchor in a page.
+        title: in words.
+        frame: its cells.
+        notes: what its columns are.
+        heads: how many of the first columns are words; the others are numbers.
+        marked: the places of the rows that a reader should see first.
+        warnings: what a reader of some columns must know, each behind the sign that their headings have.
+    """
+
+    key: str
+    title: str
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    heads: int = 1
+    marked: Collection[int] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells, row by row."""
+        return list(self.frame.itertuples(index=False, name=None))
+
+    def transposed(self) -> Table:
+        """Return the table with a column for each row: for few rows and many measures."""
+        first, *_ = self.frame.columns
+        turned = self.frame.set_index(first).T.rename_axis(index=first, columns=None).reset_index()
+        return replace(self, frame=turned, heads=1, marked=())
+
+
+def make_table(
+    key: str, title: str, rows: Sequence[Mapping[str, str]] | pd.DataFrame, heads: int = 1, **about: Any
+) -> Table:
+    """Return rows as a table with its notes, without the columns of numbers that no row has.
+
+    A baseline that is the same in all rows stands in the title. heads: how many of the first columns are words.
+    about: what the notes are made of.
+    """
+    frame = pd.DataFrame(rows)
+    baselines = set(frame["against"]) if "against" in frame else set()
+    if len(baselines) == 1:
+        title = f"{title}, against {baselines.pop()}"
+        frame = frame.drop(columns="against")
+        heads -= 1
+    frame.columns = frame.columns.astype(str).str.rstrip(", ")  # a heading that two columns share has a space in one
+    has_numbers = (frame != NONE).any().to_numpy()
+    is_head = np.arange(frame.shape[1]) < heads
+    frame = frame.loc[:, has_numbers | is_head]
+    notes = write_notes(key.partition("-")[0], list(frame), **about)
+    return Table(key, title, frame, notes, heads)
+
+
+def warn(table: Table, sign: str, beginnings: tuple[str, ...], warning: str) -> Table:
+    """Return a table with a warning, whose sign is put behind the headings of columns that begin so, if there are some.
+
+    So that it is read where the numbers are that it is about, also by those who read nothing else.
+    """
+    headings = [f"{name} {sign}" if str(name).startswith(beginnings) else name for name in table.frame]
+    if headings == list(table.frame):
+        return table
+    frame = table.frame.set_axis(headings, axis="columns")
+    sentence = f"{sign} {warning[0].upper()}{warning[1:]}."
+    return replace(table, frame=frame, warnings=(*table.warnings, sentence))
+
+
+def warn_of_times(table: Table, caveats: Iterable[Caveat]) -> Table:
+    """Return a table whose columns of times say what is unfair about times."""
+    unfair = say_of_times(caveats)
+    return warn(table, OF_TIME, TIMES, unfair) if unfair else table
+
+
+def say_of_times(caveats: Iterable[Caveat]) -> str:
+    """Return what is unfair about times; empty where nothing is."""
+    return "; ".join(caveat.text for caveat in caveats if caveat.kind in OF_TIMES)
+
+
+def some_of(number: int, of: int) -> str:
+    """Write a number of a total, such as `3 of 5`; `5` alone where it is all of them."""
+    return str(of) if number == of else f"{number} of {of}"
+
+
+# ---- the arms
+
+
+def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick, arms: Sequence[ArmResult]) -> Table:
+    """Return the table of how well the arms ended, the best one first. runs: as `runs_frame` has them."""
+    results = {arm.name: arm for arm in arms}
+    rows, badness = [], []
+    for arm in study.arms:
+        own = runs[runs["arm"] == arm.name]
+        finished = own[own["status"] == "finished"]
+        rows.append(result_row(arm, own, finished, yardstick, results[arm.name]))
+        badness.append(badness_of(finished, yardstick.primary))
+    best_first = np.argsort(badness, kind="stable")
+    evaluated = evaluations_in_words(study.runs)
+    table = make_table(
+        "arms",
+        "Results of each arm",
+        [rows[place] for place in best_first],
+        yardstick=yardstick,
+        evaluated=evaluated,
+        ran=ran_as(study.arms),
+    )
+    if not evaluated or not any(is_worse_on_the_way(own, yardstick) for _, own in runs.groupby("arm")):
+        return table
+    few = f"on {evaluated}, while the final value is on all validation data: so it may be worse than that"
+    return warn(table, OF_FEW, ("best ",), few)
+
+
+def is_worse_on_the_way(own: pd.DataFrame, yardstick: Yardstick) -> bool:
+    """Tell whether an arm's best value on the way, which should be at least as good as the final one, is worse."""
+    metric = yardstick.during_training
+    finished = own[own["status"] == "finished"]
+    if metric != yardstick.primary or metric.tag not in finished:
+        return False
+    gain = finished["best"].mean() - finished[metric.tag].mean()
+    return bool(gain > 0 if metric.lower_is_better else gain < 0)
+
+
+def result_row(
+    arm: Arm, own: pd.DataFrame, finished: pd.DataFrame, yardstick: Yardstick, result: ArmResult
+) -> dict[str, str]:
+    """Return the row of how well an arm ended. own: the rows of its runs. finished: those of the runs that finished."""
+    row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
+    for place, (metric, one) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
+        if metric.in_doublings:
+            row[metric.words] = significant(2**one.mean)
+            row["95 % interval" + " " * place] = factors(one.interval)
+        else:
+            row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
+            row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
+    seeds = set(finished["seed"])
+    if any(in_two_groups(arm, metric, seeds) for metric in yardstick.metrics):
+        finished = finished[:0]  # of two groups there is no mean
+    row.update(columns_during_training(finished, yardstick))
+    target = yardstick.targets.get(arm.name)
+    if target is not None:
+        targets = set(yardstick.targets.values())
+        which = "its target" if len(targets) > 1 else f"{plain(target)} nats"
+        ended = own[own["status"].isin(["finished", "diverged"])]
+        times = ended["target_seconds"].fillna(math.inf)
+        row[f"time to {which}"] = time_to_target(times, ended["seed"])
+    return row
+
+
+def factors(interval: Interval | None) -> str:
+    """Write an interval of binary logarithms as one of what they are of."""
+    if interval is None:
+        return NONE
+    return f"{significant(2**interval.lower)} to {significant(2**interval.upper)}"
+
+
+def columns_during_training(runs: pd.DataFrame, yardstick: Yardstick) -> dict[str, str]:
+    """Return the columns of what the runs of an arm reached before their end, on average."""
+    loss = runs[f"{yardstick.timed}_at_equal_time"].mean()
+    metric = yardstick.during_training
+    return {
+        f"best {metric.words} during training, {metric.symbol}": fixed(runs["best"].mean(), metric.decimals),
+        "train–validation gap, nats": fixed(runs["gap"].mean(), 4, sign=True),
+        f"loss at {duration(yardstick.seconds)}, nats": fixed(loss, 4),
+    }
+
+
+def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
+    """Return a number that sorts the best arm first, and one without a result last."""
+    if metric.tag not in finished:
+        return math.inf
+    mean = finished[metric.tag].mean()
+    if math.isnan(mean):
+        return math.inf
+    return float(mean if metric.lower_is_better else -mean)
+
+
+def time_to_target(times: pd.Series, seeds: pd.Series) -> str:
+    """Write the median time of an arm's runs to the target, how many reached it, and which, where not all did."""
+    median = times.median()
+    words = "not reached" if median == math.inf else duration(median)
+    got_there = np.isfinite(times)
+    reached = int(got_there.sum())
+    if not 0 < reached < len(times):
+        return words
+    fewer = got_there if reached <= len(times) / 2 else ~got_there
+    which = name_seeds(sorted(seeds[fewer]))
+    if fewer is not got_there:
+        which = f"not {which}"
+    return f"{words} ({reached} of {len(times)}: {which})"
+
+
+def name_seeds(seeds: Sequence[int]) -> str:
+    """Name seeds in a cell: `seed 2`, `seeds 0, 3`, or the first of many."""
+    listed = ", ".join(map(str, seeds[:MOST_SEEDS]))
+    if len(seeds) > MOST_SEEDS:
+        listed += ", …"
+    return f"seed {listed}" if len(seeds) == 1 else f"seeds {listed}"
+
+
+def costs_table(runs: pd.DataFrame) -> Table:
+    """Return the table of what the arms cost and how stable they were."""
+    ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
+    ends = ends.mask(runs["trained"].eq(False), "did not train")
+    has_several_processes = runs["processes"].max() > 1
+    rows = []
+    for name, own in runs.assign(end=ends).groupby("arm", sort=False):
+        finished = own[own["status"] == "finished"]
+        row = {"arm": str(name)}
+        if has_several_processes:
+            row["processes"] = str(own["processes"].max())
+        row["norms run as"] = join_distinct(own["implementation"])
+        row["step time, ms"] = significant(own["step_median_ms"].median())
+        row["90th percentile, ms"] = significant(own["step_p90_ms"].median())
+        row["operators a step"] = whole(own["operators_a_step"].median())
+        row["steps timed"] = whole(own["steps_timed"].sum())
+        row["training time"] = duration(finished["training_seconds"].mean())
+        row["peak memory, MiB"] = significant(own["peak_memory_bytes"].median() / 2**20)
+        for end in BAD:
+            row[end] = count_of(own["end"], end)
+        row["spikes"] = percent(own["spikes"].mean())
+        rows.append(row)
+    return make_table("costs", "Cost and stability", rows)
+
+
+def join_distinct(names: pd.Series) -> str:
+    """Join names, each once, such as `a or b`."""
+    known = [name for name in names.unique() if name]
+    return " or ".join(known) or NONE
+
+
+def count_of(ends: pd.Series, end: str) -> str:
+    """Write how many runs of an arm ended in one way, and of how many."""
+    number = int(ends.eq(end).sum())
+    return f"{number} of {len(ends)}" if number else "0"
+
+
+def whole(number: float) -> str:
+    """Write a number without decimals."""
+    return NONE if math.isnan(number) else f"{number:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage."""
+    return NONE if math.isnan(share) else f"{100 * share:.2g} %"
+
+
+def activations_table(blocks: pd.DataFrame) -> Table:
+    """Return the table of what probes measured last in the first, the middle and the last block of each arm.
+
+    blocks: as `activations_frame` has them.
+    """
+    rows = []
+    for name, own in blocks.groupby("arm", sort=False):
+        row = {"arm": str(name), "n": str(own["seeds"].max()), "blocks": str(len(own))}
+        last = len(own) - 1
+        shown = own.iloc[sorted({0, len(own) // 2, last})]
+        for column in IN_BLOCKS:
+            values = shown[column]
+            written = " → ".join(map(significant, values))
+            row[column] = written if values.notna().any() else NONE
+        trend = math.nan
+        if own["mean γ"].nunique() > 2:
+            trend = own["block"].corr(own["mean γ"], method="spearman")
+        row["γ with depth"] = fixed(trend, 2, sign=True)
+        rows.append(row)
+    return make_table("activations", "Activations by depth", rows, heads=3)
+
+
+# ---- the differences
+
+
+def columns_of_pair(one: Paired) -> dict[str, str]:
+    """Return the columns that say which arms are compared, and over how many seeds."""
+    return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
+
+
+# The columns of a table of differences that say what its tests give.
+OF_TESTS = ("effect size", "p", "p after Holm", "Wilcoxon p", "minimum detectable effect")
+
+
+def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
+    """Return the table of the differences of arms from their baselines. primary: whether the answer speaks of them."""
+    metric, family = found[0].metric, found[0].family
+    key = "differences" if primary else f"differences-{metric.kind}"
+    ordered = sorted(found, key=badness_of_difference)
+    rows = []
+    for one in ordered:
+        digits = precision(one.mean, one.interval) if one.n else 0
+        is_corrected = family > 1 or one.corrected != one.p
+        row = {
+            **columns_of_pair(one),
+            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, digits, sign=bool(one.mean)),
+            "95 % interval": span(one.interval, digits, sign=True),
+            "effect size": effect_size(one.effect_size),
+            "p": p_value(one.p),
+            "p after Holm": p_value(one.corrected) if is_corrected else NONE,
+            "Wilcoxon p": p_value(one.ranked_p),
+            "minimum detectable effect": detectable_of(one),
+            "found": found_in(one),
+        }
+        if one.verdict == Verdict.UNTRAINED:  # no test counts it, and the columns in a paper do not say that it is none
+            row |= dict.fromkeys(OF_TESTS, NONE)
+        rows.append(row)
+    title = f"Differences in {metric.words}"
+    table = make_table(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
+    return replace(table, marked=places_of_real(ordered))
+
+
+def places_of_real(found: Sequence[Paired]) -> list[int]:
+    """Return the places of the rows that may be called differences."""
+    return [place for place, one in enumerate(found) if one.real]
+
+
+def badness_of_difference(one: ArmDifference) -> float:
+    """Return a number that sorts the best arm first, and one without a difference last."""
+    if not one.n:
+        return math.inf
+    return one.mean if one.metric.lower_is_better else -one.mean
+
+
+def found_in(one: ArmDifference) -> str:
+    """Write the verdict in a word or two."""
+    word, _, _ = better_or_worse(one).partition(" ")
+    return VERDICT_WORDS.get(one.verdict, "not shown").format(word)
+
+
+def detectable_of(one: ArmDifference) -> str:
+    """Write the detectable difference, and its interval in brackets."""
+    interval = one.detectable_interval
+    if interval is None:
+        return NONE
+    least, most = bound(interval.lower), bound(interval.upper)
+    return f"{bound(one.detectable)} ({least} to {most})"
+
+
+def step_times_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return the table of how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
+    rows, sides = [], []
+    for one in comparisons:
+        sides += [one.arm, one.baseline]
+        ratio = ratio_of(one, lambda run: run.step_ms)
+        if ratio.n:
+            row = columns_of_sides(one, ratio.n)
+            row["ratio of step times"], row["95 % interval"] = write_ratio(ratio)
+            rows.append(row)
+    return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
+
+
+def crosses_samples(run: RecordedRun) -> bool:
+    """Tell whether what a run's norm makes of a sample depends on others."""
+    norm_facts = run.summary.get("norm_facts", {})
+    return bool(norm_facts.get("crosses_samples"))
+
+
+def noise_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return the table of how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
+    rows, crossing = [], set[str]()
+    for one in comparisons:
+        variance = ratio_of(one, lambda run: gradient_noise(run).variance)
+        if not variance.n:
+            continue
+        scale = ratio_of(one, lambda run: gradient_noise(run).scale)
+        scales = finite_numbers(gradient_noise(run).scale for run in one.arm.runs)
+        mean_scale, _ = mean_interval(scales)
+        row = columns_of_sides(one, variance.n)
+        row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
+        row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
+        row["noise scale, examples"] = significant(mean_scale)
+        rows.append(row)
+        for side in (one.arm, one.baseline):
+            if any(map(crosses_samples, side.runs)):
+                crossing.add(side.name)
+    return make_table("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
+
+
+def columns_of_sides(one: Comparison, seeds: int) -> dict[str, str]:
+    """Return the columns that say which arms are compared, and over how many seeds."""
+    return {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(seeds)}
+
+
+def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> Sample:
+    """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: of a run."""
+    return paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
+
+
+def write_ratio(ratio: Sample) -> tuple[str, str]:
+    """Write the geometric mean of ratios and its t interval. ratio: their logarithms to base 2."""
+    mean = 2.0**ratio.mean
+    if ratio.interval is None:
+        return fixed(mean, 2), NONE
+    ends = ratio.interval.as_ratios
+    digits = precision(mean, ends)
+    return fixed(mean, digits), span(ends, digits)
+
+
+def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
+    """Return the logarithm to base 2 of what is measured of an arm's runs, by seed."""
+    found = {}
+    for seed, value in by_seed(arm.runs, measure).items():
+        found[seed] = math.log2(value)
+    return found
+
+
+def designs_table(found: Sequence[Effect]) -> Table:
+    """Return the table of what factors do to arms, less what they do to their baselines."""
+    rows = []
+    for one in found:
+        if not one.n:
+            continue
+        row = {"what": name_effect(one), **columns_of_pair(one)}
+        if one.kind == EffectKind.LARGEST:
+            row.update(columns_of_largest(one))
+        else:
+            row.update(columns_of_effect(one))
+        row["p"] = p_value(one.p)
+        row["p after Holm"] = NONE if one.family == 1 else p_value(one.corrected)
+        rows.append(row)
+    kinds = {one.kind for one in found}
+    family = max((one.family for one in found), default=1)
+    table = make_table("designs", "Crossed factors", rows, heads=3, kinds=kinds, family=family)
+    return replace(table, marked=places_of_real(found))
+
+
+def columns_of_largest(one: Effect) -> dict[str, str]:
+    """Return the columns of the largest levels at which an arm and its baseline train, and their ratio."""
+    own = sum(one.own) / one.n
+    other = sum(one.other) / one.n
+    ends = one.interval.as_ratios if one.interval else None
+    return {
+        "for the arm": f"{2**own:.3g}",
+        "for the baseline": f"{2**other:.3g}",
+        "difference": f"× {2**one.mean:.2g}",
+        "95 % interval": span(ends, 2),
+    }
+
+
+def columns_of_effect(one: Effect) -> dict[str, str]:
+    """Return the columns of what a factor does to an arm and to its baseline, and the difference of the two."""
+    own = sum(one.own) / one.n
+    other = sum(one.other) / one.n
+    digits = precision(one.mean, one.interval)
+    has_sign = one.kind != EffectKind.AREA
+    return {
+        "for the arm": fixed(own, digits, sign=has_sign),
+        "for the baseline": fixed(other, digits, sign=has_sign),
+        "difference": f"{fixed(one.mean, digits, sign=True)} {one.metric.unit}",
+        "95 % interval": span(one.interval, digits, sign=True),
+    }
+
+
+def scaling_table(found: Sequence[Scaling]) -> Table:
+    """Return the table of how differences change with the size of the model."""
+    rows = []
+    for one in found:
+        digits = precision(one.mean, one.interval)
+        unit = one.metric.unit
+        smallest = rounded_count(one.sizes[0].parameters)
+        largest = rounded_count(one.sizes[-1].parameters)
+        row = {
+            **columns_of_pair(one),
+            "sizes": str(len(one.sizes)),
+            "parameters": f"{smallest} to {largest}",
+            f"change for each tenfold, {unit}": fixed(one.mean, digits, sign=True),
+            "95 % interval": span(one.interval, digits, sign=True),
+            "p": p_value(one.p),
+            "p after Holm": NONE if one.family == 1 else p_value(one.corrected),
+            f"line at the smallest, {unit}": fixed(one.at_smallest.mean, digits, sign=True),
+            f"line at the largest, {unit}": fixed(one.at_largest.mean, digits, sign=True),
+            "extrapolated to": rounded_count(one.extrapolated.parameters),
+            f"extrapolated, {unit}": fixed(one.extrapolated.mean, digits_of(one.extrapolated), sign=True),
+            "95 % interval ": span(one.extrapolated.interval, digits_of(one.extrapolated), sign=True),
+            "p of a bend": p_value(one.bend_p),
+        }
+        rows.append(row)
+    family = max((one.family for one in found), default=1)
+    table = make_table("scaling", "Differences by the size of the model", rows, heads=2, family=family)
+    return replace(table, marked=places_of_real(found))
+
+
+def digits_of(one: DifferenceAtSize) -> int:
+    """Return with how many decimals to write a difference at a size."""
+    return precision(one.mean, one.interval)
+
+
+# ---- levels of settings that are numbers, and runs that give no result
+
+
+def survival_table(arms: Sequence[Arm], key: str) -> Table:
+    """Return the table of how many runs of arms train at each level of a setting, and up to which level they do."""
+    word = short_name(key)
+    rows = []
+    for one in tried_levels(arms, key):
+        row = {"arm": one.arm.name}
+        all_train, most_train = [], []  # levels
+        for level, arm in one.by_level.items():
+            ended = [run for run in arm.runs if run.ended]
+            if not ended:
+                continue
+            train = count_trained(ended)
+            row[plain(level)] = f"{train} of {len(ended)}"
+            if train == len(ended):
+                all_train.append(level)
+            if 2 * train >= len(ended):
+                most_train.append(level)
+        row["all train up to"] = plain(max(all_train)) if all_train else NONE
+        row["most train up to"] = plain(max(most_train)) if most_train else NONE
+        rows.append(row)
+    return make_table(f"survival-{word}", f"Runs that train, by {word}", rows)
+
+
+def areas_table(mapped: Sequence[Area]) -> Table:
+    """Return the table of the share of a grid of two settings in which arms train."""
+    rows = []
+    for one in mapped:
+        share, interval = mean_interval(list(one.shares.values()), AREA.bounds)
+        row = {
+            "arm": one.arm.name,
+            "grid of": one.words,
+            "seeds": str(len(one.shares)),
+            "cells": str(len(one.cells)),
+            "trains, %": fixed(share, 1),
+            "95 % interval": span(interval, 1),
+        }
+        rows.append(row)
+    return make_table("areas", "Share of a grid that trains", rows, heads=2)
+
+
+def rates_table(tried: Sequence[TriedLevels]) -> Table:
+    """Return the table of how sensitive arms are to the learning rate."""
+    rows = []
+    for one in tried:
+        sensitivity, interval = mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
+        lost = []
+        for rate, number in one.lost.items():
+            if number:
+                lost.append(f"{number} at {rate:g}")
+        row = {
+            "arm": one.arm.name,
+            "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
+            "best rate": f"{one.best:g}",
+            "loss there, nats": fixed(one.losses[one.best], 4),
+            "sensitivity, nats": fixed(sensitivity, 4),
+            "95 % interval": span(interval, 4),
+            "lost or did not train": ", ".join(lost) or "0",
+        }
+        rows.append(row)
+    return make_table("rates", "Learning-rate sensitivity", rows)
+
+
+def search_table(found: Sequence[Search]) -> Table:
+    """Return the table of the learning rates that were tried for each arm, their held-out losses, and the choice."""
+    rates = set[float]()
+    seeds = 0
+    for one in found:
+        for rate, losses in one.losses.items():
+            rates.add(rate)
+            seeds = max(seeds, len(losses))
+    rows = []
+    for one in found:
+        row = {"arm": one.arm.name}
+        row["chosen"] = NONE if one.chosen is None else f"{one.chosen:g}"
+        for rate in sorted(rates):
+            row[f"at {rate:g}"] = search_cell(one, rate)
+        row["at an end of those tried"] = one.edge or NONE
+        rows.append(row)
+    return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
+
+
+def search_cell(one: Search, rate: float) -> str:
+    """Write what an arm reached at a rate."""
+    if rate not in one.losses:
+        return NONE
+    if one.lost[rate]:
+        return f"{one.lost[rate]} lost"
+    return fixed(one.means[rate], 4)
+
+
+def lost_table(study: RecordedStudy) -> Table:
+    """Return the table of the runs that did not finish, and why."""
+    rows = []
+    for arm, run in study.pairs:
+        if run.status == "finished":
+            continue
+        row = {
+            "run": run.name,
+            "arm": arm.name,
+            "seed": str(run.seed),
+            "status": run.status.replace("_", " "),
+            "step": f"{run.step:,} of {run.steps:,}",
+            "why": run.message or NONE,
+            "its command": run.session["command"],
+        }
+        rows.append(row)
+    return make_table("lost", "Runs that did not finish", rows, heads=7)
+
+
+# ---- two arms
+
+
+def settings_table(first: Arm, second: Arm) -> Table:
+    """Return the table of the settings in which two arms differ, groups first."""
+    keys = set[str]()
+    for run in (*first.runs, *second.runs):
+        keys.update(run.config)
+    settings = {key for key in keys.difference(GROUPS, ASIDE) if not key.endswith("_target_")}
+    shown = [*GROUPS, *sorted(settings)]
+    frame = pd.DataFrame({"setting": shown})
+    for arm in (first, second):
+        frame[arm.name] = [values_of(arm, key) for key in shown]
+    frame = frame[frame[first.name] != frame[second.name]]
+    notes = () if len(frame) else ("The configurations do not differ.",)
+    return Table("settings", "What differs", frame, notes, heads=3)
+
+
+def values_of(arm: Arm, key: str) -> str:
+    """Write the values that the runs of an arm have in a setting."""
+    values: dict[Any, None] = {}  # each once, in their order
+    for run in arm.runs:
+        values[run.config.get(key)] = None
+    return ", ".join(map(in_words, values))
+
+
+def plan_table(one: Comparison, difference: float | None) -> Table:
+    """Return the table of how many seeds are needed to find a difference; where none is given, of three sizes.
+
+    For each: the seeds by the pilot's standard deviation of paired differences; those by its upper 80 % limit; and the
+    share of studies of the pilot's size that would find the difference.
+
+    one: the pilot. difference: in the metric's unit.
+
+    Raises:
+        UsageError: the pilot has fewer than two pairs, or no spread, or runs of an arm end in two groups.
+    """
+    if one.torn:
+        needs = "a plan needs a pilot whose runs all train"
+        raise UsageError(f"{needs}, and some of {one.torn[0].name} did not: make them train first")
+    n = one.n
+    sd = one.sd
+    if not sd:
+        needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
+        raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
+    cautious = sd_upper_limit(sd, n)
+    sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
+    rows = []
+    for size in sizes:
+        found = paired_power(size, sd, n)
+        row = {
+            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
+            "seeds": f"{seeds_needed(size, sd):,}",
+            "cautious": f"{seeds_needed(size, cautious):,}",
+            f"found with {n} seeds": f"{100 * found:.0f} %",
+        }
+        rows.append(row)
+    return make_table("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

@@ -1,0 +1,1 @@
+"""Every word and every number that a person reads of results; no file."""

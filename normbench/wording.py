@@ -1,0 +1,153 @@
+"""How a report writes numbers and words, for pages, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_UP, Context, Decimal
+from typing import Any
+
+NONE = "–"
+PYTHON_WORDS = {"None": "–", "True": "true", "False": "false"}  # how a reader sees them
+SIGNIFICANT = 0.05  # p below it is never written as if it were not
+LEAST_P = 0.001  # below it, how small is of no interest
+LARGEST_EFFECT = 10
+LARGE = {"billion": 1e9, "million": 1e6, "thousand": 1e3}
+UNITS = {"h": 3600.0, "min": 60.0}
+
+
+def fixed(value: float | None, digits: int, sign: bool = False) -> str:
+    """Write a number with so many decimals."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    written = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return written.replace("-", "−")
+
+
+def decimals(value: float, digits: int) -> int:
+    """Return the decimals with which a number has so many significant digits."""
+    if not value:
+        return 0
+    magnitude = math.floor(math.log10(abs(value)))
+    return max(digits - 1 - magnitude, 0)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write a number with so many significant digits, without an exponent."""
+    if not math.isfinite(value):
+        return NONE
+    after_point = decimals(value, digits)
+    return f"{value:,.{after_point}f}"
+
+
+def plain(value: float) -> str:
+    """Write a number as short as can be, without an exponent."""
+    return f"{Decimal(f'{value:.12g}'):f}"
+
+
+def bound(value: float | None) -> str:
+    """Write a size that is not exceeded: two significant digits, rounded up."""
+    return NONE if value is None else plain(rounded_up(value, 2))
+
+
+def p_value(p: float | None) -> str:
+    """Write a p value; one below 5 % is not rounded up to it."""
+    if p is None:
+        return NONE
+    if p < LEAST_P:
+        return f"< {LEAST_P:g}"
+    just_below = 0 < SIGNIFICANT - p < LEAST_P
+    return f"{p:.4f}" if just_below else f"{p:.3f}"
+
+
+def equals(p: float | None) -> str:
+    """Write a p value where `p` stands before it, such as `= 0.031`."""
+    words = p_value(p)
+    return words if words.startswith("<") else f"= {words}"
+
+
+def precision(mean: float, interval: tuple[float, float] | None) -> int:
+    """Return with how many decimals to write a difference and its interval.
+
+    Two significant digits of the interval's half width, and no more than four of the mean; but enough that an interval
+    which does not include 0 does not seem to.
+    """
+    if interval is None:
+        return decimals(mean, 2)
+    lower, upper = interval
+    digits = decimals((upper - lower) / 2, 2)
+    if mean:
+        digits = min(digits, decimals(mean, 4))
+    is_clear_of_zero = lower * upper > 0
+    if not is_clear_of_zero:
+        return digits
+    nearest_end = min(abs(lower), abs(upper))
+    return max(digits, decimals(nearest_end, 1))
+
+
+def effect_size(size: float | None) -> str:
+    """Write an effect size; beyond 10, its size tells of a small spread and of nothing else."""
+    if size is None or abs(size) <= LARGEST_EFFECT:
+        return fixed(size, 2, sign=True)
+    return f"> {LARGEST_EFFECT}" if size > 0 else f"< −{LARGEST_EFFECT}"
+
+
+def span(interval: tuple[float, float] | None, digits: int, sign: bool = False) -> str:
+    """Write an interval, its ends rounded away from its middle."""
+    if interval is None:
+        return NONE
+    unit = 10.0**digits
+    lower = math.floor(round(interval[0] * unit, 6)) / unit
+    upper = math.ceil(round(interval[1] * unit, 6)) / unit
+    return f"{fixed(lower, digits, sign)} to {fixed(upper, digits, sign)}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time in a unit that suits it."""
+    if not math.isfinite(seconds):
+        return NONE
+    for unit, size in UNITS.items():
+        if seconds >= 2 * size:
+            return f"{significant(seconds / size)} {unit}"
+    return f"{significant(seconds)} s"
+
+
+def in_words(value: Any) -> str:
+    """Write a setting: numbers short, a dash for none, several values joined by `and`."""
+    if isinstance(value, list | tuple):
+        return " and ".join(in_words(each) for each in value)
+    if str(value) in PYTHON_WORDS:
+        return PYTHON_WORDS[str(value)]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def count(number: int, word: str) -> str:
+    """Write a number of things, such as `5 seeds`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def rounded_count(number: float) -> str:
+    """Write a large number with two significant digits, such as `4.9 million`."""
+    for word, size in LARGE.items():
+        if number >= 0.995 * size:
+            return f"{plain(float(f'{number / size:.2g}'))} {word}"
+    return plain(float(f"{number:.2g}"))
+
+
+def with_unit(words: str, unit: str) -> str:
+    """Write a number with its unit, where it has one: `2 points`, `1 point`."""
+    if words == "1":
+        unit = unit.removesuffix("s")
+    return f"{words} {unit}" if unit else words
+
+
+def one_line(text: str) -> str:
+    """Return a text with single spaces."""
+    return " ".join(text.split())
+
+
+def rounded_up(value: float, digits: int) -> float:
+    """Round to so many significant digits, away from zero."""
+    context = Context(prec=digits, rounding=ROUND_UP)
+    return float(context.create_decimal(f"{value:.{digits + 6}g}"))
