@@ -31,12 +31,13 @@ from normbench.config.rules import (
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
+from normbench.hosts.steps import refuse_single
 from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
-from normbench.norms.foreign import accept_mask, make_fitted, measure_facts, takes_place
+from normbench.norms.foreign import Fitted, accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.digests import digest_of
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, printable, show
+from normbench.settings import Tree, either, printable, show
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import reads_batch, to_device
 from normbench.training.memory import Kept, count_kept
@@ -934,14 +935,19 @@ def rehearse(
 
 @contextmanager
 def explain_failure(model: Model, task: Task, batch: Batch, group: Group) -> Iterator[None]:
-    """Let a model of another library say, where it can, why a batch fails in it."""
+    """Say why a batch fails in a model, where that is known: of a model of another library, or with norms of others."""
     try:
         yield
     except UsageError:
         raise
-    except Exception:  # which another library may raise of any kind; it goes on its way where nothing better is said
+    except Exception as error:  # which others' code may raise of any kind; it goes on its way where no more is known
         if not group.shards:
             model.try_step(batch, task)
+            refuse_single("the model", model, batch, task, model.anatomy().norms.values(), error)
+        others = sorted({norm.implementation for norm in model.modules() if isinstance(norm, Fitted)})
+        if others and isinstance(error, ValueError):
+            what = f"{either(others)} refuses what the model gives it ({explain(error)})"
+            raise UsageError(f"{what}: choose another norm") from error
         raise
 
 

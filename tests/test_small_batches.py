@@ -54,6 +54,27 @@ class Leftover(Data):
         return {"name": "leftover", "examples": EXAMPLES}
 
 
+class Small(Leftover):
+    """Images of which a CNN leaves one position."""
+
+    def __init__(self, *, seed: int) -> None:
+        super().__init__(seed=seed)
+        self.images = self.images[..., :4, :4]
+        self.task = ImageClassification(num_classes=2, image_shape=(1, 4, 4))
+
+
+class Held(nn.Module):
+    """A norm of a user's own that holds one of torch."""
+
+    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized: Tensor = self.norm(x)
+        return normalized
+
+
 OURS = f"data._target_={__name__}.Leftover data.batch_size=3"
 
 
@@ -64,9 +85,32 @@ OURS = f"data._target_={__name__}.Leftover data.batch_size=3"
         (f"{OF_TORCHVISION} norm=own data=digits data.batch_size=1", "does not train on a batch of 1 of the images"),
         (f"{OF_TIMM} norm=batchnorm data=digits data.batch_size=1", "has 1 value for a statistic"),
         (f"model=mlp norm=batchnorm {OURS} trainer.steps=3", "has 1 value for a statistic"),
+        (
+            "model=mlp norm._target_=torch.nn.BatchNorm1d data=digits data.batch_size=1",
+            "not train on a batch of 1 of the",
+        ),
+        (
+            f"model=mlp norm._target_={__name__}.Held data=digits data.batch_size=1",
+            "not train on a batch of 1 of the im",
+        ),
+        (f"model=mlp norm._target_={__name__}.Held {OURS} trainer.steps=3", "not train on a batch of 1 of the images"),
+        (
+            f"model=cnn norm._target_=torch.nn.InstanceNorm2d data._target_={__name__}.Small",
+            "InstanceNorm2d refuses what",
+        ),
         ("model=mlp norm=batchnorm norm.track_running_stats=false data=digits data.eval_batch_size=1", "val has a bat"),
     ],
-    ids=["timm's own", "torchvision's own", "ours in timm's", "the last of an epoch", "an evaluation's"],
+    ids=[
+        "timm's own",
+        "torchvision's own",
+        "ours in timm's",
+        "the last of an epoch",
+        "torch's in ours",
+        "one's own in ours",
+        "one's own, the last of an epoch",
+        "one position",
+        "an evaluation's",
+    ],
 )
 def test_a_batch_of_one_is_refused_before_the_run(
     words: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
 from normbench.hosts.classes import read_classes
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
-from normbench.hosts.steps import check_step, try_step
+from normbench.hosts.steps import check_step, refuse_single
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
 from normbench.norms import Own
 from normbench.settings import LIKE_HOST, Setting
@@ -230,12 +230,7 @@ class Hosted(Model):
             return
         if isinstance(failure, UsageError):
             raise failure
-        if len(batch.targets) == 1:
-            twice = batch.map(lambda rows: torch.cat((rows, rows)))
-            if try_step(self, lambda model: model(*twice.arguments), new).error is None:
-                cure = "use a larger data.batch_size, with which no batch of 1 is left over"
-                why = f"does not train on a batch of 1 of the {task.examples} ({explain(failure)})"
-                raise UsageError(f"{what} {why}: {cure}") from failure
+        refuse_single(what, self, batch, task, new, failure)
         if isinstance(failure, ValueError):
             cure = self.library.cure_of_forward
             raise UsageError(
