@@ -92,6 +92,9 @@ FORMATS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
     "bare.pth": torch.save,
     "nested.pt": save_nested,
     "deep.bin": save_deeply,
+    "of_lightning.ckpt": save_deeply,
+    "model_best.pth.tar": save_nested,
+    "LOUD.PTH": torch.save,
     "flat.safetensors": lambda state, path: safetensors.torch.save_file(dict(state), path),
     "folder": save_folder,
 }
@@ -165,6 +168,15 @@ def test_of_several_weights_one_is_chosen_by_name(tmp_path: Path, keys: tuple[st
         assert_alike(load(f"{path}:{key}", make_network(1)), network)
     with pytest.raises(UsageError, match=f"no weights of the model under other: write {keys[0]}"):
         load(f"{path}:other", make_network(1))
+
+
+def test_a_part_with_several_weights_is_not_written_twice(tmp_path: Path) -> None:
+    """What the refusal says to write loads."""
+    path = tmp_path / "several.pth"
+    torch.save({"nets": {"raw": make_network(2).state_dict(), "ema": make_network(3).state_dict()}}, path)
+    for part in (":nets", ":", ""):
+        with pytest.raises(UsageError, match=f"as model.weights={path}:nets.raw$"):
+            load(f"{path}{part}", make_network(1))
 
 
 def test_of_weights_and_their_average_in_one_table_one_is_chosen(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from normbench.hosts.weights import CONFIG, PICKLES
+from normbench.hosts.weights import CONFIG, is_pickle
 from normbench.record.directory import RunDirectory
 
 CLASSES = "classes"  # in a checkpoint, in what a safetensors file says of itself, and in the note of a swap
@@ -47,7 +47,7 @@ def read_inside(file: Path) -> Any:
     That a file cannot be read is told where its weights are read.
     """
     with suppress(Exception):
-        if file.suffix in PICKLES:
+        if is_pickle(file):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             return content.get(CLASSES)
         with safe_open(file, "pt") as opened:

@@ -27,7 +27,7 @@ from normbench.settings import drop_keys, either, show
 RANDOM = "random"
 PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
-PICKLES = (".bin", ".pt", ".pth")
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".tar")  # as programs call what torch.save writes
 FITTING = "give the weights of a model of this name and these sizes"
 WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
 
@@ -83,7 +83,7 @@ def find_saved(path: str) -> Saved:
     place, part = split_part(path)
     where = f"model.weights={path}"
     if place.is_file():
-        if place.suffix not in (".safetensors", *PICKLES):
+        if not (is_pickle(place) or place.suffix.lower() == ".safetensors"):
             raise UsageError(f"{where} is not a file of weights: {WANTED}")
         refuse_swapped(is_marked(place), where)
         return Saved({}, None, (place,), part)
@@ -99,6 +99,11 @@ def find_saved(path: str) -> Saved:
     about = read_about(place / CONFIG)
     refuse_swapped((place / NOTE).exists() or MARK in about or any(map(is_marked, files)), where)
     return Saved(about, place, files, part)
+
+
+def is_pickle(file: Path) -> bool:
+    """Tell by its name whether a file is one that torch.save writes."""
+    return file.suffix.lower() in PICKLES
 
 
 def split_part(path: str) -> tuple[Path, str]:
@@ -124,7 +129,7 @@ def refuse_swapped(is_swapped: bool, where: str) -> None:
 
 def is_marked(file: Path) -> bool:
     """Tell whether a file says that its weights are of a swapped model; one that cannot be read does not."""
-    if file.suffix in PICKLES:
+    if is_pickle(file):
         return False
     with suppress(Exception), safe_open(file, "pt") as opened:
         return MARK in (opened.metadata() or {})
@@ -174,7 +179,7 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
     for file in files:
         own = StateDict()
         try:
-            if file.suffix in PICKLES:
+            if is_pickle(file):
                 gather_tensors(torch.load(file, map_location="cpu", weights_only=True), (), own)
             else:
                 own.update(safetensors.torch.load_file(file))
@@ -242,7 +247,8 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     parts = find_parts(seen, names)
     fitting = [part] if part in parts else [one for one in parts if is_below(one, part)]
     if len(fitting) > 1:
-        cure = f"write one of {either(fitting)} after a colon, as {where}:{fitting[0]}"
+        file = where.removesuffix(f":{part}")
+        cure = f"write one of {either(fitting)} after a colon, as {file}:{fitting[0]}"
         raise UsageError(f"{where} holds several weights of the model: {cure}")
     if part and not fitting:
         cure = f"write {either(parts)} there" if any(parts) else f"leave out :{part}"
