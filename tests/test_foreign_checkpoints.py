@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -88,10 +89,16 @@ def save_folder(state: dict[str, Tensor], path: Path) -> None:
     safetensors.torch.save_file(dict(state), path / "model.safetensors")
 
 
+def save_as_timm(state: dict[str, Tensor], path: Path) -> None:
+    options = Namespace(model="resnet18", lr=0.1, mean=(0.5, 0.5))
+    torch.save({"epoch": 3, "arch": "resnet18", "state_dict": state, "args": options, "metric": 0.5}, path)
+
+
 FORMATS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
     "bare.pth": torch.save,
     "nested.pt": save_nested,
     "deep.bin": save_deeply,
+    "of_timm.pth.tar": save_as_timm,
     "of_lightning.ckpt": save_deeply,
     "model_best.pth.tar": save_nested,
     "LOUD.PTH": torch.save,

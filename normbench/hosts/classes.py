@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
-from normbench.hosts.weights import CONFIG, is_pickle
+from normbench.hosts.weights import CONFIG, is_pickle, load_pickle
 from normbench.record.directory import RunDirectory
 
 CLASSES = "classes"  # in a checkpoint, in what a safetensors file says of itself, and in the note of a swap
@@ -48,8 +47,7 @@ def read_inside(file: Path) -> Any:
     """
     with suppress(Exception):
         if is_pickle(file):
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            return content.get(CLASSES)
+            return load_pickle(file, mmap=True).get(CLASSES)
         with safe_open(file, "pt") as opened:
             return json.loads(opened.metadata()[CLASSES])
     return None

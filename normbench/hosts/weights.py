@@ -5,6 +5,7 @@ Nothing here runs code that comes with weights: files are safetensors, or pickle
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -180,7 +181,7 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
         own = StateDict()
         try:
             if is_pickle(file):
-                gather_tensors(torch.load(file, map_location="cpu", weights_only=True), (), own)
+                gather_tensors(load_pickle(file), (), own)
             else:
                 own.update(safetensors.torch.load_file(file))
         except pickle.UnpicklingError as error:
@@ -197,6 +198,15 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
         found.update(own)
         found._metadata |= own._metadata
     return found
+
+
+def load_pickle(file: Path, mmap: bool = False) -> Any:
+    """Return what torch.save wrote, as far as torch reads it without running code that comes with it.
+
+    Options of a command line may stand beside the weights, as in what timm's training program saves.
+    """
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> None:
