@@ -121,6 +121,15 @@ def test_labels_are_whole_numbers_by_size_or_names(
     assert [names[pixels(1000 * index).tobytes()] for index in range(3)] == [*map(str, labels)]
 
 
+def test_numbers_are_named_as_they_are_written(tmp_path: Path) -> None:
+    """One with a fraction changes nothing about the others."""
+    rows = rows_of(write_folder(tmp_path, 4))
+    numbers = [(1, 2.5, 10)[CLASSES.index(name)] for name in rows["label"]]
+    lines = [json.dumps({"image": image, "label": label}) for image, label in zip(rows["image"], numbers, strict=True)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert own(tmp_path / "t.jsonl").classes == ("1", "2.5", "10")
+
+
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 def test_a_table_may_hold_the_images_themselves(tmp_path: Path, kind: pa.DataType) -> None:
     encoded = pa.array([png(pixels(number)) for number in range(40)], kind)
@@ -128,6 +137,15 @@ def test_a_table_may_hold_the_images_themselves(tmp_path: Path, kind: pa.DataTyp
     data = own(write_table(tmp_path / "t.parquet", pa.table({"image": encoded, "label": labels})))
     assert dict(stored(data)) == {pixels(number).tobytes(): CLASSES[number % 2] for number in range(40)}
     assert len(data.labels["val"]) == 4
+
+
+@pytest.mark.parametrize("key", ["bytes", "path"])
+def test_an_image_may_be_an_object_with_its_bytes_or_its_path_alone(tmp_path: Path, key: str) -> None:
+    rows = rows_of(write_folder(tmp_path, 4))
+    expected = dict(stored(own(write_table(tmp_path / "plain.csv", rows))))
+    images = [{key: (tmp_path / image).read_bytes() if key == "bytes" else image} for image in rows["image"]]
+    table = pa.table(rows | {"image": images})
+    assert dict(stored(own(write_table(tmp_path / "objects.parquet", table)))) == expected
 
 
 def test_what_datasets_writes_keeps_its_classes(tmp_path: Path) -> None:
@@ -232,7 +250,12 @@ def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], compl
         ({"image": None}, "has no column image: set data.image_column to one of label"),
         ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has no label: each row needs one"),
         ({"image": [None] * 12}, r"12 of the 12 images of .* cannot be read \(row \d+: there is no image"),
-        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has no split: write train, val or test"),
+        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has no split but 'valley': write train, val"),
+        ({"part": ["train"] * 11 + [""]}, "row 11 of .* has no split: write train, val or test"),
+        (
+            {"label": [0.0, 1.0, -1.0] * 4, "part": ["train", "train", "test"] * 4},
+            r"label -1(\.0)?, .*seem to be hidden",
+        ),
         ({"image": [f"no/{n}.png" for n in range(12)]}, r"12 of the 12 images of .* cannot be read \(no/"),
     ],
 )

@@ -213,6 +213,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "no labels": (changed(label=None), "has no column label: set data.label_column to one of text"),
     "one class": (changed(label=["x"] * 60), "has too few texts: give two classes, each with some to train on"),
+    "no two texts that differ": (changed(text=["same"] * 60), "has too few texts that differ: give two classes"),
     "one of a class": (changed(label=["x"] * 59 + ["y"]), "has too few texts of the class y: give two classes"),
     "no bytes": (written(""), r"cannot be read \(Empty CSV file\): give a CSV"),
     "no rows": (written("text,label\n"), "has too few texts: give two classes"),
@@ -238,6 +239,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"row 1 of .* has half of a surrogate pair, such as \\ud83d alone: ",
     ),
     "no objects": (written("[1, 2]", "t.json"), r"cannot be read \(not all of its rows are objects\)"),
+    "no objects at all": (written("[]", "t.json"), r"cannot be read \(it has no rows\)"),
+    "no line": (written("", "t.jsonl"), r"cannot be read \(it has no rows\)"),
     "no table": (written("x" * 100, "t.txt"), "cannot be read .*: give a CSV, TSV, Parquet or JSON lines file"),
     "no training table": (two("test.csv", "notes.csv"), "holds no table named train, such as train.csv: give"),
     "tables of two kinds": (

@@ -67,6 +67,7 @@ WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet fi
 
 
 ENOUGH = "give two classes, each with some to train on, and some to validate"
+HIDDEN_NAMES = (str(HIDDEN), str(float(HIDDEN)))  # as a table of whole numbers has it, or of others
 ARRANGED = "equal rows together"  # in keys of the cache: how rows are divided, and classes numbered, in this version
 
 
@@ -168,7 +169,7 @@ def load_images(path: Path, size: int | None, columns: Columns, earlier: bool) -
     if has_equal(kinds):
         rows["decoded"] = np.arange(len(rows))
         rows = keep_together(rows, kinds, cuts)
-        counts = count_splits(rows, where, "images")
+        counts = count_splits(rows, where, "images that differ")
         order = rows["decoded"].to_numpy()
         pixels = pixels[order]
         kinds = kinds[order]
@@ -210,9 +211,10 @@ def arrange_rows(
     trained = set(rows["class"][: counts.get("train", 0)])
     untrained = sorted(present - trained)
     if untrained or len(trained) < 2:
-        missing = f" of the class {classes[untrained[0]]:.80}" if untrained else ""
-        if untrained and classes[untrained[0]] == str(HIDDEN):
-            which = "rows with the label -1, and none of them trains, so their labels seem to be hidden"
+        name = classes[untrained[0]] if untrained else ""
+        missing = f" of the class {name:.80}" if untrained else ""
+        if name in HIDDEN_NAMES:
+            which = f"rows with the label {name}, and none of them trains, so their labels seem to be hidden"
             raise UsageError(f"{where} has {which}: leave these rows out, or give their labels")
         raise UsageError(f"{where} has too few {what}{missing}: {ENOUGH}")
     return rows, counts
@@ -273,14 +275,14 @@ def read_table(path: Path, columns: Columns) -> tuple[Any, list[str] | None]:
     images = []
     for image in table[columns.content]:
         if isinstance(image, dict):
-            image = image["bytes"] or image["path"]
+            image = image.get("bytes") or image.get("path")
         images.append(image or None)
     labels = labels_as_written(path, table[columns.label])
     check_labels(labels, f"data.path={path}", columns.label)
     splits = None
     if columns.split:
         splits = splits_of(table[columns.split], f"data.path={path}")
-    rows = pd.DataFrame({"image": images, "label": labels, "split": splits})
+    rows = pd.DataFrame({"image": images, "label": labels, "split": splits}, dtype=object)  # 1 beside 2.5 stays 1
     return rows, declared_classes(path, columns.label)
 
 
@@ -290,9 +292,13 @@ def splits_of(words: Sequence[Any], where: str) -> list[str]:
     Raises:
         UsageError: one means none.
     """
-    splits = [SPLIT_NAMES.get(str(word).lower(), "") for word in words]
-    if "" in splits:
-        raise UsageError(f"row {splits.index('')} of {where} has no split: write train, val or test")
+    splits = []
+    for row, word in enumerate(words):
+        split = SPLIT_NAMES.get(str(word).lower())
+        if split is None:
+            what = "no split" if word is None or word == "" else f"no split but {word!r:.80}"
+            raise UsageError(f"row {row} of {where} has {what}: write train, val or test")
+        splits.append(split)
     return splits
 
 
@@ -447,7 +453,7 @@ def load_texts(
     if are_equal:
         rows["arranged"] = np.arange(len(rows))
         rows = keep_together(rows, kinds, cuts)
-        counts = count_splits(rows, where, "texts")
+        counts = count_splits(rows, where, "texts that differ")
         kinds = kinds[rows["arranged"].to_numpy()]
     marks = mark_equal(kinds[: counts["train"]]) if are_equal else None
     numbers = rows["class"].to_numpy()

@@ -109,6 +109,8 @@ def read_json(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[str, 
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 rows.append(read_line(number, line))
+    if not rows:
+        raise ValueError("it has no rows")
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("not all of its rows are objects")
     known: dict[str, None] = {}
