@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normbench.config.recipe import Part, Recipe, check_made, help_command, missing_attributes, signature_of
 from normbench.config.refusals import refusal
-from normbench.config.rules import (
-    Rule,
-    best_rule,
-    group_of,
-    rule_sections,
-    rules_of,
-    say_places,
-    section_at,
-    sections_of,
-)
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
-from normbench.config.signatures import class_made_by, import_target
+from normbench.config.rules import Rule, best_rule, say_places
+from normbench.config.sections import BY_NAME
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
 from normbench.hosts.steps import refuse_single
 from normbench.models import Initialization, initialize
@@ -37,7 +27,7 @@ from normbench.models.stacks import segment_length
 from normbench.norms.foreign import Fitted, accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.digests import digest_of
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, either, printable, show
+from normbench.settings import either, printable, show
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import reads_batch, to_device
 from normbench.training.memory import Kept, count_kept
@@ -113,120 +103,37 @@ def is_here(device: str) -> bool:
     return True
 
 
-# ---- what a _target_ names
+# ---- what makes a part
 
 
-def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
-    """Return what `<section>._target_` names, and the class of what it makes; a function is annotated to return it.
-
-    Raises:
-        UsageError: it cannot be imported, makes something else than the section is for, or is a logger that needs a
-            package which is not installed.
-    """
-    path = str(section_at(tree, section)["_target_"])
-    where = f"{section}._target_={path}"
-    found = import_target(path, where)
-    made = class_made_by(found)
-    kind = kind_of(section)
-    if made is None or kind not in made.__mro__:  # one that is only registered with its base inherits nothing
-        base = BY_NAME[group_of(section)].makes
-        cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
-        raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
-    check_signature(found, where)
-    abstract = sorted(getattr(found, "__abstractmethods__", ()))
-    missing = [*abstract, *find_missing(made, kind, "ClassVar")]
-    if getattr(found, "forward", None) is nn.Module.forward:
-        missing.append("forward")
-    if missing:
-        raise ContractError(f"{where} has no {' and no '.join(missing)}: {help_command(kind)} says what it is for")
-    if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
-        raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
-    return found, made
-
-
-@cache
-def signature_of(found: Callable[..., Any]) -> inspect.Signature:
-    """Return what a class or function takes, which takes long to find where a model makes many norms of one class."""
-    return inspect.signature(found)
-
-
-@cache
-def check_signature(found: Callable[..., Any], where: str) -> None:
-    """Refuse a class or function of which Python cannot tell what it takes.
+def factory(part: Part) -> Callable[..., Any]:
+    """Return a part's class with its settings, to be called with the rest.
 
     Raises:
-        ContractError: with what Python says.
+        UsageError: when called, it does not take what it is given, or makes something else.
     """
-    try:
-        signature_of(found)
-    except Exception as error:  # what stands in place of `__init__` may raise anything
-        raise ContractError(f"{where} does not tell what it takes ({explain(error)}): give it an __init__") from error
-
-
-def kind_of(section: str) -> type:
-    """Return the base of what a section makes."""
-    kind = import_target(BY_NAME[group_of(section)].makes)
-    assert isinstance(kind, type)
-    return kind
-
-
-def help_command(kind: type) -> str:
-    """Return the command that shows what a class says of itself."""
-    return f"python -m pydoc {kind.__module__}.{kind.__qualname__}"
-
-
-def find_missing(made: object, kind: type, said: str = "") -> list[str]:
-    """Return the attributes that a kind announces and something of it has not.
-
-    Args:
-        said: what must be in the annotation of an attribute.
-    """
-    missing: list[str] = []
-    for name, annotation in kind.__annotations__.items():
-        if said in str(annotation) and not hasattr(made, name):
-            missing.append(name)
-    return missing
-
-
-def factory(tree: Tree, section: str) -> Callable[..., Any]:
-    """Return what `<section>._target_` names with the section's settings, to be called with the rest.
-
-    Raises:
-        UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
-    """
-    found, _ = target(tree, section)
-    make = partial(found, **arguments_in(tree, section))
-    kind = kind_of(section)
-    group = group_of(section)
-    given = BY_NAME[group].given
-    path = section_at(tree, section)["_target_"]
-    where = f"{section}._target_={path}"
-    if section == "optim":
+    make = partial(part.maker, **part.settings)
+    if part.group == "optim":
         return make  # what an optimizer refuses, make_optimizer says
-    if group == "norm" and not takes_place(found):
+    if part.group == "norm" and not takes_place(part.maker):
         make = partial(make_fitted, make)
+    kind = part.kind
 
-    @wraps(found, assigned=(), updated=())  # with the signature, and none of the attributes of a class
+    @wraps(part.maker, assigned=(), updated=())  # with the signature, and none of the attributes of a class
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             signature_of(make.func).bind(*make.args, *args, **{**make.keywords, **kwargs})
         except (TypeError, ValueError) as error:
-            raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
+            takes = f"{BY_NAME[part.group].given} and {part.section}'s settings"
+            raise ContractError(f"{part.where} must take {takes} ({error}): change it") from error
         made = make(*args, **kwargs)
         if kind not in type(made).__mro__:
-            what = f"{where} gives something of type {type(made).__name__}"
+            what = f"{part.where} gives something of type {type(made).__name__}"
             raise ContractError(f"{what}: return something of a class derived from {kind.__qualname__}")
-        missing = find_missing(made, kind)
-        if missing:
-            raise ContractError(f"{where} has no {' and no '.join(missing)}: {help_command(kind)} says what it is for")
+        check_made(part.where, kind, missing_attributes(made, kind))
         return made
 
     return call
-
-
-def arguments_in(tree: Tree, section: str) -> dict[str, Any]:
-    """Return what a section gives its class by keyword."""
-    return {name: value for name, value in section_at(tree, section).items() if not name.startswith("_")}
 
 
 @cache
@@ -242,39 +149,36 @@ def source_digest(made: Any) -> str:
         raise ContractError(f"{made} has no source file, by which its runs are told apart: define it in one") from error
 
 
-def own_code(tree: Tree) -> dict[str, str]:
+def own_code(recipe: Recipe) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
     digests = dict[str, str]()
-    for section in (*CLASS_SECTIONS, *rule_sections(tree)):
-        made, _ = target(tree, section)
-        if not str(made.__module__).startswith(("normbench.", "torch.")):
-            digests[section] = source_digest(made)
+    for part in recipe.all_parts():
+        if not str(part.maker.__module__).startswith(("normbench.", "torch.")):
+            digests[part.section] = source_digest(part.maker)
     return digests
 
 
-def digest_weights(tree: Tree) -> list[str]:
+def digest_weights(model: Part) -> list[str]:
     """Return a digest of each file of weights with which the model starts.
 
     Raises:
         UsageError: one is not there.
     """
-    _, made = target(tree, "model")
     found: list[str] = []
-    for path in made.files_read(section_at(tree, "model")):  # type: ignore[attr-defined]  # a Model's
+    for path in model.made.files_read(model.settings):
         status = path.stat()
         found.append(digest_file(path, status.st_size, status.st_mtime_ns))
     return found
 
 
-def compare_classes(tree: Tree, data: Data) -> str:
+def compare_classes(model: Part, data: Data) -> str:
     """Say where the outputs of given weights stand for other classes than the data's; empty where that is not so."""
-    _, made = target(tree, "model")
     classes = list(getattr(data, "classes", ()))
-    noted = made.classes_noted(section_at(tree, "model")) if classes else None  # type: ignore[attr-defined]  # a Model's
+    noted = model.made.classes_noted(model.settings) if classes else None
     if noted is None or noted == classes or len(noted) != len(classes):  # of others the output layer starts anew
         return ""
     place = next(number for number, name in enumerate(classes) if name != noted[number])
-    weights = f"model.weights={tree['model']['weights']}"
+    weights = f"model.weights={model.settings['weights']}"
     how = "the classes of the data in another order" if sorted(noted) == sorted(classes) else "other classes"
     what = f"{weights} was trained on {how}: its output {place} stood for {printable(noted[place]):.80}"
     return f"{what}, and here it stands for {printable(classes[place]):.80}, so it is wrong until it is trained again"
@@ -286,103 +190,94 @@ def digest_file(path: Path, size: int, changed: int) -> str:
     return digest_of(path)
 
 
-def norm_facts(tree: Tree) -> NormFacts:
+def norm_facts(recipe: Recipe) -> NormFacts:
     """Return what holds of the norms of a run, at whatever site they stand: the worst case of all of them."""
-    return worst_of([facts_of(tree, section) for section in sections_of(tree, "norm")])
+    width = recipe.tree.get("model", {}).get("width")
+    return worst_of([facts_of(part, width) for part in recipe.parts_of("norm")])
 
 
-def facts_of(tree: Tree, section: str) -> NormFacts:
-    """Return what a section's norm declares about itself under its options; what is measured, of another's."""
-    found, norm = target(tree, section)
-    if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
-        facts: NormFacts = norm.facts_for(**arguments_in(tree, section))
-        takes_mask = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
+def facts_of(norm: Part, width: Any = None) -> NormFacts:
+    """Return what a norm declares about itself under its settings; what is measured, of another library's.
+
+    Args:
+        norm: the part.
+        width: of the model; that of one which has no single width is not known.
+    """
+    if hasattr(norm.made, "facts_for") and hasattr(norm.made, "facts"):
+        facts: NormFacts = norm.made.facts_for(**norm.settings)
+        takes_mask = "mask" in inspect.signature(norm.made.forward).parameters
         if takes_mask or facts.sees_future == "never":
             return facts
         return replace(facts, counts_padding=True)
-    width = tree["model"].get("width")
-    if not takes_place(found) and isinstance(width, int):
+    if not takes_place(norm.maker) and isinstance(width, int):
         with seed_draws("facts"), suppress(Exception):  # what makes it fail is said when the model is built
-            return measure_facts(factory(tree, section)(width), width)
+            return measure_facts(factory(norm)(width), width)
     return NormFacts(statistics_over="unknown", centers=False)
 
 
-def check_parts(tree: Tree, names: Mapping[str, str]) -> NormFacts:
+def check_parts(recipe: Recipe) -> NormFacts:
     """Refuse parts that cannot be used, and what does not go together; return the norm's facts.
-
-    Args:
-        names: what was chosen, by section.
 
     Raises:
         UsageError: a part cannot be imported, or is not for its section.
         CombinationRefused: they do not go together.
     """
-    made: dict[str, Any] = {}
-    for section in CLASS_SECTIONS:
-        _, made[section] = target(tree, section)
-    loggers(tree)
-    facts = norm_facts(tree)
-    model = made["model"]
-    for section in sections_of(tree, "placement"):
-        _, placement = target(tree, section)
-        found = refusal(facts, placement, model, made["data"], made["init"])
+    recipe.all_parts()
+    recipe.loggers()
+    facts = norm_facts(recipe)
+    names = recipe.options
+    trainer = recipe.tree["trainer"]
+    model = recipe["model"]
+    data = recipe["data"].made
+    for placement in recipe.parts_of("placement"):
+        found = refusal(facts, placement.made, model.made, data, recipe["init"].made)
         if found:
-            given = " with ".join(in_words(tree, names, group) for group in found.between)
+            given = " with ".join(recipe.in_words(group) for group in found.between)
             raise CombinationRefused(f"{given} is refused: {found.reason}; {found.instead}")
-    if tree["trainer"].get("shard") and treats_weights(tree):
-        given = in_words(tree, names, "weights")
+    if trainer.get("shard") and recipe.treats_weights:
+        given = recipe.in_words("weights")
         raise CombinationRefused(
             f"trainer.shard=true does not go with {given}, which needs whole weights: leave it out"
         )
-    if tree["trainer"].get("recompute"):
+    if trainer.get("recompute"):
         refused = ""
-        if tree["trainer"]["compile"]:
-            refused = f"trainer.compile={show(tree['trainer']['compile'])}"
-        elif model.recompute is None:
+        if trainer["compile"]:
+            refused = f"trainer.compile={show(trainer['compile'])}"
+        elif model.made.recompute is None:
             refused = f"model={names['model']}, which cannot"
         if refused:
             raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
-    if scales_rates(tree):
-        if not issubclass(made["optim"], torch.optim.Adam):
+    if scales_rates(recipe["init"]):
+        if not issubclass(recipe["optim"].made, torch.optim.Adam):
             raise CombinationRefused(
                 f"init={names['init']} has learning rates for Adam: use optim=adamw, not optim={names['optim']}"
             )
-        if treats_weights(tree):
-            given = in_words(tree, names, "weights")
+        if recipe.treats_weights:
+            given = recipe.in_words("weights")
             raise CombinationRefused(f"init={names['init']} scales weights as they are, not {given}: leave that out")
-    if tree["trainer"].get("shard") and orthogonalizes(tree):
+    if trainer.get("shard") and orthogonalizes(recipe["optim"]):
         given = f"optim={names['optim']} needs whole matrices, and trainer.shard=true cuts them"
         raise CombinationRefused(f"{given}: leave out one of the two")
-    model.check_settings(arguments_in(tree, "model"), made["data"].kind)
+    model.made.check_settings(model.settings, data.kind)
     return facts
 
 
-def scales_rates(tree: Tree) -> bool:
+def scales_rates(init: Part) -> bool:
     """Tell whether the start of weights comes with learning rates of their own."""
-    _, made = target(tree, "init")
-    return getattr(made, "lr_factors", Initialization.lr_factors) is not Initialization.lr_factors
-
-
-def treats_weights(tree: Tree) -> bool:
-    """Tell whether a run has a treatment of weights anywhere."""
-    return "weights" in tree or bool(rules_of(tree, "weights"))
-
-
-def in_words(tree: Tree, names: Mapping[str, str], group: str) -> str:
-    """Return what was chosen of a group, its rules too: `norm=layernorm norm@qk=rmsnorm`."""
-    return " ".join(f"{section}={names[section]}" for section in sections_of(tree, group) if section in names)
+    return getattr(init.made, "lr_factors", Initialization.lr_factors) is not Initialization.lr_factors
 
 
 # ---- the parts
 
 
-def make_data(tree: Tree, seed: int) -> Data:
+def make_data(recipe: Recipe, seed: int) -> Data:
     """Return the data, read or decoded.
 
     Raises:
         UsageError: they are not there, or a setting does not fit.
     """
-    return factory(tree, "data")(seed=seed)
+    data: Data = factory(recipe["data"])(seed=seed)
+    return data
 
 
 @contextmanager
@@ -440,10 +335,10 @@ class ByPlace:
         optional_sites: those that have a norm only if a rule names them.
     """
 
-    def __init__(self, tree: Tree, group: str) -> None:
+    def __init__(self, recipe: Recipe, group: str) -> None:
         self.group = group
-        self.rules = rules_of(tree, group)
-        self.factories = {section: factory(tree, section) for section in sections_of(tree, group)}
+        self.rules = recipe.rules(group)
+        self.factories = {part.section: factory(part) for part in recipe.parts_of(group)}
         self.sections: dict[Site, str | None] = {}
         self.optional_sites = set[Site]()
 
@@ -475,10 +370,10 @@ class ByPlace:
 class NormsByPlace(ByPlace):
     """A norm factory that makes the norm of each site by the rules."""
 
-    def __init__(self, tree: Tree, group: str) -> None:
-        super().__init__(tree, group)
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe, "norm")
         self.first_in_block: dict[tuple[str, int], nn.Module] = {}
-        self.given = {section: set(arguments_in(tree, section)) for section in self.factories}
+        self.given = {part.section: set(part.settings) for part in recipe.parts_of("norm")}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
         if site is None:
@@ -582,8 +477,8 @@ def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Modul
 class WeightsByPlace(ByPlace):
     """Chooses the treatment of each weight by the rules; one treatment for all places of a section."""
 
-    def __init__(self, tree: Tree) -> None:
-        super().__init__(tree, "weights")
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe, "weights")
         self.treatments: dict[str, Weights] = {section: make() for section, make in self.factories.items()}
 
     def treatment_at(self, site: Site) -> Weights | None:
@@ -602,16 +497,16 @@ class WeightsByPlace(ByPlace):
 
 
 def choose_treatments(
-    tree: Tree, model: Model, norms: Iterable[nn.Module]
+    recipe: Recipe, model: Model, norms: Iterable[nn.Module]
 ) -> tuple[list[TreatedModule], Mapping[Site, str | None]]:
     """Return how the weights of a model will be treated, by the rules, and the section that holds at each place.
 
     Raises:
         UsageError: a setting or a rule that does not fit.
     """
-    if not treats_weights(tree):
+    if not recipe.treats_weights:
         return [], {}
-    by_place = WeightsByPlace(tree)
+    by_place = WeightsByPlace(recipe)
     sites = places_of_weights(model, norms)
     found: list[TreatedModule] = []
     for name, module in model.named_modules():
@@ -689,7 +584,7 @@ class Assembled:
             module.treated_as = TreatedAs(each.treatment, each.site)
 
 
-def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
+def assemble(recipe: Recipe, task: Task, seed: int) -> Assembled:
     """Make a model, its norms and its placements.
 
     What the model itself draws does not depend on what norms and placements draw in between, so that it starts alike
@@ -698,8 +593,8 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
     Raises:
         UsageError: a setting that does not fit.
     """
-    norms_by_place = NormsByPlace(tree, "norm")
-    placements_by_place = ByPlace(tree, "placement")
+    norms_by_place = NormsByPlace(recipe)
+    placements_by_place = ByPlace(recipe, "placement")
     norms = NormsBySite(norms_by_place, seed)
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
@@ -708,15 +603,15 @@ def assemble(tree: Tree, task: Task, seed: int) -> Assembled:
             return make_placement(branches, norm, site)
 
     with seed_draws(seed, "model"):
-        model = factory(tree, "model")(task, norms, place)
+        model: Model = factory(recipe["model"])(task, norms, place)
     if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
-        what = f"model._target_={tree['model']['_target_']} has no blocks"
+        what = f"{recipe['model'].where} has no blocks"
         raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
     norms_by_place.check_used()
     placements_by_place.check_used()
     check_streams(model, placements_by_place.sections)
     made = dict(model.anatomy().norms) if model.hosted else norms.made  # norm=own is none of those that were made
-    treated, weight_sections = choose_treatments(tree, model, made.values())
+    treated, weight_sections = choose_treatments(recipe, model, made.values())
     return Assembled(
         model=model,
         norms=made,
@@ -754,48 +649,48 @@ def check_streams(model: Model, sections: Mapping[Site, str | None]) -> None:
             raise UsageError(f"{both[0]}, and {both[1]} of its own: {cure}")
 
 
-def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+def build_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
     """Return the model as its classes make it, to be given other weights, and its norms by site.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = assemble(tree, task, seed)
+    made = assemble(recipe, task, seed)
     made.treat_weights(seed)
     return made.model, made.norms
 
 
-def lay_out(tree: Tree, task: Task) -> Assembled:
+def lay_out(recipe: Recipe, task: Task) -> Assembled:
     """Make a model without memory for its weights, to see what stands where.
 
     Raises:
         UsageError: a setting that does not fit, or a rule that fits no place.
     """
     with suppress(Exception), torch.device("meta"):
-        return assemble(tree, task, seed=0)
-    return assemble(tree, task, seed=0)  # some classes need numbers; what is wrong shows here too
+        return assemble(recipe, task, seed=0)
+    return assemble(recipe, task, seed=0)  # some classes need numbers; what is wrong shows here too
 
 
-def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+def make_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
     """Return the model with its starting weights, and its norms by site.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = start_model(tree, task, seed)
+    made = start_model(recipe, task, seed)
     return made.model, made.norms
 
 
-def start_model(tree: Tree, task: Task, seed: int) -> Assembled:
+def start_model(recipe: Recipe, task: Task, seed: int) -> Assembled:
     """Make a model with its starting weights.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = assemble(tree, task, seed)
-    initialize(made.model, factory(tree, "init")(), seed, made.norms.values())
+    made = assemble(recipe, task, seed)
+    initialize(made.model, factory(recipe["init"])(), seed, made.norms.values())
     made.treat_weights(seed)
-    freeze_others(made.model, made.norms.values(), tree.get("trainer", {}).get("train", "all"))
+    freeze_others(made.model, made.norms.values(), recipe.tree.get("trainer", {}).get("train", "all"))
     return made
 
 
@@ -826,14 +721,13 @@ def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> Non
             parameter.requires_grad_(False)
 
 
-def orthogonalizes(tree: Tree) -> bool:
+def orthogonalizes(optim: Part) -> bool:
     """Tell whether the optimizer treats a matrix as one, and so needs it whole and by itself."""
-    _, made = target(tree, "optim")
-    return issubclass(made, MuonAdamW)
+    return issubclass(optim.made, MuonAdamW)
 
 
 def make_stepper(
-    tree: Tree,
+    recipe: Recipe,
     model: Model,
     norms: Mapping[str, nn.Module],
     data: Data,
@@ -850,20 +744,21 @@ def make_stepper(
     Raises:
         UsageError: a setting that does not fit.
     """
-    trainer = tree["trainer"]
-    weight_decay = tree["optim"].get("weight_decay", 0.0)
-    lr_factors = factory(tree, "init")().lr_factors(model.anatomy())
+    trainer = recipe.tree["trainer"]
+    optim = recipe["optim"]
+    weight_decay = optim.settings.get("weight_decay", 0.0)
+    lr_factors = factory(recipe["init"])().lr_factors(model.anatomy())
     groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"], lr_factors)
-    if orthogonalizes(tree):
+    if orthogonalizes(optim):
         groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
     return Stepper(
         model=model,
         data=data,
-        optimizer=make_optimizer(factory(tree, "optim"), groups, precision.device),
-        schedule=factory(tree, "schedule")(),
+        optimizer=make_optimizer(factory(optim), groups, precision.device),
+        schedule=factory(recipe["schedule"])(),
         precision=precision,
         device=precision.device,
-        seed=tree["seed"],
+        seed=recipe.tree["seed"],
         steps=steps,
         accumulate=trainer["accumulate"],
         grad_clip=trainer["grad_clip"],
@@ -872,23 +767,15 @@ def make_stepper(
     )
 
 
-def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
-    """Return what makes each logger.
-
-    Raises:
-        UsageError: one is not a logger, or needs a package that is not installed.
-    """
-    return [factory({"logger": values}, "logger") for values in tree[LOGGER].values()]
-
-
-def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
+def make_loggers(recipe: Recipe, directory: Path, step: int) -> list[Logger]:
     """Return the loggers of the run in a directory, which goes on after a step.
 
     Raises:
+        UsageError: one is not a logger, or needs a package that is not installed.
         RunFailure: one of another library's cannot start.
     """
     try:
-        return [make(directory, step) for make in loggers(tree)]
+        return [factory(part)(directory, step) for part in recipe.loggers()]
     except (OSError, UsageError):
         raise
     except Exception as error:  # another library's client may raise anything

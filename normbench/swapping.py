@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from normbench import hosts
 from normbench.build import factory, facts_of
 from normbench.config.groups import check_option, section_of
+from normbench.config.recipe import resolve
 from normbench.config.rules import Rule, say_places
 from normbench.config.schema import check_section
 from normbench.errors import ArgumentError, CombinationRefused, UsageError
@@ -75,8 +76,8 @@ def read_norm(norm: str | Callable[..., nn.Module], settings: Mapping[str, Any])
             if norm == "own":
                 raise ArgumentError("norm", norm, "is what the model has: choose another")
             section = {**section_of("norm", norm), **settings}
-        tree = {"norm": check_section("norm", section), "model": {}}
-        return factory(tree, "norm"), facts_of(tree, "norm"), norm
+        part = resolve("norm", check_section("norm", section), norm)
+        return factory(part), facts_of(part), norm
     make = partial(norm, **settings)
     name = getattr(norm, "__name__", str(norm))
     facts = NormFacts(statistics_over="unknown", centers=False)

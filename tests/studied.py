@@ -20,7 +20,7 @@ from normbench.studies.writing import write
 def subject(*words: str, **settings: Any) -> Subject:
     """A point of a grid on the CPU; settings: what tells its arm from others, beside its norm."""
     config = compose.read(words)
-    load = partial(make_data, config.tree, config.tree["seed"])
+    load = partial(make_data, config.recipe, config.tree["seed"])
     return Subject({"norm": config.choices.groups["norm"]} | settings, config.tree, torch.device("cpu"), load)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from normbench.build import build_model
 from normbench.cli import main
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Recipe
 from normbench.contract.trials import IMAGES, TEXT, TEXTS, TRANSLATIONS  # noqa: F401 (for the tests)
 from normbench.models import Xavier, initialize
 from normbench.training import precision
@@ -87,7 +88,7 @@ def build(
         "placement": section("placement", placement),
         "model": section("model", model, **{**SMALL[model], **settings}),
     }
-    made, norms = build_model(tree, task, seed)
+    made, norms = build_model(Recipe(tree), task, seed)
     initialize(made, init or Xavier(embedding_std=0.02, residual_scale=False), seed, norms.values())
     return made, norms
 

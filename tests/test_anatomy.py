@@ -12,6 +12,7 @@ from support import IMAGES, MATRIX, SMALL, TEXT, TEXTS, TRANSLATIONS, build, ran
 from torch import Tensor, nn
 
 from normbench.build import NormsBySite, build_model, factory
+from normbench.config.recipe import Recipe
 from normbench.errors import ContractError
 from normbench.models import Xavier, initialize
 from normbench.norms import NoNorm, RMSNorm
@@ -112,8 +113,8 @@ def asked(model: str, task: Task, *words: str, **settings: Any) -> tuple[Model, 
     """Return a model whose factory asks for norms at these places, and its norms."""
     norms = NormsBySite(Asking(*words), seed=0)
     tree = {"placement": section("placement", "pre"), "model": section("model", model, **SMALL[model] | settings)}
-    place = factory(tree, "placement")
-    made: Model = factory(tree, "model")(task, norms, place)
+    place = factory(Recipe(tree)["placement"])
+    made: Model = factory(Recipe(tree)["model"])(task, norms, place)
     initialize(made, Xavier(embedding_std=0.02, residual_scale=False), 0, norms.made.values())
     return made, norms.made
 
@@ -182,7 +183,7 @@ def test_norms_inside_attention_are_told_of_padding() -> None:
 
 def test_a_factory_that_knows_no_optional_places_has_no_norm_there() -> None:
     tree = {"norm": section("norm", "rmsnorm"), "placement": section("placement", "pre")}
-    model, norms = build_model(tree | {"model": section("model", "nano", **SMALL["nano"])}, TEXT, 0)
+    model, norms = build_model(Recipe(tree | {"model": section("model", "nano", **SMALL["nano"])}), TEXT, 0)
     assert [*norms] == ["block00.attention", "block00.mlp", "block01.attention", "block01.mlp", "final"]
     assert {*norms_in(model)} == {*norms}
 
@@ -229,7 +230,7 @@ class Telling(Bare):
 
 def test_a_model_has_blocks_or_an_anatomy_of_its_own() -> None:
     tree = {"norm": section("norm", "rmsnorm"), "placement": section("placement", "pre")}
-    model, _ = build_model(tree | {"model": {"_target_": f"{__name__}.Telling"}}, IMAGES, 0)
+    model, _ = build_model(Recipe(tree | {"model": {"_target_": f"{__name__}.Telling"}}), IMAGES, 0)
     assert len(model.anatomy().blocks) == 1
     with pytest.raises(ContractError, match="has no blocks"):
-        build_model(tree | {"model": {"_target_": f"{__name__}.Bare"}}, IMAGES, 0)
+        build_model(Recipe(tree | {"model": {"_target_": f"{__name__}.Bare"}}), IMAGES, 0)

@@ -30,6 +30,7 @@ from data_helpers import (
 from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe, resolve
 from normbench.data import own_images, own_texts
 from normbench.data.arranging import choose_val
 from normbench.data.images import Images
@@ -292,8 +293,8 @@ def old_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     """Runs are made as by an older version; until it is undone."""
     make_data = build.make_data
 
-    def make(tree: Any, seed: int) -> Data:
-        data = make_data(tree, seed)
+    def make(recipe: Recipe, seed: int) -> Data:
+        data = make_data(recipe, seed)
         old = data.as_of(data.earlier)
         old.earlier = ""  # what such a version knows nothing of
         return old
@@ -377,7 +378,7 @@ def test_a_run_from_weights_with_other_classes_is_told(tmp_path: Path, caplog: p
 def test_weights_with_other_classes_are_told(tmp_path: Path) -> None:
     data = images(write_folder(tmp_path / "my", 3, tuple(map(str, range(12)))))
     weights = tmp_path / "weights.pt"
-    tree = {"model": {"_target_": "normbench.hosts.hosted.TransformersModel", "weights": str(weights)}}
+    model = resolve("model", {"_target_": "normbench.hosts.hosted.TransformersModel", "weights": str(weights)})
     said = {}
     for key, names in {
         "order": sorted(data.classes),
@@ -386,7 +387,7 @@ def test_weights_with_other_classes_are_told(tmp_path: Path) -> None:
         "number": ["a", "b"],
     }.items():
         torch.save({"classes": names}, weights)
-        said[key] = build.compare_classes(tree, data)
+        said[key] = build.compare_classes(model, data)
     assert (
         "the classes of the data in another order: its output 2 stood for 10, and here it stands for 2" in said["order"]
     )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
+from normbench.config.recipe import Recipe
 from normbench.models.cnn import LAYOUTS, BottleneckBranch, PooledConvBranch, unsafe_convolutions
 from normbench.models.stacks import NormActivation
 from normbench.types import ImageClassification, Site
@@ -40,7 +41,7 @@ def test_full_models_have_the_published_sizes(
     tree = {group: section(group, option) for group, option in chosen.items()}
     tree["model"] |= settings
     with torch.device("meta"):  # sizes alone: nothing is drawn
-        model, _ = builder.build_model(tree, ImageClassification(classes, image_shape=(3, side, side)), seed=0)
+        model, _ = builder.build_model(Recipe(tree), ImageClassification(classes, image_shape=(3, side, side)), seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 

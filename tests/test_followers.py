@@ -16,6 +16,7 @@ import normbench
 from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Recipe, resolve
 from normbench.contract import trials
 from normbench.errors import ContractError, UsageError
 from normbench.hosts.steps import copying
@@ -46,7 +47,7 @@ def ways(name: str) -> Iterator[Callable[..., nn.Module]]:
     section = section_of("norm", name)
     for affine in (True, False):
         for impl in IMPLEMENTATIONS:
-            make = build.factory({"norm": {**section, "affine": affine, "impl": impl}}, "norm")
+            make = build.factory(resolve("norm", {**section, "affine": affine, "impl": impl}))
             try:
                 make(FEATURES)
             except UsageError:  # it has no such implementation
@@ -204,7 +205,7 @@ def test_a_run_tells_of_a_norm_that_does_not_train_there() -> None:
     pytest.importorskip("timm")
     words = ["model=timm", "model.name=resnet18", "model.kwargs.layers=[1,1,1,1]", "model.kwargs.channels=[8,8,16,16]"]
     tree = read([*words, f"norm._target_={__name__}.Squashing"]).tree
-    model, norms = build.make_model(tree, trials.IMAGES, seed=0)
+    model, norms = build.make_model(Recipe(tree), trials.IMAGES, seed=0)
     with pytest.raises(
         ContractError, match=r"^model=timm model.name=resnet18 works in place on what Squashing returns"
     ):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from normbench.build import build_model, factory, norm_facts
 from normbench.cli import main
+from normbench.config.recipe import Recipe
 from normbench.contract.checks import Fact
 from normbench.contract.norms import NormPart, sees_future
 from normbench.models import Xavier, initialize
@@ -50,7 +51,7 @@ def outcome(model: Model, norms: dict[str, nn.Module], x: Tensor) -> list[Tensor
 def test_torchs_norms_give_what_ours_give(target: str, name: str, task: Any) -> None:
     ours, our_settings, settings = TWINS[target]
     model = {"model": section("model", name, **SMALL[name])}
-    foreign, norms = build_model(tree(target, **settings) | model, task, seed=0)
+    foreign, norms = build_model(Recipe(tree(target, **settings) | model), task, seed=0)
     initialize(foreign, Xavier(embedding_std=0.02, residual_scale=False), 0, norms.values())
     x = random_batch(task).inputs
     expected = outcome(*build(ours, model=name, task=task, norm_settings=our_settings), x)
@@ -61,8 +62,8 @@ def test_torchs_norms_give_what_ours_give(target: str, name: str, task: Any) -> 
 @pytest.mark.parametrize("target", TWINS)
 def test_what_a_norm_depends_on_is_measured_as_ours_declares_it(target: str) -> None:
     ours, our_settings, settings = TWINS[target]
-    declared = norm_facts({"norm": section("norm", ours, **our_settings)})
-    found = norm_facts(tree(target, **settings))
+    declared = norm_facts(Recipe({"norm": section("norm", ours, **our_settings)}))
+    found = norm_facts(Recipe(tree(target, **settings)))
     assert asdict(found) == asdict(declared) | {"statistics_over": "unknown"}
 
 
@@ -118,7 +119,7 @@ HERE = "test_foreign_norms"
     ],
 )
 def test_where_the_features_are_is_found(target: str, axis: int, formula: Any, channel_dim: int) -> None:
-    norm = factory(tree(f"{HERE}.{target}"), "norm")(6, channel_dim=channel_dim, site=Site("mlp"))
+    norm = factory(Recipe(tree(f"{HERE}.{target}"))["norm"])(6, channel_dim=channel_dim, site=Site("mlp"))
     x = torch.randn(3, *POSITIONS[channel_dim], 6, generator=torch.Generator().manual_seed(0))
     found = norm(x.movedim(-1, channel_dim)).movedim(channel_dim, -1)
     torch.testing.assert_close(found, formula(x), rtol=1e-3, atol=1e-4)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe
 from normbench.contract.trials import tiny_data
 from normbench.hosts.building import LIBRARIES
 from normbench.probes import Probes
@@ -72,9 +73,9 @@ def trained(host: str, steps: int, *words: str, state: dict[str, Any] | None = N
     """A model after each of some steps on a batch that is always the same: as it starts, or as it was."""
     tree, task = tree_of(host, *words)
     data = tiny_data(task)
-    made = build.start_model(tree, task, seed=0)
+    made = build.start_model(Recipe(tree), task, seed=0)
     build.rehearse(made.model, made.norms, data, CPU)
-    stepper = build.make_stepper(tree, made.model, made.norms, data, make_precision("fp32", CPU), STEPS)
+    stepper = build.make_stepper(Recipe(tree), made.model, made.norms, data, make_precision("fp32", CPU), STEPS)
     begin = 0
     if state is not None:
         made.model.load_state_dict(state["model"])
@@ -177,7 +178,7 @@ def test_norm_own_is_the_librarys_own_training_loop_step_for_step(host: str) -> 
 def started(host: str, *words: str, seed: int = 0) -> tuple[Model, dict[str, nn.Module]]:
     """A host with its starting weights, and its norms."""
     tree, task = tree_of(host, *words)
-    return build.make_model(tree, task, seed)
+    return build.make_model(Recipe(tree), task, seed)
 
 
 @pytest.mark.parametrize("host", ["resnet", "gemma3"])
@@ -214,7 +215,7 @@ def test_a_model_of_one_position_is_built() -> None:
     """It has no later tokens that it could see."""
     tree, _ = tree_of("llama", "norm=rmsnorm", "model.context=1")
     task = LanguageModeling(vocabulary_size=17, context=1)
-    model, _ = build.make_model(tree, task, seed=0)
+    model, _ = build.make_model(Recipe(tree), task, seed=0)
     assert model(*random_batch(task).arguments).shape[1:] == (1, 17)
 
 
@@ -250,7 +251,7 @@ def test_probes_look_into_a_host_by_block_and_copies_have_an_anatomy_of_their_ow
 def test_probes_look_into_blocks_that_give_more_than_the_stream() -> None:
     pytest.importorskip("transformers")
     tree = read(["model=hf", "model.name=falcon", "norm=own", *SIZES]).tree
-    model = build.start_model(tree, TEXT, seed=0).model
+    model = build.start_model(Recipe(tree), TEXT, seed=0).model
     with Probes(model, {"activations", "geometry"}).watch() as reading:
         model(*random_batch(TEXT).arguments)
     assert {"act/stream00/rms", "act/stream00/effective_rank"} <= {*reading.numbers()}

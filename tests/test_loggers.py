@@ -17,6 +17,7 @@ import pytest
 from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe
 from normbench.errors import RunFailure, UsageError
 from normbench.record.loggers import Logger, quiet_loggers
 from normbench.record.recorder import Recorder
@@ -86,7 +87,7 @@ def test_a_wrong_logger_is_refused_in_one_sentence(
 
 
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_spec", lambda package: None)
+    monkeypatch.setattr("normbench.config.recipe.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=r"^logger=wandb is not installed: pip install 'normbench\[wandb\]'$"):
         prepare(read([*TINY, "logger=[csv,wandb]"]))
 
@@ -110,9 +111,9 @@ def test_a_run_writes_what_each_logger_takes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_logger_that_cannot_start_ends_in_a_sentence(tmp_path: Path) -> None:
-    tree = {"logger": {"mine": {"_target_": "test_loggers.Refusing"}}}
+    recipe = Recipe({"logger": {"mine": {"_target_": "test_loggers.Refusing"}}})
     with pytest.raises(RunFailure, match=r"^a logger cannot start \(.*no account.*\): see its settings"):
-        build.make_loggers(tree, tmp_path, 0)
+        build.make_loggers(recipe, tmp_path, 0)
 
 
 def test_a_logger_that_fails_is_left_out_from_then_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from test_norms import make
 from torch import Tensor, nn
 
 from normbench.build import norm_facts
+from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.norms.common import RunningNorm
 from normbench.runs.notices import caveats
@@ -218,10 +219,11 @@ def test_a_model_s_answer_in_training_does_not_depend_on_what_stands_in_the_padd
         model, _ = build(name, placement, "nano", TEXTS, norm_settings=options | {"masked": masked})
         first, second = (model.train()(inputs, batch.mask).detach() for inputs in (batch.inputs, other))
         assert torch.allclose(first, second, atol=1e-5) is masked
+        recipe = Recipe({"norm": section("norm", name, **options, masked=masked)}, {"norm": name})
         run: Any = SimpleNamespace(
-            facts=norm_facts({"norm": section("norm", name, **options, masked=masked)}),
+            facts=norm_facts(recipe),
             data=SimpleNamespace(task=TEXTS, pads=True),
-            config=SimpleNamespace(choices=SimpleNamespace(groups={"norm": name})),
+            config=SimpleNamespace(recipe=recipe),
         )
         assert (caveats(run)["padding"] is None) is masked
 

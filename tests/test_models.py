@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
+from normbench.config.recipe import Recipe
 from normbench.config.refusals import refusal
 from normbench.models import Kaiming, Normal
 from normbench.models.cnn import ConvBranch
@@ -29,9 +30,9 @@ def is_refused(norm: str, placement: str, kind: str) -> bool:
     model, task = MATRIX[kind]
     chosen = {"norm": norm, "placement": placement, "model": model}
     tree = {group: section(group, option) for group, option in chosen.items()}
-    classes = (builder.target(tree, each)[1] for each in ("placement", "model"))
+    recipe = Recipe(tree)
     data: Any = SimpleNamespace(kind=task.kind)
-    return refusal(builder.norm_facts(tree), *classes, data) is not None
+    return refusal(builder.norm_facts(recipe), recipe["placement"].made, recipe["model"].made, data) is not None
 
 
 PLACE: Any = {"norm": NoNorm, "site": Site("block")}  # where a branch stands that has no norm inside

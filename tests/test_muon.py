@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normbench import build as builder
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe, resolve
 from normbench.contract.trials import tiny_data, train
 from normbench.errors import UsageError
 from normbench.runs.plan import prepare
@@ -38,7 +39,7 @@ def optimizer_of(model: Model, norms: dict[str, nn.Module]) -> MuonAdamW:
     """What a run would train the model with."""
     groups = parameter_groups(model, norms.values(), DECAY, decay_norms=False)
     groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
-    optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+    optimizer = make_optimizer(builder.factory(resolve("optim", section("optim", "muon"))), groups, CPU)
     assert isinstance(optimizer, MuonAdamW)
     return optimizer
 
@@ -58,7 +59,7 @@ def test_a_rate_is_0_2_root_columns_of_one_of_jordan_s_muon(shape: tuple[int, in
     weight = nn.Parameter(torch.zeros(shape))
     vector = nn.Parameter(torch.zeros(3))
     groups = [{"params": [weight], "parts": 1, "weight_decay": 0.0}, {"params": [vector], "weight_decay": 0.0}]
-    optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+    optimizer = make_optimizer(builder.factory(resolve("optim", section("optim", "muon"))), groups, CPU)
     draw_gradients([weight, vector], 0)
     optimizer.step()
     rate = optimizer.param_groups[0]["lr"]
@@ -134,7 +135,7 @@ def test_a_kernel_whose_channels_lie_last_moves_as_any_other() -> None:
     for layout in (torch.contiguous_format, torch.channels_last):
         kernel = nn.Parameter(torch.linspace(-1, 1, 6 * 4 * 9).view(6, 4, 3, 3).to(memory_format=layout))
         groups = [{"params": [kernel], "parts": 1}]
-        optimizer = make_optimizer(builder.factory({"optim": section("optim", "muon")}, "optim"), groups, CPU)
+        optimizer = make_optimizer(builder.factory(resolve("optim", section("optim", "muon"))), groups, CPU)
         for seed in range(3):
             draw_gradients([kernel], seed)
             optimizer.step()
@@ -252,7 +253,7 @@ def test_a_model_without_matrices_is_refused() -> None:
 
 def test_fused_maps_whose_weights_are_treated_are_taken_by_their_parts() -> None:
     tree = read([*TRANSFORMER, *SMALL, "weights=standardized"]).tree
-    model, norms = builder.make_model(tree, TEXT, 0)
+    model, norms = builder.make_model(Recipe(tree), TEXT, 0)
     parts = matrices_in_blocks(model, norms.values())
     names = {name: parts[parameter] for name, parameter in model.named_parameters() if parameter in parts}
     assert sorted(names.values()) == [1, 1, 1, 3]  # qkv is three maps in one

@@ -12,6 +12,7 @@ from support import IMAGES, TEXT, TRANSLATIONS, build, random_batch, section
 from torch import Tensor, nn
 
 from normbench import build as builder
+from normbench.config.recipe import resolve
 from normbench.types import Branch, Placement, Site
 
 WIDTH = 5
@@ -58,7 +59,7 @@ def make(name: str, layer: int, *functions: Any, side: Any = "", channel_dim: in
     roles = ("attention", "cross", "mlp") if len(functions) == 3 else ("attention", "mlp")
     branches = {role: Function(each, channel_dim) for role, each in zip(roles, functions, strict=False)}
     site = Site("block", layer, DEPTH, branches=DEPTH * len(functions), side=side, sides=(2, 4) if side else (0, 0))
-    factory = builder.factory({"placement": section("placement", name, **settings)}, "placement")
+    factory = builder.factory(resolve("placement", section("placement", name, **settings)))
     made: Placement = factory(branches, lambda *_, **__: Normed(), site)
     return made.double()
 
@@ -255,7 +256,7 @@ def test_ngpt_starts_with_small_steps_and_takes_them_forwards() -> None:
 
 @pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])
 def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
-    factory = builder.factory({"placement": section("placement", "layerscale")}, "placement")
+    factory = builder.factory(resolve("placement", section("placement", "layerscale")))
     block = factory({"mlp": Function(f)}, lambda *_, **__: Normed(), Site("block", 0, depth, branches=depth))
     (scale,) = block.parameters()
     assert scale.shape == (WIDTH,) and scale.unique().tolist() == pytest.approx([start])

@@ -17,6 +17,7 @@ from normbench.cli import main
 from normbench.commands import norm_pages
 from normbench.commands.norm_pages import Timing, norm_page, pages, placement_page, trace
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Recipe, resolve
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
 from normbench.runs.flow import Flow, Step
@@ -209,8 +210,7 @@ def test_the_page_stands_there_before_the_time_is_measured(
 
 @pytest.mark.parametrize("placement", FLOWS)
 def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
-    tree = {"placement": section_of("placement", placement)}
-    page = placement_page(tree)
+    page = placement_page(resolve("placement", section_of("placement", placement)))
     assert page.flow == FLOWS[placement]
     several = {"siamese": 3, "resi_dual": 1, "hyper_connections": 2}  # whose norms are drawn in more lines, or twice
     assert page.norms == several.get(placement, FLOWS[placement].splitlines()[0].count("N"))
@@ -219,7 +219,7 @@ def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
 def test_what_several_streams_begin_and_end_with() -> None:
     drawn = {}
     for name in ("resi_dual", "siamese", "x0"):
-        page = placement_page({"placement": section_of("placement", name)})
+        page = placement_page(resolve("placement", section_of("placement", name)))
         drawn[name] = page.start, page.end, page.closing_norms
     assert drawn == {
         "resi_dual": ("", "x ─────⊕─→ output\nr ─ N ─┘", 1),
@@ -241,12 +241,12 @@ def test_a_flow_of_several_sides() -> None:
 @pytest.mark.parametrize("group", ["norm", "placement"])
 def test_a_page_names_what_is_refused_and_nothing_else(group: str) -> None:
     """Against `refusal`, over all options, with what does not matter for the rule left as it fits."""
-    classes = {each: {name: build.target({each: section_of(each, name)}, each)[1] for name in options(each)}
+    classes = {each: {name: resolve(each, section_of(each, name)).made for name in options(each)}
                for each in ("placement", "model", "data")}  # fmt: skip
     classes["model"] = {name: made for name, made in classes["model"].items() if not made.hosted}
     free = NormFacts("none", centers=False)
     for name in NORMS if group == "norm" else PLACEMENTS:
-        mine = build.norm_facts({"norm": section_of("norm", name)}) if group == "norm" else classes[group][name]
+        mine = build.norm_facts(Recipe({"norm": section_of("norm", name)})) if group == "norm" else classes[group][name]
         told = {(one.group, option) for one in norm_pages.find_refusals(group, mine) for option in one.options}
         found, goes = set(), set()
         for (model, of_model), (data, of_data) in product(classes["model"].items(), classes["data"].items()):

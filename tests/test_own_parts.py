@@ -17,6 +17,7 @@ from support import IMAGES, REPOSITORY
 from normbench.build import NormsBySite, factory, make_model
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.probes import Probes
 from normbench.types import Model, Site
@@ -215,11 +216,11 @@ def test_a_start_of_weights_is_derived_from_ours(here: Path) -> None:
     with pytest.raises(
         UsageError, match=r"starts\.Registered makes no Initialization: give .* of a class derived from"
     ):
-        factory(read(["init._target_=starts.Registered"]).tree, "init")
+        factory(read(["init._target_=starts.Registered"]).recipe["init"])
     with pytest.raises(
         UsageError, match=r"starts\.make gives something of type Registered: return something of a class"
     ):
-        factory(read(["init._target_=starts.make"]).tree, "init")()
+        factory(read(["init._target_=starts.make"]).recipe["init"])()
 
 
 def test_an_annotation_that_cannot_be_read_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +379,7 @@ def start(
     words = {"norm": norm, "placement": placement, "model": "bad_parts.Mixed", "init": "normbench.models.Xavier"}
     tree: dict[str, Any] = {section: {"_target_": target} for section, target in words.items()}
     tree["init"] |= {"embedding_std": 0.02, "residual_scale": False}
-    model, norms = make_model(tree, IMAGES, seed)
+    model, norms = make_model(Recipe(tree), IMAGES, seed)
     inside = {id(parameter): site for site, norm in norms.items() for parameter in norm.parameters()}
     return {inside.get(id(parameter), name): parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -15,6 +15,7 @@ from normbench import load_runs
 from normbench.build import lay_out, make_model
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe
 from normbench.config.rules import WORDS, Rule, best_rule
 from normbench.config.trust import foreign_class, needs_trust
 from normbench.errors import CombinationRefused, UsageError
@@ -36,7 +37,7 @@ def layers(word: str, depth: int = 8, **site: Any) -> list[int]:
 def sections(task: Task, *words: str) -> dict[str, str | None]:
     """Return which section holds at each site with a norm, by its name."""
     tree = read([*NANO, *LENGTH, *words]).tree
-    made = lay_out(tree, task)
+    made = lay_out(Recipe(tree), task)
     return {site.name: section for site, section in made.norm_sections.items() if section}
 
 
@@ -97,7 +98,7 @@ def test_norms_stand_where_the_rules_say() -> None:
 )
 def test_every_kind_of_model_has_places(model: str, task: Task, rule: str, site: str) -> None:
     tree = read([*f"model={model}".split(), rule, *LENGTH]).tree
-    made = lay_out(tree, task)
+    made = lay_out(Recipe(tree), task)
     found = {each.name: section for each, section in made.norm_sections.items()}
     key = rule.partition("=")[0]
     assert key in found.values()
@@ -107,15 +108,15 @@ def test_every_kind_of_model_has_places(model: str, task: Task, rule: str, site:
 def test_a_rule_of_placements_makes_mix_ln() -> None:
     """Post in the first quarter, pre after it, with the final norm that pre needs (Li et al. 2025)."""
     tree = read([*NANO, *LENGTH, "placement=pre", "placement@first25pct=post"]).tree
-    model, norms = make_model(tree, TEXT, 0)
+    model, norms = make_model(Recipe(tree), TEXT, 0)
     kinds = [type(block).__name__ for block in model.blocks]  # type: ignore[union-attr]  # a ModuleList
     assert kinds == ["Post"] * 2 + ["Pre"] * 6
     assert "final" in norms
 
 
 def test_a_norm_by_a_rule_moves_no_other_start() -> None:
-    plain, _ = make_model(read([*NANO, *LENGTH]).tree, TEXT, 0)
-    ruled, norms = make_model(read([*NANO, *LENGTH, "norm@qk=rmsnorm", "norm@qk.eps=1e-3"]).tree, TEXT, 0)
+    plain, _ = make_model(read([*NANO, *LENGTH]).recipe, TEXT, 0)
+    ruled, norms = make_model(read([*NANO, *LENGTH, "norm@qk=rmsnorm", "norm@qk.eps=1e-3"]).recipe, TEXT, 0)
     start = ruled.state_dict()
     assert all(torch.equal(start[key], value) for key, value in plain.state_dict().items())
     assert norms["block00.attention.q"].eps == 1e-3 and norms["block00.mlp"].eps == 1e-5
@@ -142,7 +143,7 @@ def test_a_sweep_keeps_the_order_of_rules() -> None:
 
 def test_own_classes_and_settings_of_a_rule() -> None:
     tree = read([*NANO, *LENGTH, "norm@final._target_=torch.nn.RMSNorm", "norm@final.eps=1e-2"]).tree
-    _, norms = make_model(tree, TEXT, 0)
+    _, norms = make_model(Recipe(tree), TEXT, 0)
     assert isinstance(norms["final"], nn.RMSNorm) and norms["final"].eps == 1e-2
 
 
@@ -158,8 +159,8 @@ def test_heads_and_logits_are_features_of_their_own(model: str) -> None:
         words += ["norm@heads=scale", "norm@heads.gain0=3"]
     sizes = [f"model={model}", "model.tied=false", "model.width=16", "model.context=8"]
     sizes += [] if "rnn" in model else ["model.heads=2", "model.depth=2"]
-    plain, _ = make_model(read([*sizes, *LENGTH]).tree, task, 0)
-    scaled, norms = make_model(read([*sizes, *LENGTH, *words]).tree, task, 0)
+    plain, _ = make_model(read([*sizes, *LENGTH]).recipe, task, 0)
+    scaled, norms = make_model(read([*sizes, *LENGTH, *words]).recipe, task, 0)
     batch = random_batch(task)
     gains: dict[str, Any] = {name: norm.weight for name, norm in norms.items() if name.endswith(("heads", "logits"))}
     parts: Any = plain
@@ -199,8 +200,8 @@ AFTER_A_BRANCH = ["placement=post_inside", "norm=none", "norm@out=scale", "norm@
 def test_a_scale_after_each_branch_is_a_placement_that_there_is(placement: list[str], composed: list[str]) -> None:
     """The same output to the bit, and gradients of what is learned in both; the final norm is the same."""
     words = [*NANO, *LENGTH, "model.depth=3"]
-    one, _ = make_model(read([*words, *placement]).tree, TEXT, 0)
-    other, _ = make_model(read([*words, *composed]).tree, TEXT, 0)
+    one, _ = make_model(read([*words, *placement]).recipe, TEXT, 0)
+    other, _ = make_model(read([*words, *composed]).recipe, TEXT, 0)
     batch = random_batch(TEXT)
     gradients: list[list[torch.Tensor]] = []
     for model in (one, other):
@@ -236,7 +237,7 @@ def test_a_gain_is_a_factor_of_a_sweep(tmp_path: Path, monkeypatch: pytest.Monke
 def test_shared_gains_of_other_widths_are_refused() -> None:
     tree = read(["model=cnn", *LENGTH, "norm=scale", "norm.shared=true"]).tree
     with pytest.raises(UsageError, match=r"norm.shared=true finds norms of .* features in block0\d: set norm.shape"):
-        make_model(tree, IMAGES, 0)
+        make_model(Recipe(tree), IMAGES, 0)
 
 
 # ---- mistakes

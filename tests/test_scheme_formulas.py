@@ -31,7 +31,7 @@ def drawn(scheme: str, *words: str, task: Task = TEXT, sizes: list[str] | None =
     """Return a small model of a scheme in float64, all of whose parameters have moved from their start."""
     sizes = TEXTS if sizes is None else sizes
     config = read([f"scheme={scheme}", *sizes, *words, "trainer.steps=3", "device=cpu", "threads=1"])
-    model, _ = make_model(config.tree, task, 0)
+    model, _ = make_model(config.recipe, task, 0)
     model.double().eval()
     if getattr(model, "rotation", None) is not None:
         model.rotation = model.rotation / model.rotation.square().sum(0).sqrt()  # cosines and sines of float32

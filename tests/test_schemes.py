@@ -19,6 +19,7 @@ from normbench.build import make_model, start_model
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.config.groups import chosen_options, options, section_of
+from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.placements import Pre
 from normbench.record.files import read_json
@@ -41,7 +42,7 @@ class Undrawn(Pre):
 
 def made(scheme: str, *words: str) -> Model:
     """Return a small model of a scheme, whose norms' parameters are drawn too."""
-    model, norms = make_model(read([f"scheme={scheme}", *WORDS, *words]).tree, TEXT, 0)
+    model, norms = make_model(read([f"scheme={scheme}", *WORDS, *words]).recipe, TEXT, 0)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for norm in norms.values():
@@ -202,7 +203,7 @@ def test_a_scheme_is_its_authors_function(scheme: str) -> None:
 
 def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
     words = ["model=vit_tiny", "data=digits", "model.depth=2", "model.width=64", "model.heads=2", "model.patch=4"]
-    model, norms = make_model(read(["scheme=swin2", *words, "trainer.steps=3"]).tree, IMAGES, 0)
+    model, norms = make_model(read(["scheme=swin2", *words, "trainer.steps=3"]).recipe, IMAGES, 0)
     x = torch.randn(2, 3, 64)
     for block in model.anatomy().blocks:
         assert torch.equal(block.module(x), x)
@@ -262,7 +263,7 @@ def test_skips_pass_through_an_activation_after_the_sum(words: str) -> None:
     """Of blocks whose branches start at 0, also where a norm is the activation before the branch."""
     sizes = ["model=resnet18", "model.width=4", "model.blocks=[2,1,1,1]", "trainer.steps=3"]
     tree = read([*words.split(), *sizes, "data=digits", "model.activation_at=sum"]).tree
-    model, _ = make_model(tree, IMAGES, 0)
+    model, _ = make_model(Recipe(tree), IMAGES, 0)
     first: Any = model.anatomy().blocks[0].module
     x = torch.randn(2, 4, 6, 6)
     assert torch.equal(first(x), x.relu())
@@ -274,7 +275,7 @@ def test_resnet_v1_is_the_published_network(model: str, side: int) -> None:
     task = ImageClassification(5, image_shape=(3, side, side))
     words = ["scheme=resnet_v1", f"model={model}", "model.width=4", "model.blocks=[1,2,1,1]", "trainer.steps=3"]
     ours: Any
-    ours, norms = make_model(read(words).tree, task, 0)
+    ours, norms = make_model(read(words).recipe, task, 0)
     ours.double()
     with torch.no_grad():
         for norm in norms.values():
@@ -303,7 +304,7 @@ def test_a_scheme_is_words_that_a_person_may_write(scheme: str) -> None:
 
 def test_fixup_starts_without_its_branches_and_learns_their_numbers_at_a_tenth_of_the_rate() -> None:
     words = ["scheme=fixup", "model=resnet18", "model.width=4", "model.blocks=[2,1,1,1]", "trainer.steps=3"]
-    model, norms = make_model(read([*words, "data=digits"]).tree, IMAGES, 0)
+    model, norms = make_model(read([*words, "data=digits"]).recipe, IMAGES, 0)
     blocks: Any = model.blocks
     x = torch.randn(2, 4, 6, 6)
     assert torch.equal(blocks[0](x), x)
@@ -334,7 +335,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"scheme=lama is unknown: did you mean llama\?"):
         read(["scheme=lama", *WORDS])
     with pytest.raises(UsageError, match="is for blocks with a skip, and this model has none"):
-        make_model(read(["model=cnn_plain", "model.activation_at=sum", "trainer.steps=3"]).tree, IMAGES, 0)
+        make_model(read(["model=cnn_plain", "model.activation_at=sum", "trainer.steps=3"]).recipe, IMAGES, 0)
     message = (
         r"scheme=llama sets model.\w+, which is not a setting of model=cnn: choose model=.* or model=\w+, or give norm"
     )
@@ -480,9 +481,9 @@ x ─ linear (batchnorm) ─→ x""",
 )
 def test_each_kind_of_block_is_drawn_once(words: list[str], drawing: str) -> None:
     run = prepare(read([*words, "device=cpu"]))
-    made = start_model(run.config.tree, run.data.task, 0)
+    made = start_model(run.config.recipe, run.data.task, 0)
     before = torch.get_rng_state()
-    assert draw_model(run.config.tree, made, run.config.choices.groups) == drawing.strip()
+    assert draw_model(run.config.recipe, made) == drawing.strip()
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -536,9 +537,9 @@ def test_ngpt_is_its_equations_on_the_unit_sphere() -> None:
         expected = ngpt_logits(ours, tokens)
     assert logits.std() > 0.1, "of weights that do something"
     torch.testing.assert_close(logits, expected, rtol=1e-11, atol=1e-11)
-    _, in_translator = make_model(read(["scheme=ngpt", *WORDS, "model=seq2seq"]).tree, TRANSLATIONS, 0)
+    _, in_translator = make_model(read(["scheme=ngpt", *WORDS, "model=seq2seq"]).recipe, TRANSLATIONS, 0)
     assert in_translator["logits"].weight[0].item() == pytest.approx(32**-0.5)
-    start, norms = make_model(read(["scheme=ngpt", *WORDS]).tree, TEXT, 0)
+    start, norms = make_model(read(["scheme=ngpt", *WORDS]).recipe, TEXT, 0)
     assert norms["logits"].weight.tolist() == [pytest.approx(32**-0.5)] * TEXT.vocabulary_size
     assert start(tokens).abs().max() <= 1 + 1e-6, "cosines"
 

@@ -123,7 +123,7 @@ def test_a_batch_of_one_is_refused_before_the_run(
 
 def rehearse(words: str, data: Data, batches: int) -> None:
     """Try a model on data, as before a run of so many batches."""
-    model, norms = build.make_model(read(words.split()).tree, data.task, seed=0)
+    model, norms = build.make_model(read(words.split()).recipe, data.task, seed=0)
     build.rehearse(model, norms, data, CPU, batches=batches)
 
 

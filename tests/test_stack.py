@@ -57,7 +57,7 @@ def sessions_of(*words: str, seeds: Sequence[int] = SEEDS) -> list[Session]:
 
 def optimizers(session: Session) -> Any:
     """What makes the session's optimizer."""
-    return partial(make_optimizer, build.factory(session.run.config.tree, "optim"), device=session.run.device)
+    return partial(make_optimizer, build.factory(session.run.config.recipe["optim"]), device=session.run.device)
 
 
 def stack_of(made: Sequence[Session], seeds: Sequence[int] = SEEDS) -> Stack:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normbench.build import lay_out
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe
 from normbench.config.refusals import refusal
 from normbench.placements.siamese import Siamese
 from normbench.probes import Probes
@@ -212,7 +213,7 @@ def test_a_stack_has_one_kind_of_streams(words: str, capsys: pytest.CaptureFixtu
 def test_sides_of_a_translator_may_differ() -> None:
     words = "model=seq2seq model.depth=1 model.decoder_depth=1 model.width=16 model.hidden=16 model.heads=2"
     tree = read([*words.split(), "placement=pre", "placement@encoder=resi_dual"]).tree
-    made = lay_out(tree, TRANSLATIONS)
+    made = lay_out(Recipe(tree), TRANSLATIONS)
     assert [block.streams for block in made.model.anatomy().blocks] == [2, 1]
     outside = [name for name in made.norms if "closing" in name or "final" in name]
     assert outside == ["block00.closing", "final.decoder"]

@@ -21,6 +21,7 @@ from torch.utils import benchmark
 
 from normbench.build import factory
 from normbench.cli import main
+from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.norms import RMSNorm
 from normbench.studies import bench, timing
@@ -292,7 +293,7 @@ def test_times_agree_with_a_script_written_by_hand(name: str, rows: int, monkeyp
     """Within a tenth, by the median of 81 ratios of neighbours, in CPU time: the machine has other work too."""
     monkeypatch.setattr(benchmark, "timer", time.process_time)
     one, features = subject(f"norm={name}", "norm.impl=torch"), 512
-    norm, x, dy = factory(one.tree, "norm")(features), *torch.randn(2, 1, rows, features)
+    norm, x, dy = factory(Recipe(one.tree)["norm"])(features), *torch.randn(2, 1, rows, features)
     names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
     by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names, timer=time.process_time)
     (candidate,) = make_candidates(one, features, ["torch"])

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from normbench.build import build_model
 from normbench.cli import main
+from normbench.config.recipe import Recipe
 from normbench.norms import RMSNorm
 from normbench.runs.load import TrainedRun, load_model
 from normbench.studies.folding import Folded, fold, logits_of
@@ -89,7 +90,7 @@ def test_norms_of_other_libraries_are_folded_too(affine: bool) -> None:
     foreign = {"_target_": "torch.nn.LayerNorm", "elementwise_affine": affine}
     tree = {"norm": foreign, "placement": section("placement", "pre")}
     tree["model"] = section("model", "nano", **SMALL["nano"], **FREE)
-    model, norms = build_model(tree, TEXT, 0)
+    model, norms = build_model(Recipe(tree), TEXT, 0)
     found, batch = fold(stirred(model, norms), norms, random_batch(TEXT)), random_batch(TEXT, 8, seed=3)
     torch.testing.assert_close(logits_of(found.model, batch), logits_of(model, batch), rtol=0, atol=1e-10)
     assert len(found.done) == sum(isinstance(module, RMSNorm) for module in found.model.modules()) == 5
@@ -196,7 +197,7 @@ def test_a_run_is_folded_into_a_file(runs: dict[str, Path], here: Path, capsys: 
         assert f"{site} {what}" in told
     assert told.strip().endswith("folded.safetensors") and "norms folded 3 norms or means kept 4" in told
     trained = TrainedRun(path)
-    _, norms = build_model(trained.tree, trained.task(), 0)
+    _, norms = build_model(Recipe(trained.tree), trained.task(), 0)
     model = load_model(trained)
     sites = dict(zip(norms, [one for one in model.modules() if type(one).__name__ == "BatchNorm"], strict=True))
     assert fold(model, {}, random_batch(trained.task())).done == {}

@@ -58,7 +58,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2))
-    data = make_data(compose.read(SMALL).tree, 0)
+    data = make_data(compose.read(SMALL).recipe, 0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for step in range(30):
         batch = data.train_batch(step)
@@ -80,7 +80,7 @@ def read_gpt2(folder: Path) -> nn.Module:
 @torch.no_grad()
 def loss_of(model: nn.Module) -> float:
     """The loss over what a swap is judged on, as transformers' own code gives it."""
-    data = make_data(compose.read(SMALL).tree, 0)
+    data = make_data(compose.read(SMALL).recipe, 0)
     total, count = 0.0, 0
     for batch in data.eval_batches("val", 2):
         logits = model(input_ids=batch.inputs).logits
@@ -158,7 +158,7 @@ def test_models_of_timm_are_swapped_and_read_again(name: str, tmp_path: Path, sw
     assert norms and "GroupNorm" in told
     if name.startswith("mobilenet"):
         assert {type(norm.act).__name__ for norm in norms} >= {"Hardswish", "Identity"}
-    data = make_data(compose.read(["model=timm"]).tree, 0)
+    data = make_data(compose.read(["model=timm"]).recipe, 0)
     (batch,) = data.eval_batches("val", 1)
     model.eval()
     with torch.no_grad():

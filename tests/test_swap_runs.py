@@ -122,7 +122,7 @@ def test_images_and_padded_texts_are_swapped(runs: dict[str, Path], swap: Swap) 
 def test_models_of_images_are_looked_through_in_float64(words: str) -> None:
     if "timm" in words:
         pytest.importorskip("timm")
-    model, norms = build.make_model(read(words.split()).tree, trials.IMAGES, seed=0)
+    model, norms = build.make_model(read(words.split()).recipe, trials.IMAGES, seed=0)
     batch = trials.tiny_data(trials.IMAGES).train_batch(0)
     found = to_rms(root_of(model), caller_of(model, batch))
     assert len(found.norms) == len(norms) and found.change <= EXACT

@@ -15,6 +15,7 @@ from torch import nn
 
 from normbench import build as builder
 from normbench.config.compose import read
+from normbench.config.recipe import Recipe, resolve
 from normbench.contract.trials import tiny_data
 from normbench.errors import UsageError
 from normbench.probes import Probes
@@ -104,7 +105,7 @@ def test_decay_on_matrices_only() -> None:
 def test_every_optimizer_is_fused_unless_told_otherwise(settings: dict[str, bool], fused: bool) -> None:
     groups = [{"params": [nn.Parameter(torch.ones(3))]}]
     for name in ("adamw", "adam", "sgd"):
-        factory = builder.factory({"optim": section("optim", name, **settings)}, "optim")
+        factory = builder.factory(resolve("optim", section("optim", name, **settings)))
         defaults = make_optimizer(factory, groups, CPU).defaults
         assert bool(defaults["fused"]) is fused and settings.items() <= defaults.items()
 
@@ -230,8 +231,8 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
 )
 def test_some_parameters_alone_are_trained(trained: str, prefixes: list[str]) -> None:
     tree = read([*TINY, f"trainer.train={trained}"]).tree
-    model, norms = builder.make_model(tree, TEXT, seed=0)
-    whole, _ = builder.make_model(read(TINY).tree, TEXT, seed=0)
+    model, norms = builder.make_model(Recipe(tree), TEXT, seed=0)
+    whole, _ = builder.make_model(read(TINY).recipe, TEXT, seed=0)
     in_norms = {parameter for norm in norms.values() for parameter in norm.parameters()}
     names = {"norm": in_norms, "head": set(model.head.parameters())}
     expected = set().union(*(names[prefix] for prefix in prefixes))
@@ -239,7 +240,7 @@ def test_some_parameters_alone_are_trained(trained: str, prefixes: list[str]) ->
     probed = Probes(model, {"updates"}).groups
     assert {parameter for parameters in probed.values() for parameter in parameters} == expected
     data = tiny_data(TEXT)
-    stepper = builder.make_stepper(tree, model, norms, data, make_precision("fp32", CPU), steps=2)
+    stepper = builder.make_stepper(Recipe(tree), model, norms, data, make_precision("fp32", CPU), steps=2)
     for number in range(2):
         stepper.set_learning_rates(number)
         stepper.gradients(stepper.local_batches(number))
@@ -260,7 +261,7 @@ def test_some_parameters_alone_are_trained(trained: str, prefixes: list[str]) ->
 )
 def test_what_has_no_parameters_cannot_be_trained_alone(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        builder.make_model(read([*TINY, *words]).tree, TEXT, seed=0)
+        builder.make_model(read([*TINY, *words]).recipe, TEXT, seed=0)
 
 
 def test_training_all_is_what_runs_did_before() -> None:

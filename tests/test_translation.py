@@ -175,7 +175,7 @@ def test_multi30k_has_its_published_sizes() -> None:
     from normbench import build
     from normbench.config.compose import read
 
-    data = build.factory(read(["data=multi30k"]).tree, "data")(seed=0)
+    data = build.factory(read(["data=multi30k"]).recipe["data"])(seed=0)
     found = data.describe()
     assert [found[f"{split}_sentences"] for split in ("train", "val", "test")] == [29000, 1014, 1000]
     assert found["too_long"] == found["empty"] == 0 and found["vocabulary_size"] == 4000

@@ -121,7 +121,7 @@ def test_muon_has_them_beside_its_matrices() -> None:
 def test_a_stack_is_as_single_runs() -> None:
     seeds = 0, 1
     alone, together = ([session(f"seed={seed}") for seed in seeds] for _ in range(2))
-    factory = builder.factory(alone[0].run.config.tree, "optim")
+    factory = builder.factory(alone[0].run.config.recipe["optim"])
     make = partial(make_optimizer, factory, device=torch.device("cpu"))
     stack = Stack({each.settings.seed: each.loop for each in together}, seeds, make)
     for _ in range(3):

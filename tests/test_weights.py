@@ -59,7 +59,7 @@ def drawn(module: Any) -> Tensor:
 
 
 def model_of(*words: str, task: Task = TEXT) -> tuple[Model, dict[str, nn.Module]]:
-    return make_model(read([*NANO, *LENGTH, *words]).tree, task, 0)
+    return make_model(read([*NANO, *LENGTH, *words]).recipe, task, 0)
 
 
 def names_of_treated(model: Model) -> list[str]:
@@ -187,8 +187,8 @@ SAMPLE = [pair for pair in PAIRS if is_in_sample(*pair)]
 def test_weights_of_branches_are_treated_and_start_from_the_same_draws(model: str, weights: str) -> None:
     sizes, task = MODELS[model]
     words = [f"model={model}", *sizes.split(), "trainer.steps=3"]
-    plain, _ = make_model(read(words).tree, task, 0)
-    made, _ = make_model(read([*words, f"weights={weights}"]).tree, task, 0)
+    plain, _ = make_model(read(words).recipe, task, 0)
+    made, _ = make_model(read([*words, f"weights={weights}"]).recipe, task, 0)
     state = {
         key.replace("parametrizations.weight.original", "weight"): value for key, value in made.state_dict().items()
     }
@@ -207,8 +207,8 @@ def test_weight_norm_starts_as_plain(model: str) -> None:
     task = TEXT if model == "nano" else IMAGES
     words = [f"model={model}", "placement=deep", "trainer.steps=3"]
     batch = random_batch(task)
-    plain, _ = make_model(read(words).tree, task, 0)
-    made, _ = make_model(read([*words, "weights=weight_norm"]).tree, task, 0)
+    plain, _ = make_model(read(words).recipe, task, 0)
+    made, _ = make_model(read([*words, "weights=weight_norm"]).recipe, task, 0)
     torch.testing.assert_close(made.eval()(*batch.arguments), plain.eval()(*batch.arguments), rtol=1e-4, atol=1e-5)
 
 
@@ -255,8 +255,8 @@ def test_unit_weights_have_length_1_along_the_features_of_the_stream(model: str,
     words = [f"model={model}", "trainer.steps=3"]
     if model == "nano":
         words += [*NANO, "model.tied=false"]
-    plain, _ = make_model(read(words).tree, task, 0)
-    unit, _ = make_model(read([*words, "weights=unit"]).tree, task, 0)
+    plain, _ = make_model(read(words).recipe, task, 0)
+    unit, _ = make_model(read([*words, "weights=unit"]).recipe, task, 0)
     check_lengths(unit, UNIT_AXES[model])
     for name, parameter in unit.named_parameters():  # with the directions of the same draws
         start = plain.get_parameter(name)
@@ -383,7 +383,7 @@ def test_a_run_notes_what_no_treatment_reaches(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     words = ["model=mlp", "model._target_=mixed.MixedMLP", "data=digits", "device=cpu", *LENGTH]
     run_of_it = prepare(read([*words, "weights=spectral"]))
-    model, norms = make_model(run_of_it.config.tree, IMAGES, 0)
+    model, norms = make_model(run_of_it.config.recipe, IMAGES, 0)
     computed = names_of_computed(model)
     assert [name.rpartition(".")[2] for name in computed[:3]] == ["fc1", "fc2", "conv"]
     (note,) = weight_notes(run_of_it, model, norms)

@@ -123,13 +123,13 @@ def find_section(path: str) -> str:
     """
     if "." not in path:
         raise UsageError(f"check {path} does not name a part: {ASKED}")
-    from normbench import build
+    from normbench.config.recipe import kind_of
     from normbench.types import Branch
 
     find_own_classes()
     made = class_made_by(import_target(path))
     for section in ("placement", "model", "data", "norm"):  # a norm may be any module
-        if made and issubclass(made, build.kind_of(section)) and not issubclass(made, Branch):
+        if made and issubclass(made, kind_of(section)) and not issubclass(made, Branch):
             return section
     cure = "give a norm (a torch.nn.Module), a Placement, Model or Data of normbench.types, or a function annotated so"
     raise UsageError(f"{path} cannot be checked: {cure}")

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from normbench import build
 from normbench.commands.report import console
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Part, Recipe, resolve
 from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
@@ -100,21 +101,21 @@ def pages(group: str, name: str | None = None) -> str:
 
 def is_of_host(group: str, name: str) -> bool:
     """Tell whether a norm or a placement stands for what a model of another library has by itself."""
-    _, made = build.target({group: section_of(group, name)}, group)
-    facts = getattr(made, "facts", made)
+    part = resolve(group, section_of(group, name))
+    facts = getattr(part.made, "facts", part.made)
     return getattr(facts, "of_host", False)
 
 
 def page_of(group: str, name: str) -> Page:
     """Return the page of an option."""
-    tree = {group: section_of(group, name)}
-    _, made = build.target(tree, group)
-    text = inspect.getdoc(made) or ""
+    section = section_of(group, name)
+    part = resolve(group, section, name)
+    text = inspect.getdoc(part.made) or ""
     line = options(group)[name]
     if group == "norm":
-        norm = norm_page(NormPart(tree))
+        norm = norm_page(NormPart({"norm": section}))
         return Page(name, line, text, norm, list(find_refusals(group, norm.facts)))
-    return Page(name, line, text, placement_page(tree), list(find_refusals(group, made)))
+    return Page(name, line, text, placement_page(part), list(find_refusals(group, part.made)))
 
 
 def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
@@ -125,7 +126,7 @@ def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Ref
         (other,) = set(rule.between) - {group}
         refused: list[str] = []
         for option in options(other):
-            _, part = build.target({other: section_of(other, option)}, other)
+            part = resolve(other, section_of(other, option), option).made
             if getattr(part, "hosted", False):  # whose page tells what they take
                 continue
             parts: dict[str, Any] = dict.fromkeys(("norm", "placement", "model", "data"))  # of which two are asked
@@ -267,7 +268,7 @@ def norm_page(part: NormPart) -> NormPage:
             invariances_later[name] = holds(invariant(part, change, later=True))
     return NormPage(
         norm=norm,
-        facts=build.norm_facts(part.tree),
+        facts=build.norm_facts(Recipe(part.tree)),
         pictures=pictures_of(cells),
         learned=numbers_of(norm.named_parameters()),
         kept=numbers_of(norm.named_buffers()),
@@ -466,13 +467,11 @@ class PlacementPage:
         return self.block.residual_gain != 1 or self.block.branch_gain != 1
 
 
-def placement_page(tree: Any) -> PlacementPage:
+def placement_page(placement: Part) -> PlacementPage:
     """Draw what a placement does to the stream."""
-    made: Any
-    _, made = build.target(tree, "placement")
-    names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
+    names = ("attention", "mlp") if placement.made.min_branches > 1 else ("f",)
     branches = {name: Step(name) for name in names}
-    make_placement = build.factory(tree, "placement")
+    make_placement = build.factory(placement)
     site = Site("block", 1, LAYERS, branches=2 * LAYERS)  # the first block may be an exception
     block = make_placement(branches, make_norm, site)
     norms = count_steps(block.norms)

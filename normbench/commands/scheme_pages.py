@@ -49,11 +49,11 @@ def draw_first_model(scheme: str) -> tuple[str, str]:
     for words in choices:
         try:
             run = prepare(read([f"scheme={scheme}", *words]))
-            made = lay_out(run.config.tree, run.data.task)
+            made = lay_out(run.config.recipe, run.data.task)
         except UsageError as error:
             refused = refused or error
             continue
-        drawing = draw_model(run.config.tree, made, run.config.choices.groups)
+        drawing = draw_model(run.config.recipe, made)
         return " ".join(words), drawing
     assert refused is not None
     raise refused

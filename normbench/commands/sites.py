@@ -33,10 +33,9 @@ def write_host(formatter: HelpFormatter, model: Model) -> None:
 def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     """Write what stands where in the model that `train` would make."""
     run = prepare(read(words))
-    tree = run.config.tree
-    options = run.config.choices.groups
-    made = lay_out(tree, run.data.task)
-    for names, layout in merge_alike(lay_out_blocks(tree, made, options)).items():
+    recipe = run.config.recipe
+    made = lay_out(recipe, run.data.task)
+    for names, layout in merge_alike(lay_out_blocks(recipe, made)).items():
         with formatter.section(names):
             for line in layout.drawing.splitlines():
                 formatter.write(f"{' ' * formatter.current_indent}{line}\n")
@@ -44,7 +43,7 @@ def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
                 formatter.write_paragraph()
             weights = [(f"weights of {place}", chosen) for place, chosen in layout.weights]
             formatter.write_dl([("placement", layout.placement), *layout.norms, *weights])
-    outside = lay_out_outside(tree, made, options)
+    outside = lay_out_outside(recipe, made)
     if outside:
         with formatter.section("outside the blocks"):
             formatter.write_dl(outside)

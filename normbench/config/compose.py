@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from normbench.config.groups import (
     scheme_of_experiment,
     section_of,
 )
+from normbench.config.recipe import Part, Recipe
 from normbench.config.rules import RULES, group_of, is_rule, read_rule, rule_sections, section_at
 from normbench.config.schema import (
     LEFT_OUT,
@@ -88,6 +89,7 @@ class Config:
         closed: the part of it that is no class's.
         words: of the command line.
         varied: the keys that the runs of its sweep differ in.
+        resolved: the parts that were asked for so far, which one that differs in length or threads alone shares.
     """
 
     tree: dict[str, Any]
@@ -95,6 +97,16 @@ class Config:
     choices: Choices
     words: tuple[str, ...]
     varied: tuple[str, ...] = ()
+    resolved: dict[str, Part] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return its parts, each of which is resolved once."""
+        return Recipe(self.tree, self.choices.groups, self.resolved)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was resolved, whose classes another process may find only after it has begun."""
+        return {**vars(self), "resolved": {}}
 
     def overridden(self, key: str) -> bool:
         """Tell whether the command line set this key, or one below it."""

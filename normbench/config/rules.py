@@ -260,22 +260,6 @@ def read_rule(key: str) -> Rule:
     return Rule(found["group"], found["place"])
 
 
-def rules_of(tree: Tree, group: str) -> list[Rule]:
-    """Return the rules of a group in the order in which they were given."""
-    found = []
-    for key in rule_sections(tree):
-        rule = read_rule(key)
-        if rule.group == group:
-            found.append(rule)
-    return found
-
-
-def sections_of(tree: Tree, group: str) -> list[str]:
-    """Return the names of all sections that choose of a group: its own, and those of its rules."""
-    keys = [rule.key for rule in rules_of(tree, group)]
-    return [group, *keys]
-
-
 def rule_sections(tree: Tree) -> dict[str, Tree]:
     """Return the section of each rule of a configuration, by its key.
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench import build
+from normbench.config.recipe import resolve
 from normbench.errors import ContractError, UsageError, explain
 from normbench.settings import Tree, show
 
@@ -56,11 +57,11 @@ class Part:
     @property
     def made_class(self) -> Any:
         """The class of the part."""
-        return build.target(self.tree, self.section)[1]
+        return resolve(self.section, self.tree[self.section]).made
 
     def factory(self, **changes: Any) -> Callable[..., Any]:
         """Return what makes the part, with some settings changed."""
-        return build.factory({self.section: {**self.tree[self.section], **changes}}, self.section)
+        return build.factory(resolve(self.section, {**self.tree[self.section], **changes}))
 
     def contract(self) -> Mapping[str, Check]:
         """Return the checks of the part by name."""

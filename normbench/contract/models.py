@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench import build
+from normbench.config.recipe import Recipe
 from normbench.contract import trials
 from normbench.contract.checks import Check, Part, difference, drawn_by, expect, expect_small
 from normbench.models import unsafe_convolutions
@@ -47,8 +48,8 @@ class ModelPart(Part):
         data = trials.tiny_data(self.task(kind))
         norm = trials.sections("norm")["layernorm"]
         placement = trials.sections("placement")[self.usual_placement()]
-        tree = {**self.tree, "norm": norm, "placement": placement}
-        model, norms = build.make_model(tree, data.task, seed=0)
+        recipe = Recipe({**self.tree, "norm": norm, "placement": placement})
+        model, norms = build.make_model(recipe, data.task, seed=0)
         return model, norms, data
 
     def usual_placement(self) -> str:

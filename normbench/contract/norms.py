@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normbench import build
+from normbench.config.recipe import Recipe, resolve
 from normbench.contract import checks, trials
 from normbench.contract.checks import Check, Fact, NotApplicable, difference, expect, expect_small
 from normbench.contract.trials import ModulePart, run, run_both
@@ -70,12 +71,14 @@ class NormPart(ModulePart):
     @cached_property
     def facts(self) -> NormFacts | None:
         """What the norm declares about itself, if anything."""
-        return build.norm_facts(self.tree) if hasattr(self.made_class, "facts") else None
+        return build.norm_facts(Recipe(self.tree)) if hasattr(self.made_class, "facts") else None
 
     @cached_property
     def layouts(self) -> list[str]:
         """The layouts that the norm is made for."""
-        facts = build.norm_facts({**self.tree, "model": {"width": self.width}})  # measured, if another library's
+        facts = build.norm_facts(
+            Recipe({**self.tree, "model": {"width": self.width}})
+        )  # measured, if another library's
         layouts = list(trials.LAYOUTS)
         if facts.needs_positions:
             layouts.remove("flat")
@@ -351,7 +354,7 @@ def sees_future(part: NormPart) -> str | Fact:
         word = "never"
     figure = f"{word} (deviation {in_training:.1e} in training, {in_evaluation:.1e} in evaluation)"
     if part.facts is None:
-        constructor, _ = build.target(part.tree, "norm")
+        constructor = resolve("norm", part.tree["norm"]).maker
         if word != "never" and build.takes_place(constructor):  # train measures the others
             figure += ": declare it as facts.sees_future, or train cannot warn of it"
         return Fact(word != "never", figure)

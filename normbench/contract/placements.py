@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench import build
+from normbench.config.recipe import resolve
 from normbench.contract import checks, trials
 from normbench.contract.checks import Check, NotApplicable, expect
 from normbench.types import Branch, Placement, Site
@@ -59,7 +60,7 @@ class PlacementPart(trials.ModulePart):
         """Return a block of a small stack, by default the one in the middle, and its norms by site."""
         site = Site("block", layer, DEPTH, branches=DEPTH * len(branches))
         section = trials.sections("norm")[norm]
-        norms = build.NormsBySite(build.factory({"norm": section}, "norm"), seed=0)
+        norms = build.NormsBySite(build.factory(resolve("norm", section)), seed=0)
         by_role = dict(zip(("attention", "mlp"), branches, strict=False))
         with build.seed_draws(0, "placement", site.name):
             made: Placement = self.factory()(by_role, norms, site)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Recipe
 from normbench.config.refusals import refusal
 from normbench.contract.checks import Check, NotApplicable, Part, difference, expect, expect_small, gradients_arrive
 from normbench.errors import ContractError, explain
@@ -100,11 +101,12 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
     Raises:
         ContractError: a loss or gradient is not finite, or a parameter has no gradient at the last step.
     """
-    model, norms = build.make_model(tree, data.task, seed=0)
+    # with a constant learning rate, since a warm-up would be all of so few steps
+    recipe = Recipe({**tree, "schedule": section_of("schedule", "constant")})
+    model, norms = build.make_model(recipe, data.task, seed=0)
     build.rehearse(model, norms, data, CPU)
-    constant = {**tree, "schedule": section_of("schedule", "constant")}  # a warm-up would be all of so few steps
     precision = make_precision(tree["trainer"]["precision"], CPU)
-    stepper = build.make_stepper(constant, model, norms, data, precision, steps)
+    stepper = build.make_stepper(recipe, model, norms, data, precision, steps)
     model.train()
     losses = list[float]()
     for number in range(steps):
@@ -132,11 +134,12 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
     refused = ""
     for name, section in sections(group).items():
         combined = {**tree, group: section}
-        _, placement = build.target(combined, "placement")
-        _, model = build.target(combined, "model")
-        if placement.of_host != model.hosted:  # type: ignore[attr-defined]  # of a Placement and a Model
+        recipe = Recipe(combined)
+        placement = recipe["placement"].made
+        model = recipe["model"].made
+        if placement.of_host != model.hosted:
             continue
-        rule = refusal(build.norm_facts(combined), placement, model, data)
+        rule = refusal(build.norm_facts(recipe), placement, model, data)
         if rule:
             refused = rule.reason
             continue

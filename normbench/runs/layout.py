@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from normbench.build import Assembled, factory, seed_draws
-from normbench.config.rules import best_rule, is_rule, rules_of
+from normbench.config.recipe import Part, Recipe
+from normbench.config.rules import best_rule
 from normbench.runs.flow import draw_block
-from normbench.settings import Tree
-from normbench.types import Block, PlacementFactory, Site, norms_in
+from normbench.types import Block, Site, norms_in
 
 Told = TypeVar("Told", bound=Hashable)
 Choice = tuple[str, str]  # a place, and what was chosen for it
@@ -37,49 +37,46 @@ class Layout:
     weights: tuple[Choice, ...]
 
 
-def lay_out_blocks(tree: Tree, made: Assembled, options: Mapping[str, str]) -> dict[int, Layout]:
+def lay_out_blocks(recipe: Recipe, made: Assembled) -> dict[int, Layout]:
     """Return what stands in each block of a model.
 
     Args:
-        tree: the configuration.
-        made: the model.
-        options: what was chosen, by section.
+        recipe: the parts of the run.
+        made: its model.
     """
     norms: dict[int | None, dict[Site, str]] = defaultdict(dict)  # the section of each norm, by block
     for site, section in made.norm_sections.items():
         if section is not None:
             norms[site.layer][site] = section
-    weights = weights_by_block(tree, made, options)
+    weights = weights_by_block(recipe, made)
     sites = {site.layer or 0: site for site in made.placement_sections}
     found: dict[int, Layout] = {}
     for block in made.model.anatomy().blocks:
         layer = block.layer
         norm_choices = []
         for norm_site, chosen in norms[layer].items():
-            norm_choices.append((place_of(norm_site), tell_choice(chosen, options)))
+            norm_choices.append((place_of(norm_site), tell_choice(recipe[chosen])))
         weight_choices = []
         for place, chosen in weights[layer].items():
-            weight_choices.append((place, tell_choice(chosen, options)))
+            weight_choices.append((place, tell_choice(recipe[chosen])))
         if made.model.hosted:
-            found[layer] = Layout("", options["placement"], tuple(norm_choices), tuple(weight_choices))
+            found[layer] = Layout("", recipe["placement"].option, tuple(norm_choices), tuple(weight_choices))
         elif layer in sites:
             section = made.placement_sections[sites[layer]]
             assert section is not None
-            drawing = draw_with_norms(
-                factory(tree, section), block, sites[layer], norms[layer], weights[layer], options
-            )
-            placement = tell_choice(section, options)
-            found[layer] = Layout(drawing, placement, tuple(norm_choices), tuple(weight_choices))
+            placement = recipe[section]
+            drawing = draw_with_norms(recipe, placement, block, sites[layer], norms[layer], weights[layer])
+            found[layer] = Layout(drawing, tell_choice(placement), tuple(norm_choices), tuple(weight_choices))
     return found
 
 
-def weights_by_block(tree: Tree, made: Assembled, options: Mapping[str, str]) -> dict[int | None, dict[str, str]]:
+def weights_by_block(recipe: Recipe, made: Assembled) -> dict[int | None, dict[str, str]]:
     """Return the section by which weights are treated, by their place in a block, for each block; None: outside.
 
     A place is the role of a branch, such as `mlp`, or, where not all of its weights are treated alike, `mlp.out` and
     `mlp, all but out`.
     """
-    rules = rules_of(tree, "weights")
+    rules = recipe.rules("weights")
     by_role: dict[int | None, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for module in made.treated:
         site = module.site
@@ -97,28 +94,28 @@ def weights_by_block(tree: Tree, made: Assembled, options: Mapping[str, str]) ->
                     place = f"{role}.{slot}"
                 else:
                     place = f"{role}, all but {' and '.join(slots)}"
-                if options.get(section, "plain") != "plain":
+                if recipe[section].option not in ("", "plain"):
                     found[layer][place] = section
     return found
 
 
 def draw_with_norms(
-    make_placement: PlacementFactory,
+    recipe: Recipe,
+    placement: Part,
     block: Block,
     site: Site,
     norms: Mapping[Site, str],
     weights: Mapping[str, str],
-    options: Mapping[str, str],
 ) -> str:
     """Draw a block of a model with what stands inside of its branches; nothing where that cannot be drawn.
 
     Args:
-        make_placement: makes the block.
+        recipe: the parts of the run.
+        placement: the one that makes the block.
         block: of the model.
         site: of its placement.
         norms: the section of each of its norms.
         weights: the section of each place whose weights are treated.
-        options: what was chosen, by section.
     """
     labels: dict[str, str] = {}
     for role, branch in block.branches.items():
@@ -126,18 +123,18 @@ def draw_with_norms(
         inside = {}
         for norm_site, chosen in norms.items():
             if norm_site.name in names_inside:
-                inside[norm_site.slot] = options[chosen]
+                inside[norm_site.slot] = recipe[chosen].option
         for place, chosen in weights.items():
             if place == role or place.startswith((f"{role}.", f"{role}, ")):
                 rest = place.removeprefix(role).replace(".", " of ")
-                inside[f"weights{rest}"] = options[chosen]
+                inside[f"weights{rest}"] = recipe[chosen].option
         labels[role] = label_branch(role, inside)
 
     def name_norm(norm_site: Site) -> str:
-        return options[norms[norm_site]]
+        return recipe[norms[norm_site]].option
 
     with suppress(Exception), seed_draws("drawing"):  # a placement of a person's own may do what cannot be drawn
-        return draw_block(make_placement, site, labels, name_norm)
+        return draw_block(factory(placement), site, labels, name_norm)
     return ""
 
 
@@ -160,14 +157,14 @@ def label_branch(role: str, inside: Mapping[str, str]) -> str:
     return f"{role} ({'; '.join(told)})" if told else role
 
 
-def lay_out_outside(tree: Tree, made: Assembled, options: Mapping[str, str]) -> list[Choice]:
+def lay_out_outside(recipe: Recipe, made: Assembled) -> list[Choice]:
     """Return what stands outside of all blocks: norms, and weights that are treated."""
     found: list[Choice] = []
     for site, section in made.norm_sections.items():
         if site.layer is None and section is not None:
-            found.append((place_of(site), tell_choice(section, options)))
-    for place, section in weights_by_block(tree, made, options)[None].items():
-        found.append((f"weights of {place}", tell_choice(section, options)))
+            found.append((place_of(site), tell_choice(recipe[section])))
+    for place, section in weights_by_block(recipe, made)[None].items():
+        found.append((f"weights of {place}", tell_choice(recipe[section])))
     return found
 
 
@@ -180,9 +177,9 @@ def place_of(site: Site) -> str:
     return f"{place} ({site.slot})" if site.sole else place
 
 
-def tell_choice(section: str, options: Mapping[str, str]) -> str:
+def tell_choice(part: Part) -> str:
     """Say what was chosen for a place, and by which rule."""
-    return f"{options[section]}, by {section}" if is_rule(section) else options[section]
+    return f"{part.option}, by {part.section}" if part.rule else part.option
 
 
 def merge_alike(blocks: Mapping[int, Told]) -> dict[str, Told]:
@@ -212,23 +209,22 @@ def name_blocks(layers: Sequence[int]) -> str:
     return ", ".join(told)
 
 
-def draw_model(tree: Tree, made: Assembled, options: Mapping[str, str]) -> str:
+def draw_model(recipe: Recipe, made: Assembled) -> str:
     """Draw a model for a font of fixed width: each kind of block once, then what stands outside.
 
     Args:
-        tree: the configuration.
-        made: the model.
-        options: what was chosen, by section.
+        recipe: the parts of the run.
+        made: its model.
     """
     drawn: dict[int, str] = {}
-    for layer, layout in lay_out_blocks(tree, made, options).items():
+    for layer, layout in lay_out_blocks(recipe, made).items():
         drawing = layout.drawing or "\n".join(write_choices(layout.norms))
         drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
     parts = []
     for names, told in merge_alike(drawn).items():
         parts.append(f"{names}: {told}")
     outside = []
-    for place, chosen in lay_out_outside(tree, made, options):
+    for place, chosen in lay_out_outside(recipe, made):
         if chosen != "none":
             outside.append((place, chosen))
     if outside:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from normbench.config.recipe import Recipe
 from normbench.config.rules import RULES, is_rule
 from normbench.config.schema import blame_file, check_rules, check_section, list_unwritten
 from normbench.config.sections import BY_NAME, GROUPS
@@ -83,7 +84,8 @@ class TrainedRun(RunDirectory):
         root = section.get("root")
         if root and not Path(os.path.expanduser(root)).is_dir():
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
-        data = build.make_data({**self.tree, "data": section}, self.tree["seed"])
+        recipe = Recipe({**self.tree, "data": section})
+        data = build.make_data(recipe, self.tree["seed"])
         data = data.as_of(self.sessions()[-1]["data"].get("fingerprint", ""))
         if self.task() != data.task or not self.means_the_same(data):
             what = f"{self.path} was trained on other data or another vocabulary than are there now"
@@ -170,7 +172,7 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
         raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
     target = build.resolve_device(str(device))
     try:
-        model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
+        model, _ = build.build_model(Recipe(run.tree), run.task(), run.tree["seed"])
         weights = state["average"]["model"] if ema else state["model"]
         model.load_state_dict(weights)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:

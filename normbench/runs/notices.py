@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from normbench.build import in_words, treats_weights, untreated_weights
+from normbench.build import untreated_weights
 from normbench.config.groups import content, options
-from normbench.config.rules import group_of
 from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
@@ -68,13 +67,13 @@ def name_of_model(run: Run) -> list[str]:
 
 def weight_notes(run: Run, model: Model, norms: Mapping[str, nn.Module]) -> list[str]:
     """Return a note where a treatment of weights leaves some in branches as they are, since it does not know them."""
-    tree = run.config.tree
-    if not treats_weights(tree):
+    recipe = run.config.recipe
+    if not recipe.treats_weights:
         return []
     untreated = untreated_weights(model, norms.values())
     if not untreated:
         return []
-    given = in_words(tree, run.config.choices.groups, "weights")
+    given = recipe.in_words("weights")
     first, *others = untreated
     what = f"{first} and {len(others)} more" if others else first
     return [
@@ -112,10 +111,7 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
 
 def caveats(run: Run) -> dict[str, str | None]:
     """Return a sentence on what a norm leaks of the future, and one on what it counts of padding; None: nothing."""
-    norms = []
-    for key, option in run.config.choices.groups.items():
-        if group_of(key) == "norm":
-            norms.append(option)
+    norms = [part.option for part in run.config.recipe.parts_of("norm")]
     norm = norms[0] if len(norms) == 1 else f"one of the norms ({', '.join(norms)})"
     leak = None
     if run.data.task.leaks(run.facts) == "training":

@@ -15,7 +15,8 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
-from normbench.config.rules import RULES, read_rule, section_at, sections_of
+from normbench.config.recipe import Recipe
+from normbench.config.rules import RULES, read_rule
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
@@ -62,13 +63,13 @@ class Run:
         """The data, which each process reads for itself."""
         if self.loaded is not None:
             return self.loaded
-        return build.make_data(self.config.tree, self.config.closed.seed).as_of(self.fingerprint)
+        return build.make_data(self.config.recipe, self.config.closed.seed).as_of(self.fingerprint)
 
     @property
     def sizes(self) -> str:
         """The settings that make its model smaller, in words."""
-        _, model = build.target(self.config.tree, "model")
-        return str(getattr(model, "sizes", Model.sizes))
+        model = self.config.recipe["model"]
+        return str(getattr(model.made, "sizes", Model.sizes))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the data, which would have to be sent."""
@@ -100,11 +101,11 @@ def prepare(
         device = from_environment().place(build.resolve_device(config.closed.device))
     facts = check_without_data(config, device)
     if data is None:
-        data = build.make_data(config.tree, config.closed.seed)
+        data = build.make_data(config.recipe, config.closed.seed)
     data = choose_arrangement(config, data, parent)
     for line in data.notes():
         say_once(line)
-    other_classes = build.compare_classes(config.tree, data)
+    other_classes = build.compare_classes(config.recipe["model"], data)
     if other_classes:
         say_once(f"warning: {other_classes}")
     config = fit_to_data(config, data, parent, stack)
@@ -117,7 +118,7 @@ def check_without_data(config: Config, device: torch.device) -> NormFacts:
     Raises:
         UsageError: a setting that does not fit.
     """
-    facts = build.check_parts(config.tree, config.choices.groups)
+    facts = build.check_parts(config.recipe)
     for sentence in describe_unchecked(config.tree):
         say_once(f"warning: {sentence}")
     check_compile(config, device)
@@ -162,7 +163,7 @@ def fit_to_data(config: Config, data: Data, parent: RunDirectory | None, stack: 
         UsageError: a setting that does not fit the data, the run that it extends, or seeds as one model.
     """
     if RULES in config.tree:
-        check_rules(config, build.lay_out(config.tree, data.task))
+        check_rules(config, build.lay_out(config.recipe, data.task))
     steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
@@ -241,22 +242,21 @@ def check_compile(config: Config, device: torch.device) -> None:
     how = f"trainer.compile={trainer.compile}"
     if device.type != "cuda":
         raise UsageError(f"{how} needs a CUDA GPU, and the run is on {device}: use true or false")
-    _, data = build.target(config.tree, "data")
-    if getattr(data, "pads", False):  # a graph would be captured for each length
+    if getattr(config.recipe["data"].made, "pads", False):  # a graph would be captured for each length
         why = "replays steps of one shape, and these data have batches of many lengths"
         raise UsageError(f"{how} {why}: use true or false")
     refused = ""
     if trainer.accumulate > 1:  # a replay would overwrite the gradients before it
         refused = "trainer.accumulate above 1"
     elif trainer.compile == "graph":
-        optim = config.tree["optim"]
+        optim = config.recipe["optim"]
         if from_environment().size > 1:  # whose collectives would be recorded
             refused = "several processes"
         elif trainer.precision == "fp16":  # whose scale is decided on the host
             refused = "trainer.precision=fp16"
-        elif not (optim.get("fused") or may_fuse(build.factory(config.tree, "optim"))):
+        elif not (optim.settings.get("fused") or may_fuse(build.factory(optim))):
             # others keep numbers on the host, which a replay does not see
-            refused = f"optim._target_={optim['_target_']}, which is not fused"
+            refused = f"{optim.where}, which is not fused"
     if refused:
         raise UsageError(f"{how} does not go with {refused}: use true or false")
 
@@ -269,11 +269,10 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
     """
     trainer = config.closed.trainer
     refused = ""
-    opaque_norm = find_opaque_norm(config.tree)
-    _, model = build.target(config.tree, "model")
+    opaque_norm = find_opaque_norm(config.recipe)
     if opaque_norm:
         refused = opaque_norm
-    elif getattr(model, "hosted", False):
+    elif getattr(config.recipe["model"].made, "hosted", False):
         refused = f"model={config.choices.groups['model']}, the code of another library,"
     elif trainer.compile:
         refused = f"trainer.compile={trainer.compile}".lower()
@@ -285,7 +284,7 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
         refused = "trainer.precision=fp16"
     elif config.closed.extend:
         refused = "extend"
-    elif build.orthogonalizes(config.tree):
+    elif build.orthogonalizes(config.recipe["optim"]):
         refused = f"optim={config.choices.groups['optim']}, which needs the matrices of each seed by themselves,"
     elif data.pads:
         refused = f"data={config.choices.groups['data']}, whose batches have lengths of their own,"
@@ -294,12 +293,12 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
         raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
 
 
-def find_opaque_norm(tree: Tree) -> str:
+def find_opaque_norm(recipe: Recipe) -> str:
     """Return the setting of a norm that torch.func cannot look into, as `norm.impl=compile`; empty without one."""
-    for section in sections_of(tree, "norm"):
-        implementation = section_at(tree, section).get("impl")
+    for norm in recipe.parts_of("norm"):
+        implementation = norm.settings.get("impl")
         if implementation in ("compile", "liger"):
-            return f"{section}.impl={implementation}"
+            return f"{norm.section}.impl={implementation}"
     return ""
 
 
@@ -330,12 +329,12 @@ def directory_of(
         "threads": threads,
         "extends": parent.path.name if parent else None,
     }
-    code = build.own_code(tree)
+    code = build.own_code(config.recipe)
     if RULES in tree:
         content["rules"] = list(tree[RULES])  # whose order plays a part
     if code:  # a class that its author has changed makes another run
         content["code"] = code
-    weights = build.digest_weights(tree)
+    weights = build.digest_weights(config.recipe["model"])
     if weights:
         content["weights"] = weights
     if stack > 1:

@@ -16,7 +16,7 @@ import yaml
 from torch import nn
 
 from normbench import build
-from normbench.config.rules import RULES, is_rule, rule_sections
+from normbench.config.rules import RULES, rule_sections
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.record.console import Display
@@ -80,8 +80,8 @@ class Session:
         self.drawing = ""
         self.precision = make_precision(self.settings.trainer.precision, run.device)
         model, self.norms = self.build_model()
-        tree = run.config.tree
-        stepper = build.make_stepper(tree, model, self.norms, run.data, self.precision, run.steps, self.group)
+        recipe = run.config.recipe
+        stepper = build.make_stepper(recipe, model, self.norms, run.data, self.precision, run.steps, self.group)
         probed = set[str]()
         for name, value in vars(self.settings.probes).items():
             if value is True:
@@ -99,9 +99,9 @@ class Session:
         run = self.run
         recompute = self.settings.trainer.recompute
         with limit_weights(run.device, run.sizes):
-            made = build.start_model(run.config.tree, run.data.task, self.settings.seed)
+            made = build.start_model(run.config.recipe, run.data.task, self.settings.seed)
         model, norms = made.model, made.norms
-        self.drawing = draw_model(run.config.tree, made, run.config.choices.groups)
+        self.drawing = draw_model(run.config.recipe, made)
         build.check_precision(model, run.data, self.precision, self.group)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)
@@ -125,7 +125,7 @@ class Session:
         """
         run = self.run
         trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
-        factory = build.factory(run.config.tree, "optim")
+        factory = build.factory(run.config.recipe["optim"])
         optimizer = make_optimizer(factory, [{"params": [trial]}], run.device)
         weights = trained = 0
         for parameter in model.parameters():
@@ -256,7 +256,7 @@ class Session:
             quiet_loggers()
         else:
             loggers.append(Display(run.steps, run.data.task.unit, start_step=step))
-        loggers += build.make_loggers(run.config.tree, path, step)
+        loggers += build.make_loggers(run.config.recipe, path, step)
         return Recorder(path, loggers)
 
     def start_logging(self, page: str) -> Recorder:
@@ -283,7 +283,7 @@ class Session:
         groups = ("norm", "placement", "model", "data")
         options = config.choices.groups
         named = [key for key in (*NOT_ALWAYS, *groups) if key in options]
-        rules = [key for key in options if is_rule(key)]
+        rules = [rule.key for rule in config.recipe.all_rules]
         choices: dict[str, Any] = {key: options[key] for key in (*named, *rules)}
         choices["seed"] = self.settings.seed
         choices |= flat(without(config.tree, (RULES,)))

@@ -74,7 +74,7 @@ def train_together(sessions: Sequence[Session]) -> int:
 
     by_seed = {session.settings.seed: session for session in sessions}
     run = sessions[0].run
-    make = partial(make_optimizer, build.factory(run.config.tree, "optim"), device=run.device)
+    make = partial(make_optimizer, build.factory(run.config.recipe["optim"]), device=run.device)
 
     def beat(loop: Loop) -> None:
         by_seed[loop.settings.seed].beat()

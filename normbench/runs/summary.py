@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from normbench import build
 from normbench.config.trust import foreign_class
 from normbench.errors import RunFailure
 from normbench.record.console import show_table
@@ -218,8 +217,7 @@ def comparison_command(run: Run) -> list[str]:
     else:
         norm = run.config.choices.groups["norm"]
         other = "rmsnorm" if norm == "layernorm" else "layernorm"
-        _, model = build.target(run.config.tree, "model")
-        if model.hosted and norm != "own":  # type: ignore[attr-defined]  # a Model's
+        if run.config.recipe["model"].made.hosted and norm != "own":
             other = "own"
         command.append(f"norm={norm},{other}")
     return [*command, "seed=0,1,2"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from normbench import build
+from normbench.config.recipe import resolve
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
 from normbench.studies.timing import Call, forward_and_backward
@@ -39,7 +40,7 @@ def make_candidates(subject: Subject, features: int, implementations: Sequence[s
 
     def make(impl: str) -> Any:
         chosen = {**section, "impl": impl} if is_ours else section
-        factory = build.factory({"norm": chosen}, "norm")
+        factory = build.factory(resolve("norm", chosen))
         return factory(features, channel_dim=-1, site=None).to(subject.device)
 
     make("eager")  # every norm has this one: if it fails, other settings are wrong, and the person is told so

@@ -18,6 +18,7 @@ from torch import nn
 from normbench import build
 from normbench.config import compose
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import Recipe
 from normbench.config.schema import UNHASHED_KEYS, check_values
 from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
@@ -77,6 +78,11 @@ class Subject:
         """Return the data, which are read once."""
         return self.load()
 
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Return the parts of its configuration."""
+        return Recipe(self.tree)
+
     @property
     def task(self) -> Task:
         """Return what the data ask of the model."""
@@ -85,7 +91,7 @@ class Subject:
     @property
     def facts(self) -> NormFacts:
         """Return what the norm declares about itself."""
-        return build.norm_facts(self.tree)
+        return build.norm_facts(self.recipe)
 
     def build(self) -> tuple[Model, dict[str, nn.Module]]:
         """Return a model of its own, in evaluation mode, which calls every norm, and its norms by site.
@@ -93,7 +99,7 @@ class Subject:
         Raises:
             UsageError: the run has no such weights.
         """
-        model, norms = build.make_model(self.tree, self.task, self.seed)
+        model, norms = build.make_model(self.recipe, self.task, self.seed)
         if self.path:
             trained = load_model(TrainedRun(self.path, self.trust))
             model.load_state_dict(trained.state_dict())
@@ -118,9 +124,9 @@ class Subject:
             "config": without(self.tree, UNHASHED_KEYS),
             "device": device_name(self.device),
             "weights": saved,
-            "code": [our_code(), build.own_code(self.tree), build.source_digest(type(study))],
+            "code": [our_code(), build.own_code(self.recipe), build.source_digest(type(study))],
         }
-        given_weights = build.digest_weights(self.tree)
+        given_weights = build.digest_weights(self.recipe["model"])
         if given_weights:
             content["given_weights"] = given_weights
         return fingerprint(content)

@@ -16,6 +16,7 @@ from normbench.build import Assembled
 from normbench.config import compose
 from normbench.config.compose import Config, in_hydra_grammar, is_overridden
 from normbench.config.groups import section_of
+from normbench.config.recipe import Recipe, resolve
 from normbench.config.rules import RULES, section_at
 from normbench.config.sections import LOGGER
 from normbench.errors import UsageError
@@ -48,7 +49,7 @@ class Given:
         own: as it is, on its device and in evaluation mode.
         made: with other norms, likewise.
         places: its norms as they are, in the order in which they stand.
-        tree: the configuration with the other norms.
+        recipe: the parts of the configuration with the other norms.
         data: on which it is judged.
         data_name: of these.
         device: that both are on.
@@ -58,11 +59,16 @@ class Given:
     own: Model
     made: Assembled
     places: list[Place]
-    tree: Tree
+    recipe: Recipe
     data: Data
     data_name: str
     device: torch.device
     classes: Sequence[str] = ()
+
+    @property
+    def tree(self) -> Tree:
+        """Return the configuration with the other norms."""
+        return self.recipe.tree
 
     @property
     def kept(self) -> Model:
@@ -119,8 +125,8 @@ def read_library(name: str, words: Sequence[str]) -> Given:
     torch.set_num_threads(run.threads)
     tree = run.config.tree
     seed = run.config.closed.seed
-    own = build.start_model(own_tree(tree), run.data.task, seed).model
-    made = build.start_model(tree, run.data.task, seed)
+    own = build.start_model(Recipe(own_tree(tree)), run.data.task, seed).model
+    made = build.start_model(run.config.recipe, run.data.task, seed)
     for model in (own, made.model):
         if not isinstance(model, Hosted):
             raise UsageError(f"swap is for models of other libraries, and runs: give {MODELS}, and leave out model=")
@@ -128,7 +134,7 @@ def read_library(name: str, words: Sequence[str]) -> Given:
     assert isinstance(made.model, Hosted)
     data_name = run.config.choices.groups["data"]
     classes = type(made.model).classes_noted(tree["model"]) or ()
-    return Given(own, made, made.model.places, tree, run.data, data_name, run.device, classes)
+    return Given(own, made, made.model.places, run.config.recipe, run.data, data_name, run.device, classes)
 
 
 def model_words(name: str, others: Sequence[str]) -> list[str]:
@@ -211,14 +217,15 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
         torch.set_num_threads(config.closed.threads)
     tree = tree_with_norms(run.tree, config)
     choices = {**run.sessions()[-1]["choices"], **chosen_norms(config)}
-    build.check_parts({**tree, LOGGER: {}}, choices)
+    recipe = Recipe({**tree, LOGGER: {}}, choices)
+    build.check_parts(recipe)
     data = run.data()
     seed = tree["seed"]
     own = load_model(run, device=device)
     own.call_every_norm()
-    made = build.assemble(tree, data.task, seed)
+    made = build.assemble(recipe, data.task, seed)
     made.treat_weights(seed)
-    before = sections_by_site(run.tree, build.lay_out(run.tree, data.task))
+    before = sections_by_site(run.tree, build.lay_out(Recipe(run.tree), data.task))
     after = sections_by_site(tree, made)
     refuse_other_places(before, after, path)
     staying = [site for site in before if before[site] == after[site]]
@@ -227,7 +234,7 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     take_over(own, made, found, staying, words)
     made.model.eval().call_every_norm()
     places = places_of(found, made, staying)
-    return Given(own, made, places, tree, data, choices["data"], device, getattr(data, "classes", ()))
+    return Given(own, made, places, recipe, data, choices["data"], device, getattr(data, "classes", ()))
 
 
 def places_of(found: Mapping[str, Found], made: Assembled, staying: Collection[str]) -> list[Place]:
@@ -267,7 +274,7 @@ def refuse_other_words(words: Sequence[str], path: Path) -> None:
 
 def words_beside(run: TrainedRun, words: Sequence[str]) -> list[str]:
     """Return words of `normbench train` that are checked as those of a run are, for the sake of its norms."""
-    _, model = build.target(run.tree, "model")
+    model = resolve("model", run.tree["model"]).made
     found = [word for word in words if word != "norm=own"]  # which stands for those that the run has
     if issubclass(model, Hosted):
         found.insert(0, f"model={model.library.word}")

@@ -203,7 +203,7 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
         standing = bare_of_host(norm, given[0]) if model.hosted else None
         seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim, standing)
 
-    sections = lay_out(subject.tree, subject.task).norm_sections
+    sections = lay_out(subject.recipe, subject.task).norm_sections
     of_rules = [site.name for site, section in sections.items() if section != "norm"]
     sites = [site for site in norms if site not in of_rules]
     if not sites:
@@ -274,8 +274,9 @@ def measure_changes(
     bound = bound_of(x.dtype if given.norm is None else torch.float32)
     layer = with_norm(subject, given, x, eps=False)
     norm = str(subject.settings["norm"])
+    facts = facts_of(subject.recipe["norm"], subject.tree["model"].get("width"))
     for row in measure_responses(layer, w, x, c, target, bound):
-        yield {**row, "over": facts_of(subject.tree, "norm").statistics_over, **beside_published(norm, row)}
+        yield {**row, "over": facts.statistics_over, **beside_published(norm, row)}
     does_nothing = torch.equal(layer(w, x), x @ w.T)
     if does_nothing:
         for row in measure_responses(weight_normed(w), w, x, c, target, bound):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.build import target
+from normbench.config.recipe import resolve
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
@@ -56,8 +56,8 @@ class Padding(Study):
         self.levels: dict[str, Sequence[float]] = {"padding": shares, "length": lengths}
 
     def check(self, subject: Subject) -> None:
-        _, data = target(subject.tree, "data")
-        if getattr(data, "kind", "") != "text_classification":
+        data = resolve("data", subject.tree["data"])
+        if getattr(data.made, "kind", "") != "text_classification":
             raise UsageError("study padding is about labelled texts: choose data=banking77, sst2, imdb or texts")
         texts = self.texts(subject)
         if not texts["padding"] or not texts["length"]:

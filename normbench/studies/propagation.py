@@ -75,7 +75,7 @@ class Propagation(Study):
                 f"study propagation counts every position, and {subject.task.unit} may have padding: "
                 "use a language model or images, such as data=pydocs or data=digits"
             )
-        model = lay_out(subject.tree, subject.task).model  # shapes without values, where that can be
+        model = lay_out(subject.recipe, subject.task).model  # shapes without values, where that can be
         weights = sum(parameter.numel() for parameter in model.parameters())
         positions = subject.data.train_batch(0).targets.numel()
         stream = positions * subject.tree["model"].get("width", 1)

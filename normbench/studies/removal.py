@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench import build
+from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.hosts import Adapter
 from normbench.settings import Setting
@@ -215,13 +216,14 @@ class Tuning:
         self, subject: Subject, model: Model, norms: Mapping[str, nn.Module], steps: int, rate: float | None
     ) -> None:
         tree = subject.tree
+        recipe = subject.recipe
         if rate is not None:
-            tree = {**tree, "optim": {**tree["optim"], "lr": rate}}
+            recipe = Recipe({**tree, "optim": {**tree["optim"], "lr": rate}})
         self.model = model
         self.done = 0
         self.of_run = tree["trainer"]["steps"] or 0
         precision = Precision(tree["trainer"]["precision"], subject.device)
-        self.stepper = build.make_stepper(tree, model, norms, subject.data, precision, steps)
+        self.stepper = build.make_stepper(recipe, model, norms, subject.data, precision, steps)
 
     def go_on(self, until: int) -> None:
         """Train until so many steps are done, or until a loss or a gradient is not finite."""

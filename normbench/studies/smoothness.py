@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
+from normbench.config.recipe import Recipe
 from normbench.settings import Setting, Tree
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import PALETTE
@@ -242,7 +243,7 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
 
 def load_alike(subject: Subject, tree: Tree, seed: int) -> Data:
     """Return the data of a subject, drawn by another seed."""
-    return build.make_data(tree, seed).as_of(subject.load().fingerprint)
+    return build.make_data(Recipe(tree), seed).as_of(subject.load().fingerprint)
 
 
 # ---- layers

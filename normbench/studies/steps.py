@@ -72,7 +72,7 @@ def steps(
     """
     trainer = subject.tree["trainer"]
     precision = Precision(trainer["precision"], subject.device)
-    stepper = build.make_stepper(subject.tree, model, norms, subject.data, precision, trainer["steps"])
+    stepper = build.make_stepper(subject.recipe, model, norms, subject.data, precision, trainer["steps"])
     model.train()
     for number in range(stepper.steps):
         stepper.set_learning_rates(number)

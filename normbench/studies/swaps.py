@@ -21,6 +21,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from normbench import build
+from normbench.config.recipe import Recipe
 from normbench.config.schema import SWAP_KEYS
 from normbench.errors import UsageError
 from normbench.hosts.exact import Exact, to_rms
@@ -29,7 +30,7 @@ from normbench.hosts.saving import check_out, describe_norm, write_folder
 from normbench.norms import RMSNorm
 from normbench.norms.fitting import fit_norm
 from normbench.record.console import Stages, readable
-from normbench.settings import Tree, key_of
+from normbench.settings import key_of
 from normbench.studies.given import Given, caller_of, read_given, root_of
 from normbench.training.evaluation import evaluate
 from normbench.training.recalibration import average
@@ -138,7 +139,7 @@ class Trial:
         if not sites:
             raise UsageError("swap changes nothing, as all norms stay as they are: choose another norm")
         fresh = copy.deepcopy(kept)
-        start_anew(fresh, places, self.given.tree)
+        start_anew(fresh, places, self.given.recipe)
         own_norms = self.own.anatomy().norms
         without_statistics = [site for site in sites if not has_statistics(own_norms[site])]
         self.calibrate(kept, without_statistics)
@@ -227,7 +228,7 @@ class Trial:
         """Return what a note says of a norm."""
         section = self.given.made.norm_sections[place.site]
         assert section is not None
-        return describe_norm(place.path, norm, place.features, build.arguments_in(self.given.tree, section))
+        return describe_norm(place.path, norm, place.features, self.given.recipe[section].settings)
 
 
 def put_in_place(model: Model, root: nn.Module) -> Model:
@@ -246,9 +247,9 @@ def has_statistics(norm: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def start_anew(model: Model, places: Sequence[Place], tree: Tree) -> None:
+def start_anew(model: Model, places: Sequence[Place], recipe: Recipe) -> None:
     """Let the norms at some places start as they do where nothing stood before them."""
-    make = build.NormsBySite(build.NormsByPlace(tree, "norm"), tree["seed"])
+    make = build.NormsBySite(build.NormsByPlace(recipe), recipe.tree["seed"])
     norms = model.anatomy().norms
     for place in places:
         norm: Any = norms[place.site.name]

@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data, resolve_device
 from normbench.config import compose
+from normbench.config.recipe import Recipe
 from normbench.config.rules import is_rule
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
@@ -437,5 +438,5 @@ class Planner:
         seed = tree["seed"] if is_foreign(tree["data"]) else 0
         key = json.dumps(tree["data"], sort_keys=True), seed
         if key not in self.loaded:
-            self.loaded[key] = make_data(tree, seed)
+            self.loaded[key] = make_data(Recipe(tree), seed)
         return self.loaded[key]

@@ -297,7 +297,7 @@ def stack_of_seeds() -> list[float]:
     """Train two seeds of a model with attention as one."""
     words = [*small("nano"), "norm=layernorm"]
     loops = {seed: make_loop([*words, f"seed={seed}"], TEXT) for seed in range(2)}
-    make = partial(make_optimizer, build.factory(read(words).tree, "optim"), device=loops[0].device)
+    make = partial(make_optimizer, build.factory(read(words).recipe["optim"]), device=loops[0].device)
     stack = Stack(loops, [0, 1], make)
     for _ in range(2):
         stack.train_step()
@@ -346,7 +346,7 @@ class OnGPUs(torch.nn.LayerNorm):
 def for_gpus_alone() -> dict[str, Any]:
     """Train with a norm that cannot run on the CPU."""
     words = [*small("nano"), "norm._target_=cases.OnGPUs", "~norm.impl"]
-    return {"facts": vars(build.norm_facts(read(words).tree)), **step(words, TEXT)}
+    return {"facts": vars(build.norm_facts(read(words).recipe)), **step(words, TEXT)}
 
 
 def mixed() -> str:
