@@ -13,11 +13,11 @@ from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.effects import Point
 from normbench.claims.measuring import Measured
 from normbench.claims.results import ClaimResult, read_result
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.standing import Way
+from normbench.results.effects import Point
 from normbench.sweep.sweep import Sweep, report_nothing
 
 pytest_plugins = ["run_fixtures"]
@@ -45,8 +45,8 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, float]
     def make(one: ClaimRun, seeds: Sequence[int]) -> tuple[int, Measured]:
         measured = Measured()
         for seed in seeds:
-            measured.add(seed, "rms", [Point({}, 1.0)])
-            measured.add(seed, "ln", [Point({}, 1.0 + planted[seed])])
+            measured.add("rms", [Point(seed, {}, 1.0)])
+            measured.add("ln", [Point(seed, {}, 1.0 + planted[seed])])
         one.write_note()
         return 0, measured
 

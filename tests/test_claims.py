@@ -23,7 +23,6 @@ from support import REPOSITORY
 
 from normbench.claims.checks import PlannedPoint, check_claim, check_tag
 from normbench.claims.claim import Claim, read_claims, register, why_unregistered
-from normbench.claims.effects import Descent, EffectError, Point, parse_effect
 from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
 from normbench.claims.results import read_result
 from normbench.claims.run import ClaimRun, Cost, choose_within
@@ -33,6 +32,7 @@ from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.evidence.records import Curve, RecordedRun
 from normbench.record.digests import write_with_digests
+from normbench.results.effects import Descent, EffectError, Point, parse_effect
 from normbench.sweep.folder import Entry
 
 pytest_plugins = ["run_fixtures"]
@@ -97,12 +97,15 @@ def write_rows(path: Path, effects: Sequence[float]) -> None:
 # ---- effects
 
 
-def one(value: float, **keys: str) -> list[Point]:
-    return [Point(keys, value)]
+def effect_of(text: str, points: dict[str, list[Point]]) -> float:
+    """The effect of points, all of seed 0."""
+    values = parse_effect(text, [*points]).of(points).values
+    assert [*values] == [0]
+    return values[0]
 
 
 def test_effects_compute_what_their_expressions_say() -> None:
-    points = {"a": one(3.0), "b": one(2.0), "c": one(0.5)}
+    points = {"a": [Point(0, {}, 3.0)], "b": [Point(0, {}, 2.0)], "c": [Point(0, {}, 0.5)]}
     expected = {
         "a - b": 1.0,
         "-(a + b) * 2 / c": -20.0,
@@ -112,10 +115,25 @@ def test_effects_compute_what_their_expressions_say() -> None:
         "mean(a, b, c)": 5.5 / 3,
         "kendall(a, b, c)": stats.kendalltau([0, 1, 2], [3.0, 2.0, 0.5]).statistic,
         "kendall(c, b, b, a)": stats.kendalltau([0, 1, 2, 3], [0.5, 2.0, 2.0, 3.0]).statistic,
+        "kendall(a, a, a)": 0.0,
     }
     for text, value in expected.items():
-        assert parse_effect(text, ["a", "b", "c"]).of(points) == pytest.approx(value, rel=1e-15)
-    assert math.isnan(parse_effect("log(b - a)", ["a", "b"]).of(points))
+        assert effect_of(text, points) == pytest.approx(value, rel=1e-15)
+
+
+def test_an_effect_has_a_value_for_each_seed_whatever_the_order_of_its_points() -> None:
+    points = {
+        "a": [Point(0, {"n": "2"}, 3.0), Point(1, {"n": "2"}, 4.0), Point(2, {"n": "2"}, 1.0)],
+        "b": [Point(2, {"m": "8"}, 1.0), Point(0, {"m": "8"}, 2.0), Point(1, {"m": "8"}, 1.0)],
+    }
+    assert parse_effect("a - b", ["a", "b"]).of(points).values == {0: 1.0, 1: 3.0, 2: 0.0}
+    # Where a function is not defined there is no value, and there is one at all other seeds.
+    for text in ("log(a - b)", "1 / (a - b)", "max(log(a - b), a - b)", "mean(log(a - b), a)"):
+        values = parse_effect(text, ["a", "b"]).of(points).values
+        assert [math.isfinite(value) for value in values.values()] == [True, True, False], text
+    points["b"].pop()
+    with pytest.raises(EffectError, match="not all arms have a value at seed 1"):
+        parse_effect("a - b", ["a", "b"]).of(points)
 
 
 def test_slopes_and_means_go_over_the_keys_that_arms_leave_open() -> None:
@@ -123,37 +141,60 @@ def test_slopes_and_means_go_over_the_keys_that_arms_leave_open() -> None:
     values = {"bn": [0.4, 0.1, 0.3], "gn": [0.2, 0.25, 0.15]}
     points = {}
     for arm, own in values.items():
-        points[arm] = [Point({"data.batch_size": str(size)}, value) for size, value in zip(sizes, own, strict=True)]
+        points[arm] = [Point(0, {"data.batch_size": str(size)}, value) for size, value in zip(sizes, own, strict=True)]
     difference = np.subtract(values["bn"], values["gn"])
     by_octave = stats.linregress(np.log2(sizes), difference).slope
-    assert parse_effect("slope(bn - gn, log2(data.batch_size))", ["bn", "gn"]).of(points) == pytest.approx(by_octave)
+    assert effect_of("slope(bn - gn, log2(data.batch_size))", points) == pytest.approx(by_octave)
     by_size = stats.linregress(sizes, difference).slope
-    assert parse_effect("slope(bn - gn, data.batch_size)", ["bn", "gn"]).of(points) == pytest.approx(by_size)
-    assert parse_effect("mean(abs(bn - gn), data.batch_size)", ["bn", "gn"]).of(points) == pytest.approx(0.5 / 3)
-    assert parse_effect("mean(bn) - mean(gn)", ["bn", "gn"]).of(points) == pytest.approx(difference.mean())
+    assert effect_of("slope(bn - gn, data.batch_size)", points) == pytest.approx(by_size)
+    assert effect_of("mean(abs(bn - gn), data.batch_size)", points) == pytest.approx(0.5 / 3)
+    assert effect_of("mean(bn) - mean(gn)", points) == pytest.approx(difference.mean())
     with pytest.raises(EffectError, match=r"bn has 3 values .* data\.batch_size"):
-        parse_effect("bn - gn", ["bn", "gn"]).of(points)
+        effect_of("bn - gn", points)
     with pytest.raises(EffectError, match=r"model\.depth does not vary"):
-        parse_effect("slope(bn - gn, model.depth)", ["bn", "gn"]).of(points)
+        effect_of("slope(bn - gn, model.depth)", points)
     points["gn"].pop()
     with pytest.raises(EffectError, match=r"not all arms have a value at data\.batch_size=32"):
-        parse_effect("slope(bn - gn, data.batch_size)", ["bn", "gn"]).of(points)
+        effect_of("slope(bn - gn, data.batch_size)", points)
+    words = {"a": [Point(0, {"norm": name}, 1.0) for name in ("rmsnorm", "layernorm")]}
+    with pytest.raises(EffectError, match="slope over norm: norm has the value rmsnorm, which is not a number"):
+        effect_of("slope(a, norm)", words)
+    with pytest.raises(EffectError, match=r"slope over data\.batch_size needs two values"):
+        effect_of("slope(bn, data.batch_size)", {"bn": points["bn"][:1]})
+
+
+def test_a_slope_over_one_key_may_be_of_means_over_another() -> None:
+    points = []
+    for seed in (0, 1):
+        for depth in (2, 4, 6):
+            for block in (0, 1):
+                value = (seed + 1) * depth + block  # with blocks whose mean is ½ more
+                points.append(Point(seed, {"model.depth": str(depth), "block": str(block)}, float(value)))
+    effect = parse_effect("slope(mean(a, block), model.depth)", ["a"])
+    assert effect.of({"a": points}).values == pytest.approx({0: 1.0, 1: 2.0})
+    both = parse_effect("mean(a, model.depth, block)", ["a"])
+    assert both.of({"a": points}).values == pytest.approx({0: 4.5, 1: 8.5})
 
 
 def test_steps_are_those_to_the_last_loss_of_another_arm() -> None:
     slow = Descent([10, 20, 30], [3.0, 2.5, 2.0], 30)
     fast = Descent([10, 20, 30], [2.4, 2.0, 1.5], 30)
-    points = {"slow": [Point({}, 2.0, slow)], "fast": [Point({}, 1.5, fast)]}
-    assert parse_effect("steps(fast, slow)", ["slow", "fast"]).of(points) == 20
-    assert parse_effect("steps(fast, slow)", ["slow", "fast"]).find_unreached(points) == set()
+    points = {"slow": [Point(0, {}, 2.0, slow)], "fast": [Point(0, {}, 1.5, fast)]}
+    steps = parse_effect("steps(fast, slow)", ["slow", "fast"]).of(points)
+    assert steps.values == {0: 20} and not steps.unreached
     # The slow one never comes down to 1.5: the length of the run is a bound, and the effect says so.
-    bound = parse_effect("log2(steps(slow, slow) / steps(slow, fast))", ["slow", "fast"])
-    assert bound.of(points) == 0 and bound.find_unreached(points) == {"slow"}
-    by_depth = {"slow": [Point({"depth": "2"}, 2.0, slow), Point({"depth": "4"}, 2.0, slow)]}
-    by_depth["fast"] = [Point({"depth": "2"}, 2.0, slow), Point({"depth": "4"}, 1.5, fast)]
-    over_depths = parse_effect("mean(steps(slow, fast), depth)", ["slow", "fast"])
-    assert over_depths.of(by_depth) == 30 and over_depths.find_unreached(by_depth) == {"slow"}
-    assert parse_effect("slow - fast", ["slow", "fast"]).find_unreached(points) == set()
+    bound = parse_effect("log2(steps(slow, slow) / steps(slow, fast))", ["slow", "fast"]).of(points)
+    assert bound.values == {0: 0} and bound.unreached == {"slow": {0}}
+    by_depth = {"slow": [Point(7, {"depth": "2"}, 2.0, slow), Point(7, {"depth": "4"}, 2.0, slow)]}
+    by_depth["fast"] = [Point(7, {"depth": "2"}, 2.0, slow), Point(7, {"depth": "4"}, 1.5, fast)]
+    over_depths = parse_effect("mean(steps(slow, fast), depth)", ["slow", "fast"]).of(by_depth)
+    assert over_depths.values == {7: 30} and over_depths.unreached == {"slow": {7}}
+    assert not parse_effect("slow - fast", ["slow", "fast"]).of(points).unreached
+    by_depth["fast"].pop()
+    with pytest.raises(EffectError, match="fast has no value to which slow is compared"):
+        parse_effect("mean(steps(slow, fast), depth)", ["slow", "fast"]).of(by_depth)
+    with pytest.raises(EffectError, match=r"steps\(\) needs evaluations on the way, and slow has none"):
+        effect_of("steps(slow, slow)", {"slow": [Point(0, {}, 2.0)]})
 
 
 @pytest.mark.parametrize(
@@ -167,6 +208,10 @@ def test_steps_are_those_to_the_last_loss_of_another_arm() -> None:
         ("__import__('os').system('x')", "is not allowed"),
         ("1 - 2", "names no arm"),
         ("mean(a - b)", "a - b is not an arm"),
+        ("a + slope(2, depth)", "slope and mean are of arms, not of a number"),
+        ("slope(a, 3)", "3 is not a key"),
+        ("a if b else 1", "is not allowed"),
+        ("Add(a, b)", "Add is not a function"),
     ],
 )
 def test_an_effect_that_cannot_be_read_is_refused_with_the_reason(text: str, said: str) -> None:
@@ -243,8 +288,8 @@ def test_rows_of_a_study_are_chosen_by_columns(tmp_path: Path) -> None:
     for layer in range(4):
         for of in ("folded", "rounded"):
             rows.append({"norm": "rmsnorm", "seed": "0", "layer": f"{layer}.0", "of": of, "loss": f"{layer}"})
-    points = measure_rows(claim, StudyRows(rows, {})).points[0]
-    assert claim.effect.of(points) == 2.5
+    points = measure_rows(claim, StudyRows(rows, {})).points
+    assert claim.effect.of(points).values == {0: 2.5}
     with pytest.raises(UsageError, match=r"line 16: where: study depth has no column of"):
         without = [{key: value for key, value in row.items() if key != "of"} for row in rows]
         measure_rows(claim, StudyRows(without, {}))
@@ -269,10 +314,11 @@ def test_a_lost_run_counts_as_a_model_before_training(tmp_path: Path) -> None:
     (lost,), _ = points_of_run(read_one(tmp_path), recorded("diverged", **{"loss/val": [3.0, 2.0]}), entry, False)
     (slow,), _ = points_of_run(read_one(tmp_path), recorded("finished", **{"loss/val": [5.0, 4.0]}), entry, False)
     steps = parse_effect("steps(rms, ln)", ["rms", "ln"])
-    assert steps.of({"ln": [lost], "rms": [slow]}) == 2  # where it first is below log 65, and not 2.0
-    assert steps.of({"ln": [slow], "rms": [lost]}) == 1
+    # Where it first is below log 65, and not 2.0.
+    assert steps.of({"ln": [lost], "rms": [slow]}).values == {0: 2}
+    assert steps.of({"ln": [slow], "rms": [lost]}).values == {0: 1}
     (never,), _ = points_of_run(read_one(tmp_path), recorded("diverged"), entry, False)
-    assert steps.of({"ln": [slow], "rms": [never]}) == 3
+    assert steps.of({"ln": [slow], "rms": [never]}).values == {0: 3}
     write_claim(tmp_path, measure="rate/largest")
     with pytest.raises(UsageError, match="line 8: measure: run diverged"):
         points_of_run(read_one(tmp_path), recorded("diverged"), entry, False)
@@ -284,8 +330,8 @@ def test_a_measure_of_each_block_has_the_block_for_a_key(tmp_path: Path) -> None
     check_claim(claim, [0, 1])
     rms = recorded("finished", **{"act/stream00/rms": [5.0, 1.0], "act/stream01/rms": [2.0], "loss/val": [1.0]})
     points, _ = points_of_run(claim, rms, Entry("run", {"norm": "rmsnorm"}, 0, 3, []), False)
-    ln = [Point({"block": "0"}, 1.0), Point({"block": "1"}, 4.0)]
-    assert claim.effect.of({"rms": points, "ln": ln}) == pytest.approx(math.log(0.5))
+    ln = [Point(0, {"block": "0"}, 1.0), Point(0, {"block": "1"}, 4.0)]
+    assert claim.effect.of({"rms": points, "ln": ln}).values == pytest.approx({0: math.log(0.5)})
 
 
 def test_the_shortest_claims_that_fit_are_taken() -> None:

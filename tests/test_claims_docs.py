@@ -17,10 +17,10 @@ from support import REPOSITORY
 
 import normbench
 from normbench.claims.claim import KEYS
-from normbench.claims.effects import NAMES
 from normbench.claims.entries import read_entries
 from normbench.claims.results import read_results
 from normbench.claims.verdicts import Kind
+from normbench.results.effects import NAMES
 
 
 def test_the_documents_are_as_they_are_made(tmp_path: Path) -> None:

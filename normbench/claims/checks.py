@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from normbench.claims.claim import Claim
-from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.measuring import WILDCARD, fits
 from normbench.config import compose
 from normbench.config.groups import check_option
 from normbench.config.schema import ROOT
 from normbench.errors import UsageError
 from normbench.evidence.measures import BEST, SPLITS
+from normbench.results.effects import Descent, EffectError, Point
 from normbench.settings import drop_keys, either, flat, nearest, show
 from normbench.studies.frame import Study, make_study, split_words, study_class
 from normbench.studies.study import grid_words
@@ -199,7 +199,7 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
             for place in places:
                 own_keys = {**keys, pattern[1]: str(place)} if pattern else keys
                 value = 1.5 + number + place / 10
-                found.setdefault(arm, []).append(Point(own_keys, value, PRETENDED))
+                found.setdefault(arm, []).append(Point(seed, own_keys, value, PRETENDED))
     try:
         claim.effect.of(found)
     except EffectError as error:

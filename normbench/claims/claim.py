@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.claims.verdicts import Kind
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
+from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.settings import drop_keys, either, key_of, nearest, show
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own

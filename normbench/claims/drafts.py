@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from normbench.claims.claim import FOLDER, FORBIDDEN, Claim, check_name, claim_files
-from normbench.claims.effects import NAMES
 from normbench.config.trust import check_words
 from normbench.errors import UsageError
 from normbench.record.files import inside, make_folder, write_bytes
+from normbench.results.effects import NAMES
 from normbench.settings import key_of
 from normbench.sweep.folder import Entry, SweepFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Any
 
 from normbench.claims.claim import Claim, Conditions
-from normbench.claims.effects import Descent, EffectError, Point
 from normbench.claims.results import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
@@ -24,6 +23,7 @@ from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json
 from normbench.record.shapes import DIGESTS
+from normbench.results.effects import Descent, EffectError, Point
 from normbench.settings import drop_keys, either, show
 from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
@@ -37,7 +37,7 @@ class Measured:
     """What was measured for a claim.
 
     Attributes:
-        points: by seed and arm.
+        points: by arm.
         lost: how many runs of each arm diverged, and count with what a model has before training.
         unreached: at how many seeds each arm never comes down to the loss of its reference in `steps`.
         missing: what is not there, a phrase each.
@@ -45,7 +45,7 @@ class Measured:
         sessions: of its runs, each once: the machine and versions.
     """
 
-    points: dict[int, dict[str, list[Point]]] = field(default_factory=dict)
+    points: dict[str, list[Point]] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     unreached: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
@@ -63,23 +63,22 @@ class Measured:
             if session and session not in self.sessions:
                 self.sessions.append(session)
 
-    def add(self, seed: int, arm: str, points: Iterable[Point]) -> None:
-        """Add points of an arm at a seed."""
-        self.points.setdefault(seed, {}).setdefault(arm, []).extend(points)
+    def add(self, arm: str, points: Iterable[Point]) -> None:
+        """Add points of an arm."""
+        self.points.setdefault(arm, []).extend(points)
+
+    def seeds_of(self, arm: str) -> set[int]:
+        """Return the seeds at which an arm has a value."""
+        return {point.seed for point in self.points.get(arm, ())}
 
     def values_by_arm(self) -> dict[str, dict[int, float]]:
         """Return the measure by arm and seed, of arms that have one value at each seed."""
-        found: dict[str, dict[int, float]] = {}
-        several = set[str]()
-        for seed, arms in sorted(self.points.items()):
-            for arm, points in arms.items():
-                if len(points) == 1:
-                    found.setdefault(arm, {})[seed] = points[0].value
-                else:
-                    several.add(arm)
-        for arm in several:
-            found.pop(arm, None)
-        return found
+        by_arm = {}
+        for arm, points in self.points.items():
+            by_seed = {point.seed: point.value for point in points}
+            if len(by_seed) == len(points):
+                by_arm[arm] = dict(sorted(by_seed.items()))
+        return by_arm
 
 
 def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[int, float]:
@@ -88,23 +87,27 @@ def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[i
     Raises:
         UsageError: what was measured does not fit the effect.
     """
-    found: dict[int, float] = {}
-    for seed in seeds:
-        arms = measured.points.get(seed, {})
-        is_complete = all(arms.get(arm) for arm in claim.arms)
-        if not is_complete:
-            continue
-        try:
-            value = claim.effect.of(arms)
-            unreached = claim.effect.find_unreached(arms)
-        except EffectError as error:
-            raise claim.blame("effect", f"effect: {error}") from error
-        if math.isfinite(value):
-            found[seed] = value
-            measured.unreached.update(unreached)
+    complete = set(seeds).intersection(*(measured.seeds_of(arm) for arm in claim.arms))
+    if not complete:
+        return {}
+    points = {}
+    for arm in claim.arms:
+        points[arm] = [point for point in measured.points[arm] if point.seed in complete]
+    try:
+        effect = claim.effect.of(points)
+    except EffectError as error:
+        raise claim.blame("effect", f"effect: {error}") from error
+    values = {}
+    for seed in sorted(complete):
+        if math.isfinite(effect.values[seed]):
+            values[seed] = effect.values[seed]
         else:
             measured.missing.append(f"the effect of seed {seed} is not a number")
-    return found
+    for arm, unreached in effect.unreached.items():
+        counted = values.keys() & unreached
+        if counted:
+            measured.unreached[arm] = len(counted)
+    return values
 
 
 def fits(conditions: Conditions, settings: Mapping[str, Any]) -> bool:
@@ -160,7 +163,7 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
             found.undigested.append(entry.run)
         points, is_lost = points_of_run(claim, run, entry, recompute)
         for arm in arms:
-            found.add(entry.seed, arm, points)
+            found.add(arm, points)
             found.lost[arm] += is_lost
     return found
 
@@ -180,11 +183,11 @@ def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool)
     descent = descent_of(run)
     if run.status != "finished":
         value = value_at_start(claim, run)
-        return [Point(dict(entry.arm), value, descent)], True
+        return [Point(entry.seed, dict(entry.arm), value, descent)], True
     points = []
     for tag, key_of_tag in tags_measured(claim, run).items():
         value = final_value(run, tag, recompute)
-        points.append(Point({**entry.arm, **key_of_tag}, value, descent))
+        points.append(Point(entry.seed, {**entry.arm, **key_of_tag}, value, descent))
     are_finite = all(math.isfinite(point.value) for point in points)
     if not points or not are_finite:
         tags = sorted(run.metrics)
@@ -325,8 +328,7 @@ def measure_rows(claim: Claim, study: StudyRows) -> Measured:
         if not chosen:
             values = offered(claim, arm, rows)
             raise claim.blame(f"arms.{arm}", f"arms: {arm} fits no row of study {claim.study}: {values}")
-        for row in chosen:
-            found.add(int(row["seed"]), arm, [point_of_row(claim, row)])
+        found.add(arm, [point_of_row(claim, row) for row in chosen])
     return found
 
 
@@ -369,7 +371,7 @@ def point_of_row(claim: Claim, row: Mapping[str, str]) -> Point:
         what = f"column {claim.measure} of study {claim.study} has {row[claim.measure]:.40}, which is not a number"
         raise claim.blame("measure", f"measure: {what}") from None
     keys = drop_keys(row, claim.measure, "seed")
-    return Point(keys, value)
+    return Point(int(row["seed"]), keys, value)
 
 
 def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str], number: int) -> Measured:
@@ -386,11 +388,7 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
     """
     aside = {*measured_columns, ROUND, "seed"}
     found = Measured(missing=list(block.missing), undigested=list(block.undigested), sessions=list(block.sessions))
-    by_arm: dict[str, list[Point]] = defaultdict(list)
-    for arms in block.points.values():
-        for arm, points in arms.items():
-            by_arm[arm] += points
-    for arm, points in by_arm.items():
+    for arm, points in block.points.items():
         first = points[0]
         differing = set[str]()
         for point in points:
@@ -401,7 +399,7 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
             keys = " and ".join(sorted(differing))
             raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
         kept = drop_keys(first.keys, *aside)
-        found.add(number, arm, [Point(kept, median(point.value for point in points))])
+        found.add(arm, [Point(number, kept, median(point.value for point in points))])
     return found
 
 
@@ -409,9 +407,8 @@ def join(parts: Sequence[Measured]) -> Measured:
     """Return what was measured in several processes as one."""
     whole = Measured()
     for part in parts:
-        for seed, arms in part.points.items():
-            for arm, points in arms.items():
-                whole.add(seed, arm, points)
+        for arm, points in part.points.items():
+            whole.add(arm, points)
         whole.lost.update(part.lost)
         whole.missing += part.missing
         whole.undigested += part.undigested
@@ -422,11 +419,7 @@ def join(parts: Sequence[Measured]) -> Measured:
 def note_missing_seeds(claim: Claim, measured: Measured, seeds: Sequence[int]) -> None:
     """Note which arms have no value at a seed, where nothing else says so."""
     for arm in claim.arms:
-        lacking = []
-        for seed in seeds:
-            arms = measured.points.get(seed, {})
-            if not arms.get(arm):
-                lacking.append(seed)
+        lacking = sorted({*seeds} - measured.seeds_of(arm))
         if lacking:
             numbers = ", ".join(map(str, lacking))
             measured.missing.append(f"arm {arm} has no value at seed {numbers}")

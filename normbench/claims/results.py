@@ -15,12 +15,12 @@ from types import NoneType
 from typing import Any
 
 from normbench.claims.claim import OLDER
-from normbench.claims.effects import EffectError, Point, parse_effect
 from normbench.claims.verdicts import Judgement, Kind, Verdict, judge
 from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import DIGESTS, NUMBER, Shape
+from normbench.results.effects import EffectError, Point, parse_effect
 from normbench.results.statistics import Interval
 
 CLAIM_FILE = "claim.json"
@@ -369,14 +369,13 @@ def effects_again(result: ClaimResult, claim: Mapping[str, Any]) -> Mapping[int,
     effect = parse_effect(claim["effect"], [*claim["arms"]])
     if not {*claim["arms"]} <= {*result.arms}:
         return result.values
-    found = {}
-    for seed, value in result.values.items():
-        points = {arm: [Point({}, result.arms[arm][seed])] for arm in claim["arms"]}
-        try:
-            found[seed] = effect.of(points)
-        except EffectError:  # it is over steps, or over keys
-            found[seed] = value
-    return found
+    points = {}
+    for arm in claim["arms"]:
+        points[arm] = [Point(seed, {}, result.arms[arm][seed]) for seed in result.values]
+    try:
+        return effect.of(points).values
+    except EffectError:  # it is over steps, or over keys
+        return result.values
 
 
 def to_json(content: Any) -> Any:
