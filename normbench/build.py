@@ -20,8 +20,7 @@ from normbench.config.recipe import Part, Recipe, check_made, help_command, miss
 from normbench.config.refusals import refusal
 from normbench.config.rules import Rule, best_rule, say_places
 from normbench.config.sections import BY_NAME
-from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
-from normbench.hosts.steps import refuse_single
+from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, refuse_single
 from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import Fitted, accept_mask, make_fitted, measure_facts, takes_place
@@ -830,12 +829,23 @@ def explain_failure(model: Model, task: Task, batch: Batch, group: Group) -> Ite
     except Exception as error:  # which others' code may raise of any kind; it goes on its way where no more is known
         if not group.shards:
             model.try_step(batch, task)
-            refuse_single("the model", model, batch, task, model.anatomy().norms.values(), error)
+            if len(batch.targets) == 1 and goes_through(model, batch.twice()):
+                raise refuse_single("the model", task.examples, error) from error
         others = sorted({norm.implementation for norm in model.modules() if isinstance(norm, Fitted)})
         if others and isinstance(error, ValueError):
             what = f"{either(others)} refuses what the model gives it ({explain(error)})"
             raise UsageError(f"{what}: choose another norm") from error
         raise
+
+
+def goes_through(model: Model, batch: Batch) -> bool:
+    """Tell whether a model in training takes a batch; it stays as it is."""
+    try:
+        with keep_buffers(model), keep_generators(batch.inputs.device), torch.no_grad():
+            model.train()(*batch.arguments)
+    except Exception:  # of others' code, which may raise anything
+        return False
+    return True
 
 
 def check_last_batch(model: Model, data: Data, device: torch.device, group: Group, batches: int) -> None:

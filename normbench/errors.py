@@ -151,6 +151,18 @@ def is_of_package(path: Path, package: str) -> bool:
     return any(folder.name == package and (folder / "__init__.py").exists() for folder in path.parents)
 
 
+def refuse_single(what: str, examples: str, failure: BaseException) -> UsageError:
+    """Return what refuses a batch of one example, which fails where two do not.
+
+    Args:
+        what: the model.
+        examples: what the data hold.
+        failure: of the batch.
+    """
+    why = f"does not train on a batch of 1 of the {examples} ({explain(failure)})"
+    return UsageError(f"{what} {why}: use a larger data.batch_size, with which no batch of 1 is left over")
+
+
 def explain_torchvision(importer: str, error: BaseException) -> str:
     """Say why torchvision fails where something imports it, and how to fix it.
 

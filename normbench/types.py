@@ -720,6 +720,10 @@ class Batch(NamedTuple):
         mapped: list[Any] = [None if tensor is None else function(tensor) for tensor in self]
         return Batch(*mapped)
 
+    def twice(self) -> Batch:
+        """Return the batch with all examples once more."""
+        return self.map(lambda rows: torch.cat((rows, rows)))
+
 
 class Data(ABC):
     """A data set in memory, and its batches: a pure function of (seed, step), so that a run can go on anywhere."""

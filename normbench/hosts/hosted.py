@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from normbench.errors import UsageError, explain
+from normbench.errors import UsageError, explain, refuse_single
 from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
 from normbench.hosts.classes import read_classes
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.replacing import replace as replace_norms
-from normbench.hosts.steps import check_step, refuse_single
+from normbench.hosts.steps import check_step, try_step
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
 from normbench.norms import Own
 from normbench.settings import LIKE_HOST, Setting
@@ -230,7 +230,10 @@ class Hosted(Model):
             return
         if isinstance(failure, UsageError):
             raise failure
-        refuse_single(what, self, batch, task, new, failure)
+        if len(batch.targets) == 1:
+            twice = batch.twice()
+            if try_step(self, lambda model: model(*twice.arguments), new).error is None:
+                raise refuse_single(what, task.examples, failure) from failure
         if isinstance(failure, ValueError):
             cure = self.library.cure_of_forward
             raise UsageError(

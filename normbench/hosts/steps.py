@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from normbench.errors import ContractError, UsageError, explain
+from normbench.errors import ContractError
 from normbench.hosts.acting import Acting
 from normbench.hosts.tape import evaluating, in_mode, storages_of, tensors_in
 from normbench.settings import either
-from normbench.types import Batch, Task, keep_buffers
+from normbench.types import keep_buffers
 
 CallHost = Callable[[nn.Module], object]  # one forward pass
 
@@ -94,29 +94,6 @@ def try_step(model: nn.Module, call: CallHost, norms: Iterable[nn.Module]) -> Tr
     except Exception as error:  # another library's code, which may raise anything
         return Trial(error)
     return Trial(None, tuple(passing))
-
-
-def refuse_single(
-    what: str, model: nn.Module, batch: Batch, task: Task, norms: Iterable[nn.Module], failure: Exception
-) -> None:
-    """Refuse a batch of one example that fails, if the same example twice does not.
-
-    Args:
-        what: the model, for the error.
-        batch: that fails, on the model's device.
-        norms: of the model.
-        failure: that it raised.
-
-    Raises:
-        UsageError: it does.
-    """
-    if len(batch.targets) != 1:
-        return
-    twice = batch.map(lambda rows: torch.cat((rows, rows)))
-    if try_step(model, lambda model: model(*twice.arguments), norms).error is None:
-        cure = "use a larger data.batch_size, with which no batch of 1 is left over"
-        why = f"does not train on a batch of 1 of the {task.examples} ({explain(failure)})"
-        raise UsageError(f"{what} {why}: {cure}") from failure
 
 
 def those_that_fail(model: nn.Module, call: CallHost, norms: Collection[nn.Module]) -> list[nn.Module]:
