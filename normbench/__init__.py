@@ -55,9 +55,9 @@ def load(
     Raises:
         UsageError: a ValueError: no run, no such weights, or they do not fit this version.
     """
-    from normbench.runs import load as records
+    from normbench.runs.load import TrainedRun, load_model
 
-    return records.load_model(records.TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
+    return load_model(TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
 
 
 def load_swapped(model: nn.Module, folder: Folder) -> None:
@@ -113,10 +113,10 @@ def load_runs(folder: Folder = "outputs", *, metrics: bool = False) -> pd.DataFr
     Raises:
         UsageError: a ValueError: no folder, or no runs in it.
     """
-    from normbench.runs import load as records
+    from normbench.evidence import frame
 
-    runs = records.load_runs(folder)
-    return (runs, records.load_metrics(folder)) if metrics else runs
+    runs = frame.load_runs(folder)
+    return (runs, frame.load_metrics(folder)) if metrics else runs
 
 
 def answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_UP, Context, Decimal
 from typing import Any
 
@@ -151,3 +152,9 @@ def rounded_up(value: float, digits: int) -> float:
     """Round to so many significant digits, away from zero."""
     context = Context(prec=digits, rounding=ROUND_UP)
     return float(context.create_decimal(f"{value:.{digits + 6}g}"))
+
+
+def join_first(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
+    """Join names; of many only the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more

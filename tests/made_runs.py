@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from normbench.record.directory import RunDirectory, fingerprint
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
-    from normbench.evidence.records import RecordedStudy
+    from normbench.evidence.study import RecordedStudy
     from normbench.show.report import Report
 
 FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
@@ -159,7 +159,7 @@ def probes(step: int, stream: float, gradient: float) -> dict[str, Any]:
 
 
 def read_study(folders: Sequence[Path]) -> RecordedStudy:
-    from normbench.evidence.records import read_studies
+    from normbench.evidence.study import read_studies
 
     [study] = read_studies(folders)
     return study

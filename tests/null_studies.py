@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.baselines import usual_baseline
-from normbench.evidence.contenders import choose_contenders
-from normbench.evidence.measures import metrics_of
-from normbench.evidence.records import Arm, Curve, RecordedRun, RecordedStudy
+from normbench.evidence.run import Curve, RecordedRun
+from normbench.evidence.study import RecordedStudy, choose_contenders
+from normbench.evidence.yardstick import metrics_of
 from normbench.results.family import Judgement, judge
 
 Random = np.random.Generator

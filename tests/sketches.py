@@ -8,7 +8,8 @@ from pathlib import Path
 
 from made_runs import read_study
 
-from normbench.evidence.baselines import Baseline, usual_baseline
+from normbench.evidence.arms import Baseline
+from normbench.evidence.baselines import usual_baseline
 from normbench.show.figures import draw_all
 from normbench.show.figures.figure import Figure
 

@@ -13,9 +13,9 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
 from normbench.commands.report import report_of_sweep
-from normbench.evidence import records
-from normbench.evidence.records import read_run
-from normbench.runs.load import run_directories
+from normbench.evidence import study as studies
+from normbench.evidence.run import read_run
+from normbench.runs.finding import run_directories
 from normbench.show.tensorboard import write_arms
 
 
@@ -69,8 +69,8 @@ def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> Non
 @pytest.mark.usefixtures("pages_alone")
 def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    monkeypatch.setattr(records, "run_beside", lambda work: work)  # what another process reads is not seen here
-    monkeypatch.setattr(records, "read_run", lambda run, name: names.append(name) or read_run(run, name))
+    monkeypatch.setattr(studies, "run_beside", lambda work: work)  # what another process reads is not seen here
+    monkeypatch.setattr(studies, "read_run", lambda run, name: names.append(name) or read_run(run, name))
     report_of_sweep(study, quiet=True)
     assert sorted(names) == sorted(run_directories(study))
     assert {path.name for path in (study / "arms").iterdir()} == {".normbench", "layernorm", "rmsnorm"}

@@ -30,7 +30,7 @@ from normbench.claims.standing import Way
 from normbench.claims.verify import Finding, verify
 from normbench.cli import main
 from normbench.errors import UsageError
-from normbench.evidence.records import Curve, RecordedRun
+from normbench.evidence.run import Curve, RecordedRun
 from normbench.record.digests import write_with_digests
 from normbench.results.effects import Descent, EffectError, Point, parse_effect
 from normbench.sweep.folder import Entry

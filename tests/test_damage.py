@@ -15,7 +15,8 @@ from support import WHOLE
 
 from normbench.cli import main
 from normbench.errors import UsageError
-from normbench.evidence.records import RecordedRun, read_studies
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import read_studies
 from normbench.record.directory import RunDirectory
 from normbench.training import checkpoint
 from normbench.training.checkpoint import Checkpoints

@@ -14,8 +14,10 @@ from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric, accuracy_on
-from normbench.evidence.records import Arm, Curve, RecordedStudy, read_studies
+from normbench.evidence.run import Curve
+from normbench.evidence.study import RecordedStudy, read_studies
 from normbench.results.answer import EffectKind
 from normbench.results.designs import Contrast, find_contrasts
 from normbench.results.examine import state_effect

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 
-from normbench.evidence import records
+from normbench.evidence import study as studies
 from normbench.evidence.facts import given_settings
-from normbench.evidence.records import read_studies
+from normbench.evidence.study import read_studies
 from normbench.record.digests import write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
@@ -282,7 +282,7 @@ def test_the_choice_of_rates_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     read: list[Path] = []
-    monkeypatch.setattr(records, "read_json", lambda path: read.append(path) or read_json(path))
+    monkeypatch.setattr(studies, "read_json", lambda path: read.append(path) or read_json(path))
     make_report([tmp_path])
     assert [path.name for path in read].count(CHOICE_FILE) == 1
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 from test_sentences import arm
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import loss_on
-from normbench.evidence.records import Arm
 from normbench.results.comparisons import Comparison, compare_all
 from normbench.results.statistics import ALPHA, paired_difference
 

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from sketches import sketched
 
 from normbench.config.groups import options
-from normbench.evidence.records import Arm
+from normbench.evidence.arms import Arm
 from normbench.show.figures import draw_all, panes, style
 from normbench.show.figures.panes import near_range
 from normbench.show.figures.style import DARK, FAINT, NORMS, OWN, colors_of

@@ -21,8 +21,9 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, column, numbers, panels, sketched
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
-from normbench.evidence.records import Arm, Curve
+from normbench.evidence.run import Curve
 from normbench.results.sensitivity import tried_levels
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.finals import Chart, drawings_of, places_of

@@ -15,7 +15,7 @@ from normbench.config.compose import read
 from normbench.config.groups import find_meant, options, other_names, spell
 from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.errors import UsageError
-from normbench.runs.load import find_parent, find_run
+from normbench.runs.finding import find_parent, find_run
 
 
 @pytest.fixture(autouse=True)

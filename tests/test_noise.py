@@ -17,7 +17,7 @@ from support import TEXT, build, random_batch
 
 from normbench.config.compose import read
 from normbench.evidence.measures import gradient_noise
-from normbench.evidence.records import read_run
+from normbench.evidence.run import read_run
 from normbench.probes import Probes, Reading, tensor_statistics
 from normbench.record.directory import RunDirectory
 from normbench.runs.plan import prepare

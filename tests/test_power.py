@@ -11,8 +11,8 @@ import pytest
 from scipy import special, stats
 
 from normbench.errors import UsageError
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import loss_on
-from normbench.evidence.records import Arm
 from normbench.results.comparisons import Comparison, correct_p
 from normbench.results.statistics import (
     detectable_difference,

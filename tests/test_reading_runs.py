@@ -14,10 +14,11 @@ import normbench
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.evidence.records import read_run
+from normbench.evidence.run import read_run
 from normbench.record.directory import RunDirectory
 from normbench.runs.load import TrainedRun
 from normbench.runs.plan import prepare
+from normbench.runs.reading import DamagedRun
 from normbench.studies.folding import fold_run
 from normbench.studies.sample import sample
 from normbench.studies.swaps import swap
@@ -65,8 +66,9 @@ def test_what_was_changed_is_told_at_each_door_as_in_a_report(
     for door in DOORS.values():
         with pytest.raises(UsageError, match=f"run is damaged, {reason.strip()}: make the run again with rerun=true"):
             door(run)
-    with pytest.raises(ValueError, match=f"^{reason.strip()}$"):
+    with pytest.raises(DamagedRun) as damaged:
         read_run(RunDirectory(run), "run")
+    assert damaged.value.reason == reason.strip()
 
 
 def test_a_file_that_is_gone_is_told_too(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
-from normbench.evidence.records import read_metrics, read_run, read_studies, study_of
+from normbench.evidence.run import read_metrics, read_run
+from normbench.evidence.study import read_studies, study_of
 from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
 
@@ -65,8 +66,8 @@ def test_arms_are_named_by_what_tells_them_apart(
 # ---- curves
 
 
-def test_a_study_leaves_the_runs_that_were_read_as_they_are(tmp_path: Path) -> None:
-    """Of what is usual and unwritten, and of classes that share a name, it makes runs of its own."""
+def test_a_study_sees_settings_beside_those_of_other_runs_and_leaves_runs_as_they_were_read(tmp_path: Path) -> None:
+    """It sees what is usual and unwritten where others have it, and the paths of classes that share a name."""
     for target in ("a.LayerNorm", "b.LayerNorm", "normbench.norms.LayerNorm"):
         make_run(tmp_path, settings={"norm._target_": target}, name=target)
     make_run(tmp_path, seed=1, settings={"norm.gain0": 0.5})
@@ -76,8 +77,10 @@ def test_a_study_leaves_the_runs_that_were_read_as_they_are(tmp_path: Path) -> N
     before = [deepcopy(run.config) for run in read]
     study = study_of(read)
     assert [run.config for run in read] == before
-    assert {run.config["norm"] for run in study.runs} == {"layernorm", "a.LayerNorm", "b.LayerNorm"}
-    assert {run.config.get("norm.gain0") for run in study.runs if run.config["norm"] == "layernorm"} == {1.0, 0.5}
+    assert all(any(run is own for own in read) for run in study.runs)
+    seen = [study.settings_of(run) for run in study.runs]
+    assert {settings["norm"] for settings in seen} == {"layernorm", "a.LayerNorm", "b.LayerNorm"}
+    assert {settings.get("norm.gain0") for settings in seen if settings["norm"] == "layernorm"} == {1.0, 0.5}
 
 
 def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from normbench.commands.report import print_verdict
 from normbench.errors import UsageError
 from normbench.evidence.baselines import given_baseline
 from normbench.evidence.measures import comparable, seconds_at
-from normbench.evidence.records import RecordedRun
+from normbench.evidence.run import RecordedRun
 from normbench.results.answer import CaveatKind, NextStep, StepKind, Verdict
 from normbench.results.causes import confirm_elsewhere
 from normbench.results.fairness import own_rates

@@ -14,7 +14,8 @@ from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
-from normbench.evidence.records import Arm, RecordedStudy, read_studies
+from normbench.evidence.arms import Arm
+from normbench.evidence.study import RecordedStudy, read_studies
 from normbench.results.answer import Answer, CaveatKind, EffectKind
 from normbench.results.comparisons import compare_all
 from normbench.results.examine import Request, examine, state_scaling

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normbench.evidence.arms import Arm, best_rate
 from normbench.evidence.baselines import usual_baseline
-from normbench.evidence.contenders import best_rate, choose_contenders
 from normbench.evidence.measures import Metric, accuracy_on, loss_on
-from normbench.evidence.records import Arm, RecordedRun, RecordedStudy
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy, choose_contenders
 from normbench.results.answer import Answer, ArmDifference, ArmResult, Cause, Question, Stuck
 from normbench.results.comparisons import Comparison, Survival, compare_all
 from normbench.results.examine import state_arms, state_difference, state_losses

@@ -22,7 +22,7 @@ from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
-from normbench.evidence.records import Arm
+from normbench.evidence.arms import Arm
 from normbench.settings import Setting, key_of
 from normbench.show.figures.figure import Figure
 from normbench.show.studied import read_study, studies_below

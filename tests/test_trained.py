@@ -15,8 +15,8 @@ from scipy import stats
 from normbench.data.own import text_file
 from normbench.data.sources import digits
 from normbench.evidence.facts import lead
-from normbench.evidence.measures import metrics_of
-from normbench.evidence.records import RecordedRun
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.yardstick import metrics_of
 from normbench.results.answer import ReasonKind, Remedy, StepKind, TwoGroups, Verdict
 from normbench.results.sensitivity import tried_levels
 from normbench.show.figures import draw_all

@@ -17,8 +17,9 @@ from normbench.claims.claim import Claim, Conditions
 from normbench.claims.results import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
+from normbench.evidence.arms import canonical
 from normbench.evidence.measures import STEP_TIME, VALIDATION_LOSS, comparable, final, finite_points, metric_of
-from normbench.evidence.records import RecordedRun, canonical, read_run
+from normbench.evidence.run import RecordedRun, read_run
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_json

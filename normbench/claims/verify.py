@@ -27,7 +27,9 @@ from normbench.claims.standing import is_of_machine
 from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
-from normbench.evidence.records import ASIDE, LEARNING_RATE, canonical, read_run
+from normbench.evidence.arms import LEARNING_RATE, canonical
+from normbench.evidence.run import read_run
+from normbench.evidence.study import ASIDE
 from normbench.record.directory import RunDirectory
 from normbench.settings import drop_keys
 from normbench.sweep.folder import Entry, SweepFolder

@@ -177,7 +177,7 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     if config.closed.extend is not None:
         from normbench.record.directory import RunDirectory
         from normbench.runs.extension import extend
-        from normbench.runs.load import find_parent
+        from normbench.runs.finding import find_parent
 
         config = extend(config, RunDirectory(find_parent(config.closed.extend)), trust=False)
     rows = []

@@ -19,7 +19,7 @@ from normbench.record.console import Stages
 from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
-    from normbench.evidence.records import RecordedStudy
+    from normbench.evidence.study import RecordedStudy
     from normbench.results.comparisons import Comparison
     from normbench.show.report import Report
     from normbench.show.tables import Table
@@ -136,7 +136,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
             continue
         print_verdict(found)
         print()
-        print_table(tables.settings_table(*study.arms))
+        print_table(tables.settings_table(study, *study.arms))
         for table in found.tables:
             if table.key.startswith(("arms", "differences", "step-times")):
                 print_table(table.transposed())

@@ -17,7 +17,8 @@ from normbench.errors import UsageError
 from normbench.record.console import show_table
 from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
-from normbench.runs.load import blame_record, find_run, run_directories
+from normbench.runs.finding import find_run, run_directories
+from normbench.runs.reading import check_unaltered
 from normbench.settings import flat, printable
 from normbench.sweep.folder import SweepFolder, say, say_damaged_notes, summarize
 
@@ -85,8 +86,7 @@ def show_ledger(folder: Path) -> int:
         raise UsageError(
             f"{directory.path} has no ledger: give a run that has ended, such as one that normbench runs lists"
         )
-    with blame_record(directory):
-        directory.check_unaltered()
+    check_unaltered(directory)
     show_table(f"ledger of {directory.path.name}", flat(summary["ledger"]))
     return 0
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from normbench.config.sections import GROUPS
 from normbench.errors import ArgumentError, UsageError
-from normbench.evidence.records import Arm, RecordedStudy, canonical, join_first, read_studies
+from normbench.evidence.arms import Arm, canonical
+from normbench.evidence.study import RecordedStudy, read_studies
 from normbench.settings import nearest
+from normbench.wording import join_first
 
 # The settings that an arm's partner has in a comparison; in all others it is like the arm.
 Baseline = dict[str, Any]
@@ -106,10 +107,10 @@ def words_for_arms(study: RecordedStudy) -> dict[str, Baseline]:
             known[f"{key}={word}"] = {key: value}
             known[f"{name}={word}"] = {key: value}
             known[word] = {key: value}
-    config = study.runs[0].config
+    settings = study.settings_of(study.runs[0])
     for group in GROUPS:
         if group not in study.varied:
-            known[f"{group}={config.get(group)}"] = {}  # which every arm has
+            known[f"{group}={settings.get(group)}"] = {}  # which every arm has
     return known
 
 
@@ -170,25 +171,3 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
         names = join_first([arm.name for arm in found])
         raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
     return found[0]
-
-
-# ---- pairs
-
-
-def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
-    """Return the arm that another one is compared with: it has the baseline's settings, and else that arm's own."""
-    wanted = {**arm.settings, **baseline}
-    for other in arms:
-        if other.settings.items() <= wanted.items():
-            return other
-    return None
-
-
-def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
-    """Return every arm that is compared with another, and that other one."""
-    found = []
-    for arm in arms:
-        other = partner(arm, arms, baseline)
-        if other is not None and other is not arm:
-            found.append((arm, other))
-    return found

@@ -7,8 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from normbench.evidence.records import LEARNING_RATE, RecordedRun, RecordedStudy, join_first
-from normbench.wording import count, one_line, plain
+from normbench.evidence.arms import LEARNING_RATE, Arm
+from normbench.evidence.measures import implementation
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy
+from normbench.wording import count, join_first, one_line, plain
 
 STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
 SPLITS = ("train", "val", "test")  # as the names of counts of data begin
@@ -99,6 +102,21 @@ def words_of_command(run: RecordedRun) -> list[str]:
     return shlex.split(command)[2:]
 
 
+def ran_as(arms: Iterable[Arm]) -> str:
+    """Write what computed the norms of arms: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
+    names = defaultdict[str, list[str]](list)
+    for arm in arms:
+        for run in arm.runs:
+            own = names[implementation(run)]
+            if arm.name not in own:
+                own.append(arm.name)
+    parts = []
+    for word in sorted(names):
+        if word:
+            parts.append(f"{word} ({join_first(names[word], 4)})")
+    return "; ".join(parts)
+
+
 def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
     """Name the varied settings that determine what is read of a run, such as `data.batch_size`; empty if all agree."""
     every_text = {read(run).strip() for run in study.runs}
@@ -108,7 +126,7 @@ def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
     for key in study.varied:
         texts = defaultdict[str, set[str]](set)
         for run in study.runs:
-            value = str(run.config.get(key))
+            value = str(study.value_of(run, key))
             texts[value].add(read(run).strip())
         if all(len(own) == 1 for own in texts.values()):
             telling.append(key)
@@ -168,9 +186,9 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
 # ---- of a run
 
 
-def option_reader(group: str) -> Callable[[RecordedRun], str]:
-    """Return a function that reads which option of a group a run has."""
-    return lambda run: str(run.config.get(group, ""))
+def option_reader(study: RecordedStudy, group: str) -> Callable[[RecordedRun], str]:
+    """Return a function that reads which option of a group a run of a study has."""
+    return lambda run: str(study.settings_of(run).get(group, ""))
 
 
 def steps(run: RecordedRun) -> str:

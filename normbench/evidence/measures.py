@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from normbench.errors import ArgumentError
-from normbench.evidence.records import LARGEST_RATE, Arm, Curve, RecordedRun, RecordedStudy, join_first
-from normbench.evidence.scores import count_spikes
+from normbench.evidence.run import LARGEST_RATE, Curve, RecordedRun
 from normbench.record.directory import extended_runs
-from normbench.settings import either
-from normbench.wording import rounded_up
 
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
@@ -155,63 +150,6 @@ def recorded_final(run: RecordedRun, metric: Metric) -> float | None:
     return None if value is None else float(value)
 
 
-def metrics_of(study: RecordedStudy, primary: str | None = None) -> tuple[Metric, ...]:
-    """Return the metrics by which a study is judged, the primary one first.
-
-    They are of the test data where every run that finished has them; BLEU or accuracy comes before the loss. Runs whose
-    learning rate grew until they no longer learned are judged by how large it was.
-
-    primary: the tag that a person puts first, or `best`.
-
-    Raises:
-        ArgumentError: no run has logged it.
-    """
-    finished = study.finished
-    has_test = bool(finished) and all("loss/test" in run.metrics for run in finished)
-    split = "test" if has_test else "val"
-    usual = [loss_on(split)]
-    if finished and all(run.ramp for run in finished):
-        usual = [largest_rate()]
-    elif study.runs[0].task.endswith("classification"):
-        usual.insert(0, accuracy_on(split))
-    if any(f"bleu/{split}" in run.metrics for run in finished):
-        usual.insert(0, bleu_on(split))
-    if primary is None:
-        return tuple(usual)
-    check_logged(primary, finished, usual)
-    others = [metric for metric in usual if metric.tag != primary]
-    return (metric_of(primary), *others)
-
-
-def check_logged(primary: str, finished: Sequence[RecordedRun], usual: Sequence[Metric]) -> None:
-    """Refuse a metric that runs have not logged.
-
-    Raises:
-        ArgumentError: no run has it.
-    """
-    tags = {BEST}
-    for run in finished:
-        tags.update(run.metrics, run.curves)
-    if primary not in tags:
-        near = sorted(tag for tag in tags if primary in tag)[:3]
-        if not near:
-            near = get_close_matches(primary, tags)
-        if not near:
-            near = [metric.tag for metric in usual]
-            near.append(BEST)
-        raise ArgumentError("metric", primary, f"is not logged by these runs: give one such as {either(near)}")
-    if primary == BEST and finished:
-        has_several = any(has_comparable_evaluations(run) for run in finished)
-        if not has_several:
-            why = "needs evaluations on the way, and these runs have the last one alone: leave it out"
-            raise ArgumentError("metric", BEST, why)
-
-
-def has_comparable_evaluations(run: RecordedRun) -> bool:
-    """Tell whether a run has evaluations of the validation data that `comparable` keeps."""
-    return len(finite_points(comparable(run, VALIDATION_LOSS)).steps) > 0
-
-
 def metric_of(tag: str) -> Metric:
     """Return the metric of a tag; for an unknown kind, one of which neither lower nor higher is better."""
     if tag == LARGEST_RATE:
@@ -280,21 +218,6 @@ def implementation(run: RecordedRun) -> str:
     """Return what computed a run's norms, such as `torch.nn.functional.layer_norm`; empty where it is not recorded."""
     found = run.ledger.get("implementation") or ""
     return found if isinstance(found, str) else " and ".join(found)
-
-
-def ran_as(arms: Iterable[Arm]) -> str:
-    """Write what computed the norms of arms: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
-    names = defaultdict[str, list[str]](list)
-    for arm in arms:
-        for run in arm.runs:
-            own = names[implementation(run)]
-            if arm.name not in own:
-                own.append(arm.name)
-    parts = []
-    for word in sorted(names):
-        if word:
-            parts.append(f"{word} ({join_first(names[word], 4)})")
-    return "; ".join(parts)
 
 
 # ---- time
@@ -385,142 +308,7 @@ def step_at_target(run: RecordedRun, target: float) -> int:
     return int(curve.steps[first]) if first < len(curve.steps) else 0
 
 
-# ---- by what a study is judged
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """By what the runs of a study are judged.
-
-    Attributes:
-        metrics: the primary one first.
-        targets: the validation loss (nats) to which each arm's time is measured, by the arm's name.
-        given: whether a person set the target.
-        timed: the tag of the loss that is compared at equal times of training.
-        seconds: that time; NaN where no run has one.
-    """
-
-    metrics: tuple[Metric, ...]
-    targets: Mapping[str, float]
-    given: bool
-    timed: str
-    seconds: float
-
-    @property
-    def primary(self) -> Metric:
-        """Return the metric of the verdict."""
-        return self.metrics[0]
-
-    @property
-    def during_training(self) -> Metric:
-        """Return the metric of the primary one's kind that is evaluated during training."""
-        on = METRICS_OF_KINDS.get(self.primary.kind, loss_on)
-        return on("val")
-
-
-def choose_yardstick(
-    study: RecordedStudy, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
-) -> Yardstick:
-    """Return by what to judge a study.
-
-    Args:
-        study: the runs.
-        partners: the arm that each arm is compared with, by its name.
-        target: the validation loss (nats) to which times are measured; by default the mean at which the partner ends.
-        metric: the tag of the primary metric; by default what suits the task.
-    """
-    metrics = metrics_of(study, metric)
-    if metrics[0].in_doublings and target is None:  # losses at rates that grow are of no interest
-        return Yardstick(metrics, {}, False, TRAINING_LOSS, NAN)
-    timed = VALIDATION_LOSS
-    seconds = seconds_of_fastest(study.finished, timed)
-    losses = [value_at(run, timed, seconds) for run in study.finished]
-    if not np.isfinite(losses).all():
-        timed = TRAINING_LOSS
-        seconds = seconds_of_fastest(study.finished, timed)
-    targets = usual_targets(partners)
-    if target is not None:
-        targets = {arm.name: target for arm in study.arms}
-    return Yardstick(metrics, targets, target is not None, timed, seconds)
-
-
-def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
-    """Return the mean loss at which the partner of each arm ends, where that trained."""
-    found = {}
-    for name, arm in partners.items():
-        ends = finite_numbers(map(last_comparable_loss, arm.runs))
-        if ends and arm.trained:
-            found[name] = rounded_up(sum(ends) / len(ends), 3)
-    return found
-
-
-def seconds_of_fastest(runs: Iterable[RecordedRun], tag: str) -> float:
-    """Return the seconds of training of the fastest run's last value under a tag; NaN where no run has one."""
-    seconds = finite_numbers(last_seconds(run, tag) for run in runs)
-    return min(seconds, default=NAN)
-
-
-def last_comparable_loss(run: RecordedRun) -> float:
-    """Return the last validation loss (nats) of a finished run that `comparable` keeps; NaN where there is none."""
-    values = finite_points(comparable(run, VALIDATION_LOSS)).values
-    if run.status != "finished" or not len(values):
-        return NAN
-    return float(values[-1])
-
-
-# ---- all runs
-
-
-def runs_frame(study: RecordedStudy, yardstick: Yardstick) -> pd.DataFrame:
-    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
-
-    trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
-    accuracy (%) or BLEU of the evaluations that `comparable` keeps, chosen on the validation data. gap: last validation
-    loss less last training loss (nats), the latter in eval mode where it was recorded.
-    """
-    rows = []
-    for arm, run in study.pairs:
-        logged = shown_metrics(run)
-        times = run.summary.get("step_time", {})
-        primary = recorded_final(run, yardstick.primary)
-        target = yardstick.targets.get(arm.name, NAN)
-        reached = step_at_target(run, target)
-        at_equal_time = value_at(run, yardstick.timed, yardstick.seconds) if run.status == "finished" else NAN
-        best, best_step = best_during_training(run, yardstick.during_training)
-        spikes, judged = count_spikes(finite_points(run.curves.get(TRAINING_LOSS)).values)
-        row = {
-            "run": run.name,
-            "arm": arm.name,
-            **arm.settings,
-            "seed": run.seed,
-            "status": run.status,
-            "trained": run.trained,
-            "step": run.step,
-            "steps": run.steps,
-            **logged,
-            yardstick.primary.tag: NAN if primary is None else primary,
-            "best": best,
-            "best_step": best_step,
-            "gap": gap(run),
-            "training_seconds": float(seconds_at(run, run.step)),
-            "target": target,
-            "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
-            f"{yardstick.timed}_at_equal_time": at_equal_time,
-            "implementation": implementation(run),
-            "step_median_ms": run.step_ms,
-            "operators_a_step": run.operators,
-            "processes": run.session.get("processes", 1),
-            "step_p90_ms": times.get("p90_ms") or NAN,
-            "steps_timed": times.get("n", NAN),
-            "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
-            "spikes": spikes / judged if judged else NAN,
-            "message": run.message,
-            "path": str(run.path),
-        }
-        rows.append(row)
-    frame = pd.DataFrame(rows)
-    mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
-    return frame.assign(**frame[mixed].map(str, na_action="ignore"))
+# ---- ends and blocks
 
 
 def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
@@ -571,20 +359,6 @@ def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
         steps = curves[0].steps[-common:]
         found[block] = Curve(steps, np.asarray(whole))
     return found
-
-
-def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
-    """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
-    rows = []
-    for arm in arms:
-        for run in arm.finished:
-            for block, measured in last_in_blocks(run).items():
-                rows.append({"arm": arm.name, "block": block, **measured})
-    runs = pd.DataFrame(rows, columns=["arm", "block", *IN_BLOCKS])
-    blocks = runs.groupby(["arm", "block"], sort=False)
-    means = blocks.mean()
-    means.insert(0, "seeds", blocks.size())
-    return means.reset_index()
 
 
 def last_in_blocks(run: RecordedRun) -> dict[int, dict[str, float]]:

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,23 +23,6 @@ ENDED: tuple[Status, ...] = ("finished", "diverged")
 RECORD = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")  # what a report rests on
 # What must be the same for a continuation to give the same bits.
 DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
-
-
-@dataclass(frozen=True)
-class Record:
-    """What the files of a run hold.
-
-    Attributes:
-        configuration: resolved.
-        sessions: the processes that have worked on the run, the first one first: one at least.
-        status: how it stands; empty where that cannot be read.
-        summary: empty until the run has ended.
-    """
-
-    configuration: dict[str, Any]
-    sessions: list[dict[str, Any]]
-    status: dict[str, Any]
-    summary: dict[str, Any]
 
 
 def fingerprint(content: Mapping[str, Any]) -> str:
@@ -149,37 +131,6 @@ class RunDirectory:
     def configuration(self) -> dict[str, Any]:
         """Return the resolved configuration; empty where it cannot be read."""
         return read_object(self.config, parse_yaml) or {}
-
-    def read_record(self) -> Record:
-        """Return what the files of the run hold: the way in for whoever relies on the record of a run.
-
-        Raises:
-            ValueError: one of them is missing or damaged; the message names it.
-        """
-        status = read_json(self.status) or {}
-        has_ended = self.summary.exists() or status.get("status") in ENDED
-        summary = read_json(self.summary) or {}
-        record = Record(self.configuration(), self.sessions(), status, summary)
-        needed = {self.environment: record.sessions, self.config: record.configuration}
-        if has_ended:
-            needed[self.summary] = summary
-        elif not status:
-            needed[self.status] = status
-        for path, content in needed.items():
-            if not content:
-                raise ValueError(f"{path.name} is missing or damaged")
-        return record
-
-    def check_unaltered(self) -> None:
-        """Refuse a run that has ended and whose record was changed after that.
-
-        Raises:
-            ValueError: it was; the message names the files.
-            OSError: the summary cannot be read.
-        """
-        altered = self.find_altered() if self.summary.exists() else []
-        if altered:
-            raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
 
     def describe_differences(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""

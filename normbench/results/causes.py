@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.arms import LEARNING_RATE, Arm
 from normbench.evidence.measures import NAN, TRAINING_LOSS, finite_numbers, finite_points
-from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy
 from normbench.results.answer import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind, Verdict
 from normbench.results.comparisons import Comparison
 from normbench.results.fairness import own_rates

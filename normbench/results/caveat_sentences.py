@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from normbench.config.trust import caution
-from normbench.evidence.records import join_first
 from normbench.results.answer import Evidence
 from normbench.results.statistics import FEWEST_RANKS
-from normbench.wording import count, equals, fixed
+from normbench.wording import count, equals, fixed, join_first
 
 MOST = 6  # arms or runs that a sentence names
 MOST_OF_ONE_VALUE = 4  # arms

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeVar
 
-from normbench.evidence.baselines import Baseline, pairs_of
+from normbench.evidence.arms import Arm, Baseline, pairs_of
 from normbench.evidence.measures import Metric, final, final_values
-from normbench.evidence.records import Arm, RecordedRun
+from normbench.evidence.run import RecordedRun
 from normbench.results.answer import Verdict
 from normbench.results.statistics import (
     ALPHA,

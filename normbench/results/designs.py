@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.evidence.baselines import USUAL, Baseline
+from normbench.evidence.arms import LEARNING_RATE, Arm, Baseline, sort_key
+from normbench.evidence.baselines import USUAL
 from normbench.evidence.measures import NAN, Metric, final, loss_on
-from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, sort_key
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy
 from normbench.results.answer import EffectKind
 from normbench.results.comparisons import PairedTest, correct_p, in_two_groups, were_lost
 from normbench.results.sensitivity import AREA, Area, are_numbers, areas, failing_settings, levels_in, tried_levels

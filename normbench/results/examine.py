@@ -12,10 +12,13 @@ from typing import Any
 import pandas as pd
 
 from normbench.evidence import facts
-from normbench.evidence.baselines import Baseline, given_baseline, partner, usual_baseline
-from normbench.evidence.contenders import choose_contenders
-from normbench.evidence.measures import Metric, Yardstick, activations_frame, choose_yardstick, final_values
-from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, read_studies
+from normbench.evidence.arms import LEARNING_RATE, Arm, Baseline, partner
+from normbench.evidence.baselines import given_baseline, usual_baseline
+from normbench.evidence.frame import activations_frame
+from normbench.evidence.measures import Metric, final_values
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy, choose_contenders, read_studies
+from normbench.evidence.yardstick import Yardstick, choose_yardstick
 from normbench.results.answer import (
     Answer,
     ArmDifference,
@@ -175,10 +178,10 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
         task=study.task,
         metric=metric,
         margin=margin,
-        varied=tuple(Factor(key, values_of(runs, key)) for key in study.varied),
-        data=facts.distinct(runs, facts.option_reader("data")),
-        model=facts.distinct(runs, facts.option_reader("model")),
-        norm=facts.distinct(runs, facts.option_reader("norm")),
+        varied=tuple(Factor(key, values_of(study, key)) for key in study.varied),
+        data=facts.distinct(runs, facts.option_reader(study, "data")),
+        model=facts.distinct(runs, facts.option_reader(study, "model")),
+        norm=facts.distinct(runs, facts.option_reader(study, "norm")),
         held=state_held(study),
         parameters=facts.parameters_of(runs),
         seeds=facts.seeds_of(runs),
@@ -189,11 +192,11 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
     )
 
 
-def values_of(runs: Sequence[RecordedRun], key: str) -> tuple[Any, ...]:
+def values_of(study: RecordedStudy, key: str) -> tuple[Any, ...]:
     """Return the values of a setting, one of those that are written alike."""
     found: dict[str, Any] = {}
-    for run in runs:
-        value = run.config.get(key)
+    for run in study.runs:
+        value = study.value_of(run, key)
         found.setdefault(in_words(value), value)
     return tuple(found.values())
 

@@ -11,9 +11,10 @@ from typing import Any
 from normbench.config.groups import options, recipe_of
 from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
-from normbench.evidence.contenders import rate_families, settled_seeds, without_settings
+from normbench.evidence.arms import LEARNING_RATE, Arm, settled_seeds, without_settings
 from normbench.evidence.measures import finite_points
-from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy, candidate_settings
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy, candidate_settings, rate_families
 from normbench.results import caveat_sentences as sentences
 from normbench.results.answer import Caveat, CaveatKind, Evidence
 from normbench.results.comparisons import LOST, Comparison
@@ -165,7 +166,7 @@ def arms_by_value(pairs: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
 
 def arms_by_setting(study: RecordedStudy, key: str) -> dict[Any, list[str]]:
     """Return the names of the arms whose runs have each value of a setting."""
-    return arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
+    return arms_by_value((arm.name, study.value_of(run, key)) for arm, run in study.pairs)
 
 
 def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comparison]) -> bool:
@@ -280,7 +281,7 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
 def keys_of_schemes(study: RecordedStudy) -> list[str]:
     """Return the keys that the schemes of a study's runs set."""
     found: dict[str, None] = {}
-    for scheme in {run.config.get("scheme") for run in study.runs}:
+    for scheme in {study.value_of(run, "scheme") for run in study.runs}:
         if scheme in options("scheme"):
             found |= dict.fromkeys(recipe_of(scheme))
     return [*found]
@@ -436,7 +437,7 @@ def rates_of_sizes(study: RecordedStudy, ladders: Sequence[Ladder]) -> Iterator[
     arms_of = dict[str, dict[str, None]]()  # by the rate, as it is written
     for ladder in ladders:
         for run in ladder.arm.runs:
-            rate = run.config.get(LEARNING_RATE)
+            rate = study.value_of(run, LEARNING_RATE)
             if rate is not None:
                 arms_of.setdefault(in_words(rate), {})[ladder.arm.name] = None
     if not arms_of:

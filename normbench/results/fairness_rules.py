@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.facts import SHOWN_OF_A_HASH, short_commit
-from normbench.evidence.records import Arm, RecordedRun
+from normbench.evidence.run import RecordedRun
 from normbench.results.answer import CaveatKind
 
 

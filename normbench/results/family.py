@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
-from normbench.evidence.records import Arm, RecordedStudy
+from normbench.evidence.study import RecordedStudy
 from normbench.results.comparisons import (
     Baseline,
     Comparison,

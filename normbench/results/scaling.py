@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from normbench.evidence.contenders import families_of, without_settings
+from normbench.evidence.arms import Arm, families_of, without_settings
 from normbench.evidence.facts import counts_of
-from normbench.evidence.records import Arm, RecordedRun
+from normbench.evidence.run import RecordedRun
 from normbench.results.comparisons import Comparison, PairedTest
 from normbench.results.statistics import Sample
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.evidence.contenders import best_rate, families_of, without_settings
+from normbench.evidence.arms import LEARNING_RATE, Arm, best_rate, families_of, without_settings
 from normbench.evidence.measures import (
     NAN,
     TRAINING_LOSS,
@@ -23,8 +23,9 @@ from normbench.evidence.measures import (
     finite_points,
     loss_on,
 )
-from normbench.evidence.records import LEARNING_RATE, Arm, RecordedRun, RecordedStudy
+from normbench.evidence.run import RecordedRun
 from normbench.evidence.scores import learning_rate_sensitivity
+from normbench.evidence.study import RecordedStudy
 from normbench.record.shapes import NUMBER, fits
 from normbench.results.comparisons import LOST
 

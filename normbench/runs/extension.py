@@ -12,7 +12,7 @@ from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory, extended_runs
 from normbench.record.files import write_bytes
 from normbench.record.tensorboard import event_files
-from normbench.runs.load import read_trusted
+from normbench.runs.reading import read_record
 from normbench.settings import key_of, lookup
 from normbench.training.checkpoint import is_whole
 from normbench.types import Data
@@ -32,7 +32,7 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
     summary = parent.read_result()
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
-    tree = read_trusted(parent, trust).configuration
+    tree = read_record(parent, trust).configuration
     for key in ("rerun", "quiet", LOGGER):  # of this command, not of the parent's
         tree[key] = config.tree[key]
     for word in config.words:

@@ -21,7 +21,7 @@ from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
-from normbench.runs.load import find_parent
+from normbench.runs.finding import find_parent
 from normbench.settings import Tree, key_of
 from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment

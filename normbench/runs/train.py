@@ -13,6 +13,7 @@ from normbench.errors import UsageError
 from normbench.runs.contexts import blame_interrupts, explain_limits, show_notes
 from normbench.runs.dry_run import dry_run
 from normbench.runs.plan import Run, prepare, same_elsewhere
+from normbench.runs.reading import DamagedRun, check_unaltered
 from normbench.runs.session import Session, describe_session
 from normbench.runs.summary import settle_ended, show_summary
 from normbench.training.parallel import Group, from_environment
@@ -94,8 +95,8 @@ def show_result(run: Run, summary: dict[str, Any]) -> int:
     if elsewhere:
         lines.append(elsewhere)
     try:
-        run.directory.check_unaltered()
-    except (OSError, ValueError) as error:
-        lines.append(f"warning: {error}, so these numbers may not be what was measured")
+        check_unaltered(run.directory)
+    except DamagedRun as error:
+        lines.append(f"warning: {error.reason}, so these numbers may not be what was measured")
     show_summary(run, summary, lines)
     return 0

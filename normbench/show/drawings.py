@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from normbench.config.rules import is_rule
-from normbench.evidence.records import RecordedStudy
+from normbench.evidence.study import RecordedStudy
 from normbench.record.tensorboard import BLOCKS
 from normbench.settings import printable
 

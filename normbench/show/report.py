@@ -9,9 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from normbench.evidence import facts
-from normbench.evidence.baselines import Baseline
-from normbench.evidence.measures import final, runs_frame, seconds_at
-from normbench.evidence.records import RecordedStudy, join_first
+from normbench.evidence.arms import Baseline
+from normbench.evidence.frame import runs_frame
+from normbench.evidence.measures import final, seconds_at
+from normbench.evidence.study import RecordedStudy
 from normbench.processes import run_beside
 from normbench.record.files import inside, make_folder, read_json, remove_written, write_bytes, write_json
 from normbench.results.examine import Examination, Request, examine, examine_all
@@ -30,7 +31,7 @@ from normbench.tell.methods import write_methods
 from normbench.tell.references import bibliography
 from normbench.tell.sentences import Statement, say, say_details, say_next, say_question, say_why
 from normbench.tell.setups import options_of
-from normbench.wording import duration, fixed
+from normbench.wording import duration, fixed, join_first
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others

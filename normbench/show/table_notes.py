@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from normbench.evidence.measures import VALIDATION_LOSS, Metric, Yardstick
-from normbench.evidence.records import LEARNED, LEARNED_RIGHT
+from normbench.evidence.measures import VALIDATION_LOSS, Metric
+from normbench.evidence.run import LEARNED, LEARNED_RIGHT
+from normbench.evidence.yardstick import Yardstick
 from normbench.results.answer import EffectKind
 from normbench.wording import count, duration
 

@@ -13,16 +13,12 @@ import pandas as pd
 from normbench.config.rules import short_name
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
-from normbench.evidence.measures import (
-    IN_BLOCKS,
-    Metric,
-    Yardstick,
-    evaluations_in_words,
-    finite_numbers,
-    gradient_noise,
-    ran_as,
-)
-from normbench.evidence.records import ASIDE, Arm, RecordedRun, RecordedStudy
+from normbench.evidence.arms import Arm
+from normbench.evidence.facts import ran_as
+from normbench.evidence.measures import IN_BLOCKS, Metric, evaluations_in_words, finite_numbers, gradient_noise
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import ASIDE, RecordedStudy
+from normbench.evidence.yardstick import Yardstick
 from normbench.results.answer import (
     ArmDifference,
     ArmResult,
@@ -693,26 +689,26 @@ def lost_table(study: RecordedStudy) -> Table:
 # ---- two arms
 
 
-def settings_table(first: Arm, second: Arm) -> Table:
+def settings_table(study: RecordedStudy, first: Arm, second: Arm) -> Table:
     """Return the table of the settings in which two arms differ, groups first."""
     keys = set[str]()
     for run in (*first.runs, *second.runs):
-        keys.update(run.config)
+        keys.update(study.settings_of(run))
     settings = {key for key in keys.difference(GROUPS, ASIDE) if not key.endswith("_target_")}
     shown = [*GROUPS, *sorted(settings)]
     frame = pd.DataFrame({"setting": shown})
     for arm in (first, second):
-        frame[arm.name] = [values_of(arm, key) for key in shown]
+        frame[arm.name] = [values_of(study, arm, key) for key in shown]
     frame = frame[frame[first.name] != frame[second.name]]
     notes = () if len(frame) else ("The configurations do not differ.",)
     return Table("settings", "What differs", frame, notes, heads=3)
 
 
-def values_of(arm: Arm, key: str) -> str:
+def values_of(study: RecordedStudy, arm: Arm, key: str) -> str:
     """Write the values that the runs of an arm have in a setting."""
     values: dict[Any, None] = {}  # each once, in their order
     for run in arm.runs:
-        values[run.config.get(key)] = None
+        values[study.value_of(run, key)] = None
     return ", ".join(map(in_words, values))
 
 

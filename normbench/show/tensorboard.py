@@ -12,7 +12,9 @@ from typing import Any
 import pandas as pd
 
 from normbench.errors import UsageError
-from normbench.evidence.records import Arm, RecordedRun, RecordedStudy, read_studies, study_of
+from normbench.evidence.arms import Arm
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy, read_studies, study_of
 from normbench.record.tensorboard import BLOCKS, TensorBoard, in_fixed_width
 
 ARMS = "arms"  # the folder, beside the runs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normbench.evidence.records import Arm
+from normbench.evidence.arms import Arm
 from normbench.show.figures import panes, style
 from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
 from normbench.show.figures.lines import draw_band

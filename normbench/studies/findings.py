@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.evidence.records import Arm
+from normbench.evidence.arms import Arm
 from normbench.results.answer import Verdict
 from normbench.results.comparisons import BaselineTest, with_corrected_p
 from normbench.results.statistics import (

@@ -28,7 +28,8 @@ from normbench.hosts.replacing import first_floating, keep_weights, take_over_se
 from normbench.hosts.tape import record
 from normbench.hosts.weights import PRETRAINED, find_saved
 from normbench.record.directory import RunDirectory
-from normbench.runs.load import TrainedRun, find_run, load_model
+from normbench.runs.finding import find_run
+from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import prepare
 from normbench.settings import LIKE_HOST, Tree, drop_keys, key_of
 from normbench.training.evaluation import to_device

@@ -25,7 +25,7 @@ from normbench import build
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
-from normbench.evidence.records import read_studies
+from normbench.evidence.study import read_studies
 from normbench.record.console import Stages, readable
 from normbench.record.digests import digest_of_content
 from normbench.record.directory import RunDirectory

@@ -11,7 +11,7 @@ from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
-from normbench.runs.load import blame_record
+from normbench.runs.reading import check_unaltered
 from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
@@ -164,8 +164,7 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
         summary = directory.read_result()
         loss = None
         if summary is not None:
-            with blame_record(directory):
-                directory.check_unaltered()
+            check_unaltered(directory)
             if summary["status"] == "finished":
                 loss = summary["metrics"].get("loss/val")
         arm = drop_keys(run.arm, RATE)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from normbench.evidence.records import join_first
 from normbench.results.answer import ArmDifference, Verdict
 from normbench.results.comparisons import ENOUGH_SEEDS
 from normbench.results.statistics import ALPHA, FEWEST_RANKS, detectable_difference
 from normbench.tell.phrases import Said, amount, corrected_p, corrections, lower_or_higher, pair, seeds_of
-from normbench.wording import bound, count, equals, fixed, p_value, plain, precision, span, with_unit
+from normbench.wording import bound, count, equals, fixed, join_first, p_value, plain, precision, span, with_unit
 
 FEW = 3  # comparisons in which nothing was found have a sentence each
 FEW_UNTRAINED = 2  # comparisons with an arm that did not train have a sentence each

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from normbench.config.rules import short_name
-from normbench.evidence.records import LEARNING_RATE, join_first, name_arm
+from normbench.evidence.arms import LEARNING_RATE, name_arm
 from normbench.results.answer import Effect, EffectKind
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.phrases import Said, amount, corrected_p, pair, seeds_of
-from normbench.wording import bound, count, equals, fixed, in_words, plain, precision, span, with_unit
+from normbench.wording import bound, count, equals, fixed, in_words, join_first, plain, precision, span, with_unit
 
 FEW_EFFECTS = 2  # effects in which nothing was found have a sentence each
 MOST_EFFECTS = 4  # that are named where many show nothing

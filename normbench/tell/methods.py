@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from normbench import __version__
+from normbench.evidence.arms import name_arm
 from normbench.evidence.facts import sizes
-from normbench.evidence.records import join_first, name_arm
 from normbench.results.answer import Answer
 from normbench.results.examine import Examination
 from normbench.tell.setups import RateChoice, Setup, describe_setup
-from normbench.wording import count, one_line
+from normbench.wording import count, join_first, one_line
 
 
 def write_methods(found: Examination) -> str:

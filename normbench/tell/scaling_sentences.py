@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.evidence.records import join_first
 from normbench.results.answer import Scaling
 from normbench.results.statistics import ALPHA
 from normbench.tell.phrases import Said, corrected_p, corrections, pair, seeds_of
-from normbench.wording import bound, equals, fixed, precision, rounded_count, span, with_unit
+from normbench.wording import bound, equals, fixed, join_first, precision, rounded_count, span, with_unit
 
 MOST_LEFT_OUT = 4  # arms
 

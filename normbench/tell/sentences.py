@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from normbench.config.trust import caution
+from normbench.evidence.arms import ALL_RUNS
 from normbench.evidence.facts import sizes
-from normbench.evidence.records import ALL_RUNS, LEARNED, LEARNED_RIGHT, join_first
+from normbench.evidence.run import LEARNED, LEARNED_RIGHT
 from normbench.record.directory import ENDED
 from normbench.results.answer import (
     Answer,
@@ -32,7 +33,7 @@ from normbench.tell.difference_sentences import say_assumptions, say_found, say_
 from normbench.tell.effect_sentences import say_effects, say_effects_not_found
 from normbench.tell.phrases import Said, corrected_p, corrections
 from normbench.tell.scaling_sentences import say_scaling
-from normbench.wording import count, equals, fixed, in_words, one_line, plain, with_unit
+from normbench.wording import count, equals, fixed, in_words, join_first, one_line, plain, with_unit
 
 MOST = 8  # sentences of an answer; the tables have the others
 FEW_STUCK = 2  # arms that did not train have a sentence each

@@ -17,19 +17,13 @@ from normbench.config.rules import belongs_to, group_of
 from normbench.config.sections import GROUPS
 from normbench.config.signatures import settings_of
 from normbench.evidence import facts
-from normbench.evidence.records import (
-    LEARNING_RATE,
-    Arm,
-    RecordedRun,
-    RecordedStudy,
-    candidate_settings,
-    join_first,
-    sort_keys,
-)
+from normbench.evidence.arms import LEARNING_RATE, Arm, sort_keys
+from normbench.evidence.run import RecordedRun
+from normbench.evidence.study import RecordedStudy, candidate_settings
 from normbench.results.fairness import asked_for, keys_of_schemes
 from normbench.settings import Setting, either, flat
 from normbench.tell.references import in_brackets, works_of
-from normbench.wording import count, in_words, one_line
+from normbench.wording import count, in_words, join_first, one_line
 
 MOST = 12  # things that a sentence lists
 MOST_AMOUNTS = 4
@@ -114,10 +108,10 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         return join(read(run) for run in runs)
 
     def describe_part(group: str) -> str:
-        return describe(lambda run: part_in_words(run, group, aside))
+        return describe(lambda run: part_in_words(study, run, group, aside))
 
     def describe_option(group: str) -> str:
-        return describe(lambda run: option_in_words(run, group, aside))
+        return describe(lambda run: option_in_words(study, run, group, aside))
 
     return Setup(
         factors=tuple(factor_in_words(study, factor) for factor in factors(study)),
@@ -135,7 +129,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         precision=describe(precision_in_words),
         average=describe(average_in_words),
         rate_choice=rate_choice(study, rates_chosen),
-        rates=tuple(rates_of(arm) for arm in judged),
+        rates=tuple(rates_of(study, arm) for arm in judged),
         scores=facts.join_distinct(runs, facts.bleu),
         code=facts.join_distinct(runs, facts.code),
         versions=facts.join_distinct(runs, facts.versions),
@@ -154,7 +148,7 @@ def options_of(study: RecordedStudy) -> dict[str, str]:
     """Return the names of data, model and optimizer, and what was changed of them, by group."""
     found = {}
     for group in SHOWN_GROUPS:
-        found[group] = join(option_in_words(run, group, study.varied) for run in study.runs)
+        found[group] = join(option_in_words(study, run, group, study.varied) for run in study.runs)
     return found
 
 
@@ -217,18 +211,18 @@ def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...])
 
 def joint_levels(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the combinations of values that settings take, in order."""
-    found = {joint_level(run, keys) for run in study.runs}
+    found = {joint_level(study, run, keys) for run in study.runs}
     return tuple(sorted(found, key=sort_keys))
 
 
-def joint_level(run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
+def joint_level(study: RecordedStudy, run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
     """Return the values that a run has in some settings."""
-    return tuple(run.config.get(key) for key in keys)
+    return tuple(study.value_of(run, key) for key in keys)
 
 
 def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
     """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
-    by_level = {joint_level(run, factor.keys): run for run in study.runs}
+    by_level = {joint_level(study, run, factor.keys): run for run in study.runs}
     levels = []
     for level in factor.levels:
         words = [level_in_words(study, by_level[level], key) for key in factor.keys]
@@ -239,8 +233,8 @@ def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
 def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
     """Write a run's value of a setting that varies; an option with the works that it comes from."""
     if key in GROUPS or key in run.rules:
-        return option_in_words(run, key, study.varied)
-    return value_in_words(run.config.get(key))
+        return option_in_words(study, run, key, study.varied)
+    return value_in_words(study.value_of(run, key))
 
 
 # ---- what was held equal
@@ -270,7 +264,7 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
     words = []
     for group in ("norm", "placement"):
         if group not in varied:
-            option = join(option_in_words(run, group, ()) for run in study.runs)
+            option = join(option_in_words(study, run, group, ()) for run in study.runs)
             words.append(f"{group} is {option}")
     runs_by_rule = defaultdict[str, list[RecordedRun]](list)
     for run in study.runs:
@@ -278,7 +272,7 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
             if key not in varied:
                 runs_by_rule[key].append(run)
     for key, runs in runs_by_rule.items():
-        option = join(option_in_words(run, key, ()) for run in runs)
+        option = join(option_in_words(study, run, key, ()) for run in runs)
         place = key.partition("@")[2]
         words.append(f"{group_of(key)} at {place} is {option}")
     return " and the ".join(words)
@@ -295,18 +289,19 @@ def average_in_words(run: RecordedRun) -> str:
     return value_in_words(decay) if decay else ""
 
 
-def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
+def part_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     """Write what a run has for a group: the class, the works that it comes from, and each setting that plays a part.
 
     aside: settings that are told elsewhere. Where settings differ from the option, that is said: `the preset nano but
     for depth and width`.
     """
-    option = str(run.config.get(group, ""))
-    target = str(run.config.get(f"{group}._target_", option))
+    settings = study.settings_of(run)
+    option = str(settings.get(group, ""))
+    target = str(settings.get(f"{group}._target_", option))
     name = target.rpartition(".")[2]
-    altered = altered_settings(run, group, aside)
+    altered = altered_settings(study, run, group, aside)
     shown = []
-    for key, value in active_settings(run, group, aside).items():
+    for key, value in active_settings(study, run, group, aside).items():
         if value not in (None, False) or key in altered:
             shown.append(setting_in_words(key, value))
     words = name + in_brackets(works_of(group, option))
@@ -324,23 +319,25 @@ def part_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     return f"{words} (the preset {option})"
 
 
-def option_in_words(run: RecordedRun, group: str, aside: Iterable[str]) -> str:
+def option_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> str:
     """Write the name of a group's option, the works that it comes from, and the settings that differ from it."""
-    option = str(run.config.get(group, ""))
-    altered = altered_settings(run, group, {*aside, *ELSEWHERE})
+    settings = study.settings_of(run)
+    option = str(settings.get(group, ""))
+    altered = altered_settings(study, run, group, {*aside, *ELSEWHERE})
     words = option + in_brackets(works_of(group, option))
     if altered:
-        settings = [setting_in_words(key, run.config[key]) for key in altered]
-        words += f" but with {listed(settings)}"
+        told = [setting_in_words(key, settings[key]) for key in altered]
+        words += f" but with {listed(told)}"
     return words
 
 
-def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
+def active_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a group that play a part in a run's task, by dotted path. aside: those left out."""
-    target = str(run.config.get(f"{group}._target_", ""))
+    settings = study.settings_of(run)
+    target = str(settings.get(f"{group}._target_", ""))
     known = settings_of(target) or {}
     found = {}
-    for key, value in run.config.items():
+    for key, value in settings.items():
         name = key.rpartition(".")[2]
         is_setting = belongs_to(key, group) and key not in run.rules and not name.startswith("_")
         is_idle = name in known and not known[name].plays_a_part(run.task, value)
@@ -349,15 +346,15 @@ def active_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> dict[
     return found
 
 
-def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
+def altered_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
     """Return the settings that play a part and differ from the option that the run was given."""
-    option = str(run.config.get(group, ""))
+    option = str(study.settings_of(run).get(group, ""))
     if option not in options(group_of(group)):
         return []
     preset = flat({group: section_of(group_of(group), option)})
     known = option_settings(group_of(group), option)
     found = []
-    for key, value in active_settings(run, group, aside).items():
+    for key, value in active_settings(study, run, group, aside).items():
         setting = known.get(key.rpartition(".")[2], Setting())
         usual = preset.get(key, None if setting.default is ... else setting.default)
         follows_others = str(usual).startswith("${")
@@ -366,9 +363,9 @@ def altered_settings(run: RecordedRun, group: str, aside: Iterable[str]) -> list
     return found
 
 
-def rates_of(arm: Arm) -> str:
+def rates_of(study: RecordedStudy, arm: Arm) -> str:
     """Write an arm's name and its learning rate, or rates."""
-    rates = [value_in_words(run.config.get(LEARNING_RATE)) for run in arm.runs]
+    rates = [value_in_words(study.value_of(run, LEARNING_RATE)) for run in arm.runs]
     return f"{arm.name} {join(rates)}"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.evidence.baselines import Baseline
-from normbench.evidence.contenders import choose_contenders
-from normbench.evidence.measures import Metric, metrics_of, ran_as
-from normbench.evidence.records import Arm, RecordedStudy, join_first
+from normbench.evidence.arms import Arm, Baseline
+from normbench.evidence.facts import ran_as
+from normbench.evidence.measures import Metric
+from normbench.evidence.study import RecordedStudy, choose_contenders
+from normbench.evidence.yardstick import metrics_of
 from normbench.results.family import Judgement, judge
 from normbench.show.figures.differences import draw_forest
 from normbench.show.figures.figure import Figure
@@ -23,6 +24,7 @@ from normbench.show.figures.lines import QUANTITIES, draw_lines, is_of_loss
 from normbench.show.figures.maps import draw_maps
 from normbench.show.figures.sizes import draw_sizes
 from normbench.show.figures.style import COLUMN, TOGETHER, UNDER_WAY, runs_shown, use_our_style
+from normbench.wording import join_first
 
 
 def draw_all(

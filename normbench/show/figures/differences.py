@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
-from normbench.evidence.records import Arm
 from normbench.results.comparisons import Comparison
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Drawing, Figure, make_figures

@@ -11,11 +11,11 @@ import pandas as pd
 from scipy import stats
 
 from normbench.config.rules import short_name
-from normbench.evidence.baselines import Baseline
+from normbench.evidence.arms import Arm, Baseline
 from normbench.evidence.measures import Metric, finite_numbers, loss_on
-from normbench.evidence.records import Arm, RecordedStudy, join_first
+from normbench.evidence.study import RecordedStudy
 from normbench.results.comparisons import in_two_groups
-from normbench.results.designs import Crossing, crossings
+from normbench.results.designs import Crossing, crossings, gather
 from normbench.results.sensitivity import (
     Search,
     TriedLevels,
@@ -49,7 +49,7 @@ from normbench.show.figures.style import (
     take_first,
     tell_absent,
 )
-from normbench.wording import in_words
+from normbench.wording import in_words, join_first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -250,7 +250,7 @@ def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Fi
     for one in crossings(arms, baseline, TRAINED):
         if not are_numbers(one.levels):
             continue
-        rows = shares_that_train(one)
+        rows = shares_that_train(one, arms)
         if all(row["train"] == row["runs"] for row in rows):
             continue
         drawings, more = draw_levels(one, arms, rows, TRAINED, "share of")
@@ -261,16 +261,13 @@ def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Fi
     return []
 
 
-def shares_that_train(one: Crossing) -> list[dict[str, Any]]:
+def shares_that_train(one: Crossing, arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Return a row for each arm and level that has runs: the share that trains, with its interval (Wilson 1927)."""
     places = places_of(one.levels)
     rows = []
     for arm in one.arms:
         for level, place in zip(one.levels, places, strict=True):
-            runs = []
-            for run in arm.runs:
-                if run.ended and run.config.get(one.factor) == level:
-                    runs.append(run)
+            runs = [run for run in gather(arms, {**arm.settings, one.factor: level}).runs if run.ended]
             if not runs:
                 continue
             train = count_trained(runs)

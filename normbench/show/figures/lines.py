@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import by_block, evaluations_in_words, seconds_at
-from normbench.evidence.records import Arm, Curve, RecordedRun, join_first
+from normbench.evidence.run import Curve, RecordedRun
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
 from normbench.show.figures.panes import draw_panels, gid_of, label_ends, log_scale, near_range
@@ -25,6 +26,7 @@ from normbench.show.figures.style import (
     take_first,
     tell_absent,
 )
+from normbench.wording import join_first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

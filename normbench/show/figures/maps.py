@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric, finite_numbers
-from normbench.evidence.records import Arm, RecordedStudy
+from normbench.evidence.study import RecordedStudy
 from normbench.results.designs import ending
 from normbench.results.sensitivity import Area, areas, count_trained
 from normbench.show.figures import captions

@@ -16,9 +16,10 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
-from normbench.evidence.records import Arm, join_first
 from normbench.show.figures.style import MOST_TOGETHER, Entry, Panel
+from normbench.wording import join_first
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

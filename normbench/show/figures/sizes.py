@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normbench.evidence.records import Arm
+from normbench.evidence.arms import Arm
 from normbench.results.scaling import Ladder
 from normbench.results.statistics import Sample
 from normbench.show.figures import captions

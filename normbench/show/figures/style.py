@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from normbench.config.rules import short_name
-from normbench.evidence.records import Arm, RecordedRun, join_first, sort_key
+from normbench.evidence.arms import Arm, sort_key
+from normbench.evidence.run import RecordedRun
+from normbench.wording import join_first
 
 Item = TypeVar("Item")
 Dash = tuple[float, tuple[float, ...]]  # as matplotlib has it: where it begins, and the lengths of dashes and gaps

@@ -1,0 +1,396 @@
+"""Runs of one task as a study: arms by what a person varied, and a run for each seed."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from normbench.config.schema import list_unwritten
+from normbench.config.sections import CLASS_SECTIONS
+from normbench.errors import UsageError
+from normbench.evidence.arms import (
+    LEARNING_RATE,
+    Arm,
+    Baseline,
+    best_rate,
+    canonical,
+    families_of,
+    sort_keys,
+    without_settings,
+)
+from normbench.evidence.run import RecordedRun, read_run
+from normbench.processes import run_beside
+from normbench.record.digests import find_altered
+from normbench.record.directory import RunDirectory
+from normbench.record.files import read_json
+from normbench.record.shapes import CHOICE_FILE
+from normbench.runs.finding import run_directories
+from normbench.runs.reading import DamagedRun
+from normbench.settings import key_of
+
+# Several settings may tell the same runs apart, and one of them names the arm. They are tried in this order, then all
+# others by their names, and the learning rate last: it mostly follows from another setting, and was not chosen.
+FIRST_KEYS = (
+    "scheme", "norm", "placement", "weights", "model", "data", "optim", "schedule", "init",
+    "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
+)  # fmt: skip
+
+TIE = "sweep.tie"
+
+# Keys that tell no arms apart: the seed, where a run is kept and where it runs, what is shown, saved or probed.
+ASIDE = (
+    "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
+    "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard",
+    "trainer.recompute",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """Runs of one task, which may be compared.
+
+    Attributes:
+        folders: below which they were found.
+        arms: in the order of their settings.
+        varied: the settings that tell the arms apart.
+        damaged: the name of each run that cannot be read, and why.
+        seen: the settings of each run as the study sees them (`settings_as_seen`), by the path of the run.
+    """
+
+    folders: tuple[Path, ...]
+    arms: tuple[Arm, ...]
+    varied: tuple[str, ...]
+    damaged: tuple[tuple[str, str], ...] = ()
+    seen: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """Return the kind of task of its runs."""
+        return self.runs[0].task
+
+    @property
+    def pairs(self) -> list[tuple[Arm, RecordedRun]]:
+        """Return all runs, arm by arm, each with its arm."""
+        found = []
+        for arm in self.arms:
+            for run in arm.runs:
+                found.append((arm, run))
+        return found
+
+    @property
+    def runs(self) -> list[RecordedRun]:
+        """Return all runs, arm by arm."""
+        found = list[RecordedRun]()
+        for arm in self.arms:
+            found += arm.runs
+        return found
+
+    def settings_of(self, run: RecordedRun) -> Mapping[str, Any]:
+        """Return the settings of a run as the study sees them, by dotted path."""
+        return self.seen.get(run.path, run.config)
+
+    def value_of(self, run: RecordedRun, key: str) -> Any:
+        """Return a run's value of a setting as the study sees it; None where it has none."""
+        return self.settings_of(run).get(key)
+
+    @cached_property
+    def finished(self) -> list[RecordedRun]:
+        """Return the runs that finished, arm by arm."""
+        return [run for run in self.runs if run.status == "finished"]
+
+    @cached_property
+    def noted(self) -> dict[Path, list[dict[str, Any]]]:
+        """Return what sweeps with `sweep.lr=auto` have noted of how each arm's rate was chosen, by their folders."""
+        folders = sorted({run.path.parent for run in self.runs})
+        found = {}
+        for folder in folders:
+            found[folder] = read_choices(folder / CHOICE_FILE)
+        return found
+
+    @cached_property
+    def choices(self) -> dict[Path, dict[str, Any]]:
+        """Return what was noted of how each run's learning rate was chosen, by the path of the run."""
+        found = {}
+        for run in self.runs:
+            for choice in self.noted[run.path.parent]:
+                if self.was_given(run, choice):
+                    found[run.path] = choice
+        return found
+
+    def was_given(self, run: RecordedRun, choice: Mapping[str, Any]) -> bool:
+        """Tell whether a run has the settings and the learning rate of a choice that a sweep has noted."""
+        given = {**choice["arm"], LEARNING_RATE: choice["lr"]}
+        return all(canonical(str(self.value_of(run, key))) == canonical(str(value)) for key, value in given.items())
+
+    @property
+    def fairly_chosen(self) -> bool:
+        """Tell whether the learning rate of every run was chosen on data that are not reported."""
+        return len(self.choices) == len(self.runs)
+
+    @property
+    def ramps(self) -> bool:
+        """Tell whether the learning rate of every run grew until it no longer learned, and so took all rates."""
+        return all(run.ramp for run in self.runs)
+
+    @property
+    def plans(self) -> list[list[str]]:
+        """Return the words of each sweep that noted them beside the runs."""
+        found = []
+        for folder in {run.path.parent for run in self.runs}:
+            for file in folder.glob(".sweep/plans/*.json"):
+                note = read_json(file, {"words": [str]})
+                if note:
+                    found.append(note["words"])
+        return found
+
+    def command(self, **changes: str | None) -> str:
+        """Return the command of the sweep that made these runs, with changes; empty where no sweep did, or several.
+
+        changes: new values of settings; None to leave a setting out.
+        """
+        plans = self.plans
+        if len(plans) != 1:
+            return ""
+        kept = []
+        for word in plans[0]:
+            key = key_of(word)
+            if key == TIE:
+                kept += leave_out_of_tie(word, changes)
+            elif key not in changes and key != "sweep.report":
+                kept.append(word)
+        if not kept:
+            return ""
+        new = []
+        for key, value in changes.items():
+            if value is not None:
+                new.append(f"{key}={value}")
+        return shlex.join(["normbench", "sweep", *kept, *new])
+
+    def more_seeds(self, number: int) -> str:
+        """Return the command that runs so many new seeds; only its word for them where no sweep made the runs."""
+        first = max(run.seed for run in self.runs) + 1
+        word = f"seed={first}" if number == 1 else f"seed=range({first},{first + number})"
+        return self.resume(word, "sweep.extend=true") or word
+
+    def resume(self, *words: str) -> str:
+        """Return the command that resumes the sweep that made these runs; empty where no sweep did."""
+        command = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]
+        return shlex.join(command) if self.plans else ""
+
+
+def leave_out_of_tie(word: str, keys: Container[str]) -> list[str]:
+    """Return the words in place of a tie without some of its settings; one that is left alone varies by itself."""
+    settings = word.partition("=")[2].strip("'\"").split(";")
+    kept = [setting for setting in settings if key_of(setting) not in keys]
+    if len(kept) == len(settings):
+        return [word]
+    return kept if len(kept) < 2 else [f"{TIE}={';'.join(kept)}"]
+
+
+# ---- reading
+
+
+def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
+    """Return the runs below some folders as a study for each task; a run counts once, also below two of them.
+
+    Raises:
+        UsageError: a folder is not there or holds no runs, or no run has ended.
+    """
+    found = dict[Path, NamedDirectory]()
+    for folder in folders:
+        for name, one in run_directories(folder).items():
+            found[one.path.resolve()] = NamedDirectory(name, one)
+    every = list(found.values())
+    half = len(every) // 2
+    read_others = run_beside(lambda: read_all(every[half:]))
+    results = read_all(every[:half])
+    results += read_others()
+    runs = list[RecordedRun]()
+    damaged = list[tuple[str, str]]()
+    for result in results:
+        if isinstance(result, RecordedRun):
+            runs.append(result)
+        else:
+            damaged.append((result.name, result.why))
+    tasks = sorted({run.task for run in runs if run.ended})
+    if not tasks:
+        why = ""
+        if damaged:
+            name, reason = damaged[0]
+            why = f": {name} is damaged, {reason}"
+        where = ", ".join(str(folder) for folder in folders)
+        raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
+    studies = []
+    for task in tasks:
+        own = [run for run in runs if run.task == task]
+        studies.append(study_of(own, folders, damaged))
+    return studies
+
+
+@dataclass(frozen=True)
+class NamedDirectory:
+    """A run that is to be read. name: its path from the given folder on."""
+
+    name: str
+    directory: RunDirectory
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that cannot be read, and why."""
+
+    name: str
+    why: str
+
+
+def read_all(directories: Iterable[NamedDirectory]) -> list[RecordedRun | LeftOut]:
+    """Read runs; where one cannot be read, return why."""
+    found = list[RecordedRun | LeftOut]()
+    for one in directories:
+        try:
+            found.append(read_run(one.directory, one.name))
+        except DamagedRun as error:
+            found.append(LeftOut(one.name, error.reason))
+    return found
+
+
+def read_choices(path: Path) -> list[dict[str, Any]]:
+    """Return the learning rates that a sweep has chosen, one for each arm; none of a file that is not as it was."""
+    note = read_json(path)
+    if note is None and not path.exists():
+        return []
+    wrong = ""
+    if note is None:
+        wrong = "is damaged"
+    elif find_altered(path):
+        wrong = "changed after the sweep had written it"
+    if note is None or wrong:
+        what = f"{path} {wrong}; it is left out, so the rates that it has count as chosen for no arm"
+        logging.getLogger("normbench").warning("warning: %s", what)
+        return []
+    chosen: list[dict[str, Any]] = note["arms"]
+    return chosen
+
+
+# ---- arms
+
+
+def study_of(
+    runs: Sequence[RecordedRun], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()
+) -> RecordedStudy:
+    """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
+    seen = settings_as_seen(runs)
+    varied = varied_settings(runs, seen)
+    gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
+    for run in sorted(runs, key=lambda run: (run.seed, run.name)):
+        values = tuple(seen[run.path].get(key) for key in varied)
+        gathered[values].append(run)
+    arms = []
+    for values in sorted(gathered, key=sort_keys):
+        settings = dict(zip(varied, values, strict=True))
+        arms.append(Arm(settings, tuple(gathered[values])))
+    return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged), seen)
+
+
+# ---- what varies
+
+
+def settings_as_seen(runs: Sequence[RecordedRun]) -> dict[Path, Mapping[str, Any]]:
+    """Return the settings of each run beside those of the others, by the path of the run.
+
+    What it is without, as it is as usual, is written out where others have it: `weights=plain`, `gain0=1`. And where
+    classes that are not ours share a name, the option is the class's path: `a.MyNorm` and `b.MyNorm`.
+    """
+    keys = keys_in_configs(runs)
+    paths = paths_of_options(runs)
+    seen = {}
+    for run in runs:
+        changes = dict[str, Any]()
+        for section in CLASS_SECTIONS:
+            path = str(run.config.get(f"{section}._target_"))
+            is_ambiguous = len(paths[section, run.config.get(section)]) > 1
+            if is_ambiguous and not path.startswith("normbench."):
+                changes[section] = path
+        for key, value in list_unwritten(run.config).items():
+            if key in keys:
+                changes[key] = value
+        seen[run.path] = {**run.config, **changes} if changes else run.config
+    return seen
+
+
+def paths_of_options(runs: Iterable[RecordedRun]) -> dict[tuple[str, Any], set[Any]]:
+    """Return the paths of the classes that runs have under the name of an option, by the section and that name."""
+    paths = defaultdict[tuple[str, Any], set[Any]](set)
+    for run in runs:
+        for section in CLASS_SECTIONS:
+            paths[section, run.config.get(section)].add(run.config.get(f"{section}._target_"))
+    return paths
+
+
+def keys_in_configs(runs: Iterable[RecordedRun]) -> set[str]:
+    """Return the settings that the configurations of runs have."""
+    keys = set[str]()
+    for run in runs:
+        keys.update(run.config)
+    return keys
+
+
+def varied_settings(runs: Sequence[RecordedRun], seen: Mapping[Path, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the settings that tell the arms apart, groups first, without any that follows from those before it."""
+    cells: list[Any] = [()] * len(runs)  # of each run: its values of the settings so far, nested
+    varied = []
+    for key in candidate_settings(runs):
+        values = [seen[run.path].get(key) for run in runs]
+        refined = list(zip(cells, values, strict=True))
+        if len(set(refined)) > len(set(cells)):
+            varied.append(key)
+            cells = refined
+    return tuple(varied)
+
+
+def candidate_settings(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the settings that could tell arms apart, in the order in which they are tried."""
+    keys = set[str]()
+    for key in keys_in_configs(runs):
+        if not key.startswith(("probes.", "logger.")):
+            keys.add(key)
+    rules = set[str]()
+    for run in runs:
+        rules.update(run.rules)
+    first_keys = (*FIRST_KEYS[:3], *sorted(rules), *FIRST_KEYS[3:])
+    first = [key for key in first_keys if key in keys]
+    last = [LEARNING_RATE] if LEARNING_RATE in keys else []
+    others = sorted(keys.difference(first, last, ASIDE))
+    return [*first, *others, *last]
+
+
+# ---- learning rates
+
+
+def choose_contenders(study: RecordedStudy, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
+    """Return the arms that are compared, and whether a learning rate was chosen for each.
+
+    Of an arm that was tried at several rates, that is the arm at the best of them (`best_rate`), unless the rates
+    themselves are what is compared.
+    """
+    families = rate_families(study)
+    if LEARNING_RATE in baseline or not families:
+        return study.arms, False
+    chosen = []
+    for family in families:
+        best = without_settings(best_rate(family), LEARNING_RATE)
+        chosen.append(replace(best, rates_tried=len(family)))
+    return tuple(chosen), True
+
+
+def rate_families(study: RecordedStudy) -> tuple[tuple[Arm, ...], ...]:
+    """Return the arms in groups that differ only in the learning rate; none where it does not vary, or varies alone."""
+    if LEARNING_RATE not in study.varied or len(study.varied) == 1:
+        return ()
+    return families_of(study.arms, LEARNING_RATE)
