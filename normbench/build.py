@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
@@ -17,21 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.recipe import Part, Recipe, check_made, help_command, missing_attributes, signature_of
-from normbench.config.refusals import refusal
+from normbench.config.refusals import OF_MAKING, Combination, refuse
 from normbench.config.rules import Rule, best_rule, say_places
 from normbench.config.sections import BY_NAME
-from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, refuse_single
+from normbench.errors import ContractError, RunFailure, UsageError, explain, refuse_single
 from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import Fitted, accept_mask, make_fitted, measure_facts, takes_place
 from normbench.record.digests import digest_of
 from normbench.record.loggers import Logger
-from normbench.settings import either, printable, show
+from normbench.settings import drop_keys, either, flat, printable
 from normbench.training.devices import keep_generators
 from normbench.training.evaluation import reads_batch, to_device
 from normbench.training.memory import Kept, count_kept
 from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
-from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.optimizer import make_optimizer, may_fuse, parameter_groups
 from normbench.training.parallel import Group
 from normbench.training.precision import Precision, check_step
 from normbench.training.step import Stepper
@@ -214,51 +214,54 @@ def facts_of(norm: Part, width: Any = None) -> NormFacts:
     return NormFacts(statistics_over="unknown", centers=False)
 
 
-def check_parts(recipe: Recipe) -> NormFacts:
+def combine(recipe: Recipe, making: Mapping[str, Any] | None = None, given: Collection[str] = ()) -> Combination:
+    """Return what decides whether a run is refused.
+
+    Args:
+        recipe: of the run.
+        making: how the run is made, as far as that is known, by `refusals.OF_MAKING`.
+        given: the keys that words set.
+
+    Raises:
+        UsageError: a part cannot be imported, or is not for its section.
+    """
+    recipe.all_parts()
+    optim = recipe["optim"]
+    data = recipe["data"].made
+    return Combination(
+        norm=norm_facts(recipe),
+        placement=recipe["placement"].made,
+        model=recipe["model"].made,
+        data=data,
+        task=Task.by_kind.get(data.kind),
+        init=recipe["init"].made,
+        scales_rates=scales_rates(recipe["init"]),
+        not_adam=not issubclass(optim.made, torch.optim.Adam),
+        needs_matrices=orthogonalizes(optim),
+        not_fused=not (optim.settings.get("fused") or may_fuse(factory(optim))),
+        ramps=getattr(recipe["schedule"].made, "ramps", False),
+        settings={**drop_keys(flat(recipe.tree), *OF_MAKING), **(making or {})},
+        given=given,
+        recipe=recipe,
+    )
+
+
+def check_parts(recipe: Recipe, making: Mapping[str, Any] | None = None) -> NormFacts:
     """Refuse parts that cannot be used, and what does not go together; return the norm's facts.
+
+    Args:
+        recipe, making: as for `combine`.
 
     Raises:
         UsageError: a part cannot be imported, or is not for its section.
         CombinationRefused: they do not go together.
     """
-    recipe.all_parts()
+    run = combine(recipe, making)
     recipe.loggers()
-    facts = norm_facts(recipe)
-    names = recipe.options
-    trainer = recipe.tree["trainer"]
-    model = recipe["model"]
-    data = recipe["data"].made
     for placement in recipe.parts_of("placement"):
-        found = refusal(facts, placement.made, model.made, data, recipe["init"].made)
-        if found:
-            given = " with ".join(recipe.in_words(group) for group in found.between)
-            raise CombinationRefused(f"{given} is refused: {found.reason}; {found.instead}")
-    if trainer.get("shard") and recipe.treats_weights:
-        given = recipe.in_words("weights")
-        raise CombinationRefused(
-            f"trainer.shard=true does not go with {given}, which needs whole weights: leave it out"
-        )
-    if trainer.get("recompute"):
-        refused = ""
-        if trainer["compile"]:
-            refused = f"trainer.compile={show(trainer['compile'])}"
-        elif model.made.recompute is None:
-            refused = f"model={names['model']}, which cannot"
-        if refused:
-            raise CombinationRefused(f"trainer.recompute=true does not go with {refused}: leave it out")
-    if scales_rates(recipe["init"]):
-        if not issubclass(recipe["optim"].made, torch.optim.Adam):
-            raise CombinationRefused(
-                f"init={names['init']} has learning rates for Adam: use optim=adamw, not optim={names['optim']}"
-            )
-        if recipe.treats_weights:
-            given = recipe.in_words("weights")
-            raise CombinationRefused(f"init={names['init']} scales weights as they are, not {given}: leave that out")
-    if trainer.get("shard") and orthogonalizes(recipe["optim"]):
-        given = f"optim={names['optim']} needs whole matrices, and trainer.shard=true cuts them"
-        raise CombinationRefused(f"{given}: leave out one of the two")
-    model.made.check_settings(model.settings, data.kind)
-    return facts
+        refuse(replace(run, placement=placement.made))
+    run.model.check_settings(recipe["model"].settings, run.data.kind)
+    return run.norm
 
 
 def scales_rates(init: Part) -> bool:

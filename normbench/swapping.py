@@ -16,6 +16,7 @@ from normbench import hosts
 from normbench.build import factory, facts_of
 from normbench.config.groups import check_option, section_of
 from normbench.config.recipe import resolve
+from normbench.config.refusals import LEAKS
 from normbench.config.rules import Rule, say_places
 from normbench.config.schema import check_section
 from normbench.errors import ArgumentError, CombinationRefused, UsageError
@@ -94,11 +95,10 @@ def check_leaks(name: str, facts: NormFacts, causal: bool) -> None:
     """
     if not causal or facts.sees_future == "never":
         return
-    what = f"norm={name} takes statistics over time"
     if facts.sees_future == "always":
-        cure = "use layernorm, rmsnorm, or groupnorm at each position"
-        raise CombinationRefused(f"{what}, and would show a causal model what it is to predict: {cure}")
-    warnings.warn(f"{what} in training, and shows a causal model its future there", stacklevel=4)
+        raise CombinationRefused(f"norm={name} with a causal model is refused: {LEAKS.reason}; {LEAKS.instead}")
+    what = f"norm={name} takes statistics over time in training"
+    warnings.warn(f"{what}, and shows a causal model its future there", stacklevel=4)
 
 
 def choose(findings: Findings, where: str | Sequence[str] | None) -> Findings:

@@ -120,10 +120,10 @@ def test_the_place_of_a_bad_gradient_is_the_same() -> None:
 def test_what_cannot_compute_again_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("normbench.models.stacks.BlockStack.recompute", None)
     words = ["train", "trainer.recompute=true", "device=cpu"]
-    end = "which cannot: leave it out"
-    assert refused([*words, "model=mlp"], capsys) == f"trainer.recompute=true does not go with model=mlp, {end}"
+    said = refused([*words, "model=mlp"], capsys)
+    assert said.startswith("trainer.recompute=true with model=mlp is refused: ")
     said = refused([*words, "trainer.compile=true"], capsys)
-    assert said == "trainer.recompute=true does not go with trainer.compile=true: leave it out"
+    assert said.startswith("trainer.recompute=true with trainer.compile=true is refused: ")
 
 
 # ---- memory, stated before a run starts

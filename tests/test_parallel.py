@@ -309,7 +309,7 @@ def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> N
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1", "RANK": "1"}, "process 1 of 2 has not met the others at"),
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "inf"}, "NORMBENCH_RENDEZVOUS_SECONDS=inf is not allowed"),
         (TRANSFORMER, {"MASTER_PORT": "none"}, "does not say how processes meet"),
-        (f"{TRANSFORMER} trainer.shard=true trainer.ema=0.9", {}, "trainer.ema needs whole weights"),
+        (f"{TRANSFORMER} trainer.shard=true trainer.ema=0.9", {}, "trainer.shard=true with trainer.ema=0.9 is refused"),
         ("sweep norm=rmsnorm seed=0,1", {}, "leave out torchrun"),
     ],
 )

@@ -174,7 +174,7 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
 
 def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["train", "device=cpu", "trainer.compile=cudagraphs", f"outputs={tmp_path}"], capsys)
-    assert said == "trainer.compile=cudagraphs needs a CUDA GPU, and the run is on cpu: use true or false"
+    assert said.startswith("trainer.compile=cudagraphs with device=cpu is refused: a CUDA GPU alone ")
     assert refused(["train", "trainer.compile=graphs"], capsys).startswith("trainer.compile=graphs is not allowed: ")
 
 
@@ -182,18 +182,18 @@ def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.Captu
 def test_steps_of_many_lengths_are_not_replayed_whole(how: str) -> None:
     """A graph would be captured anew for each length of a padded batch."""
     config = parse(["data=banking77", f"trainer.compile={how}", "trainer.steps=1", "optim.lr=1e-3"])
-    with pytest.raises(UsageError, match=f"compile={how} .* batches of many lengths: use true or false"):
+    with pytest.raises(UsageError, match=f"^trainer.compile={how} with data=banking77 is refused: "):
         prepare(config, device=torch.device("cuda"))
 
 
 # With what one graph of a step does not go, and what is said of it.
 NOT_RECORDED = {
-    "trainer.accumulate=2": "trainer.accumulate above 1: use true or false",
-    "trainer.precision=fp16": "trainer.precision=fp16: use true or false",
-    "optim._target_=torch.optim.RAdam": "optim._target_=torch.optim.RAdam, which is not fused: use true or false",
-    "+optim.foreach=true": "optim._target_=torch.optim.AdamW, which is not fused: use true or false",
-    "trainer.shard=true": "trainer.shard=true cuts them",
-    "trainer.recompute=true": "trainer.recompute=true does not go with trainer.compile=graph: leave it out",
+    "trainer.accumulate=2": "trainer.compile=graph with trainer.accumulate=2 is refused: ",
+    "trainer.precision=fp16": "trainer.compile=graph with trainer.precision=fp16 is refused: ",
+    "optim._target_=torch.optim.RAdam": "trainer.compile=graph with optim=adamw is refused: ",
+    "+optim.foreach=true": "trainer.compile=graph with optim=adamw is refused: ",
+    "trainer.shard=true": "trainer.shard=true with trainer.compile=graph is refused: ",
+    "trainer.recompute=true": "trainer.recompute=true with trainer.compile=graph is refused: ",
 }
 
 
@@ -207,11 +207,11 @@ def test_what_one_graph_of_a_step_cannot_hold_is_refused(word: str) -> None:
 
 def test_one_graph_of_a_step_is_refused_to_several_processes_and_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse(["trainer.compile=graph", "trainer.steps=1", "optim.lr=1e-3"])
-    with pytest.raises(UsageError, match="compile=graph needs a CUDA GPU, and the run is on cpu: use true or false"):
+    with pytest.raises(UsageError, match="compile=graph with device=cpu is refused: a CUDA GPU alone "):
         prepare(config, device=torch.device("cpu"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="compile=graph does not go with several processes: use true or false"):
+    with pytest.raises(UsageError, match="compile=graph with 2 processes is refused: "):
         prepare(config, device=torch.device("cuda"))
 
 

@@ -306,10 +306,10 @@ def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
 
 
 REFUSED = {
-    "norm.impl=compile": "norm.impl=compile does not go with sweep.stack=2",
-    "trainer.compile=true": "trainer.compile=true does not go with sweep.stack=2, which trains seeds as one model",
-    "trainer.recompute=true": "trainer.recompute=true does not go with sweep.stack=2",
-    "trainer.precision=fp16": "trainer.precision=fp16 does not go with sweep.stack=2",
+    "norm.impl=compile": "norm=layernorm with sweep.stack=2 is refused: .*; set norm.impl=auto",
+    "trainer.compile=true": "trainer.compile=true with sweep.stack=2 is refused: seeds become one model",
+    "trainer.recompute=true": "trainer.recompute=true with sweep.stack=2 is refused",
+    "trainer.precision=fp16": "trainer.precision=fp16 with sweep.stack=2 is refused",
     "sweep.stack=0": "sweep.stack=0 is not allowed",
 }
 
@@ -322,7 +322,7 @@ def test_what_needs_each_seed_by_itself_is_refused(word: str) -> None:
 
 def test_texts_with_lengths_of_their_own_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normbench.data.text.Text.pads", True)
-    with pytest.raises(UsageError, match=r"data=pydocs, whose batches have lengths of their own, does not go with"):
+    with pytest.raises(UsageError, match=r"data=pydocs with sweep.stack=2 is refused: "):
         plan_sweep(["seed=0,1", *NANO, *LENGTHS, "sweep.stack=2"])
 
 

@@ -131,7 +131,7 @@ def test_runs_take_turns_on_gpus(
 
 
 def test_one_graph_of_a_step_is_refused_to_several_runs_in_one_process() -> None:
-    with pytest.raises(UsageError, match="compile=graph does not go with launcher=local, since"):
+    with pytest.raises(UsageError, match="compile=graph with launcher=local is refused: "):
         plan_sweep(["seed=0,1", *CNN, "trainer.compile=graph", "launcher=local", "threads=1"])
 
 
@@ -237,7 +237,7 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
 
 
 def test_a_seed_that_is_reported_chooses_no_rate(here: Path) -> None:
-    with pytest.raises(UsageError, match=r"lr_seeds=\[7, 1\] has seed 1, which is reported: .*give other seeds"):
+    with pytest.raises(UsageError, match=r"^seed=1 with sweep.lr_seeds=\[7,1\] is refused: .*; give other seeds"):
         planned("norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_seeds=7,1")
 
 

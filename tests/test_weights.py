@@ -344,7 +344,7 @@ def test_plain_is_as_if_there_were_no_such_section() -> None:
 
 def test_cut_weights_are_refused() -> None:
     for words in (["weights=spectral"], ["weights@mlp=spectral"]):
-        with pytest.raises(CombinationRefused, match=f"trainer.shard=true does not go with {words[0]}"):
+        with pytest.raises(CombinationRefused, match=f"trainer.shard=true with {words[0]} is refused: "):
             prepare(read([*NANO, *LENGTH, *words, "trainer.shard=true"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from click import HelpFormatter
@@ -78,10 +79,10 @@ def write_refusals(formatter: HelpFormatter) -> None:
     """Write what is refused, and why."""
     formatter.write_text("refusals  what does not go together, and why; everything else does")
     with formatter.indentation():
-        for rule in REFUSALS:
-            formatter.write_text(f"{rule.what}:")
+        for why, rules in groupby(REFUSALS, lambda rule: f"{rule.reason}; {rule.instead}"):
+            formatter.write_text(f"{'; '.join(rule.what for rule in rules)}:")
             with formatter.indentation(), formatter.indentation():
-                formatter.write_text(f"{rule.reason}; {rule.instead}")
+                formatter.write_text(why)
 
 
 def write_places(formatter: HelpFormatter) -> None:

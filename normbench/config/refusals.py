@@ -1,22 +1,55 @@
-"""Which combinations are refused, and why: the whole list. Everything else works; a refusal beyond it is a bug."""
+"""Which combinations are refused, and why: the whole list. Everything else works; a refusal beyond it is a bug.
+
+A refusal is between two choices, each of which is right by itself. A value out of its bounds is no such thing, though
+another one may set them, as model.width does those of model.heads; nor is what a class wants of its own settings. What
+only the data, the machine or the built model can show is said where it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from normbench.config.sections import BY_NAME
+from normbench.errors import CombinationRefused, UsageError
+from normbench.settings import show
 
 if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that torch takes
+    from normbench.config.recipe import Recipe
     from normbench.types import Data, Model, NormFacts, Placement, Task
+
+# What is not a setting of a run, but of how runs are made. What does not go with it ends a sweep as a whole.
+DEVICE = "device"  # the kind that was found, such as cuda
+PROCESSES = "processes"  # how many share a run
+EXTEND = "extend"
+STACK = "sweep.stack"
+LAUNCHER = "launcher"
+CHOOSES_RATE = "sweep.lr"
+RATE_SEEDS = "sweep.lr_seeds"
+STUDY = "study"  # one that trains by itself
+OF_MAKING = (DEVICE, PROCESSES, EXTEND, STACK, LAUNCHER, CHOOSES_RATE, RATE_SEEDS, STUDY)
+
+RATE = "optim.lr"
 
 
 @dataclass(frozen=True)
 class Combination:
-    """What the parts of a run declare; a refusal looks only at the two that it is between.
+    """What the parts of a run declare, and its settings; a refusal looks only at the two that it is between.
 
     Attributes:
         task: of the data; None: their kind is not known.
         init: how weights start; None: it is not asked about.
+        scales_rates: whether that comes with learning rates of its own.
+        not_adam: whether the optimizer is none of Adam's kind.
+        needs_matrices: whether the optimizer treats a matrix as one.
+        not_fused: whether the optimizer cannot run as one operator of a GPU, and keeps numbers outside of it.
+        ramps: whether the learning rate grows until the run no longer learns.
+        settings: of the run by dotted path, and what OF_MAKING names, where that is known.
+        given: the keys that words set.
+        recipe: its parts; None where their classes alone are asked about.
     """
 
     norm: NormFacts
@@ -25,6 +58,24 @@ class Combination:
     data: type[Data]
     task: type[Task] | None
     init: type | None = None
+    scales_rates: bool = False
+    not_adam: bool = False
+    needs_matrices: bool = False
+    not_fused: bool = False
+    ramps: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    given: Collection[str] = ()
+    recipe: Recipe | None = None
+
+    def in_words(self, key: str) -> str:
+        """Return what was chosen there: `norm=layernorm norm@qk=rmsnorm`, `trainer.ema=0.9` or `2 processes`."""
+        if self.recipe is not None and key in BY_NAME:
+            return self.recipe.in_words(key)
+        if key == PROCESSES:
+            return f"{self.settings[key]} processes"
+        if key == STUDY:
+            return "a study that trains by itself"
+        return f"{key}={show(self.settings[key])}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +83,7 @@ class Refusal:
     """One reason to refuse.
 
     Attributes:
-        between: the sections whose choices clash.
+        between: the sections or keys whose choices clash.
         what: options that clash.
         applies: whether a combination is refused.
     """
@@ -42,6 +93,19 @@ class Refusal:
     reason: str
     instead: str
     applies: Callable[[Combination], bool]
+
+    @property
+    def ends_sweep(self) -> bool:
+        """Tell whether it is about how all runs of a sweep are made; else a sweep leaves such runs out."""
+        return any(key in OF_MAKING for key in self.between)
+
+    def say(self, run: Combination) -> str:
+        """Return the sentence for a combination."""
+        given = " with ".join(run.in_words(key) for key in self.between)
+        return f"{given} is refused: {self.reason}; {self.instead}"
+
+
+# ---- between parts
 
 
 def is_other_kind(run: Combination) -> bool:
@@ -114,7 +178,17 @@ def lacks_start_of_host(run: Combination) -> bool:
     return not run.model.hosted and run.init is not None and starts_as_host(run.init)
 
 
-REFUSALS = (
+LEAKS = Refusal(
+    ("norm", "data"),
+    what="in a language model or translator: frn, evonorm_b0, switchable, instancenorm without running statistics, "
+    "batchnorm without them, groupnorm with norm.across_time=true",
+    reason="its statistics run over time, in evaluation too, so it would show the model the tokens that it is to "
+    "predict",
+    instead="use layernorm, rmsnorm, groupnorm at each position, or batchnorm with running statistics",
+    applies=shows_targets,
+)
+
+OF_PARTS = (
     Refusal(
         ("model", "data"),
         what="a CNN or MLP on text (pydocs, tinyshakespeare), a model of translations on other data, another model on "
@@ -161,15 +235,7 @@ REFUSALS = (
         instead="leave init out, use init=xavier or another one, or model=timm, torchvision or hf",
         applies=lacks_start_of_host,
     ),
-    Refusal(
-        ("norm", "data"),
-        what="in a language model or translator: frn, evonorm_b0, switchable, instancenorm without running statistics, "
-        "batchnorm without them, groupnorm with norm.across_time=true",
-        reason="its statistics run over time, in evaluation too, so it would show the model the tokens that it is to "
-        "predict",
-        instead="use layernorm, rmsnorm, groupnorm at each position, or batchnorm with running statistics",
-        applies=shows_targets,
-    ),
+    LEAKS,
     Refusal(
         ("norm", "model"),
         what="instancenorm, frn, evonorm_b0 or switchable in an MLP or a recurrent model",
@@ -214,6 +280,191 @@ REFUSALS = (
     ),
 )
 
+# ---- between settings
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two choices that do not go together.
+
+    Attributes:
+        key: its section or setting.
+        what: the choice, in words.
+        test: tells whether a run has it; None: where the setting is on, or other than null and 0.
+    """
+
+    key: str
+    what: str
+    test: Callable[[Combination], bool] | None = None
+
+    def is_chosen(self, run: Combination) -> bool:
+        """Tell whether a run has it."""
+        if self.test is None:
+            return bool(run.settings.get(self.key))
+        return self.test(run)
+
+
+def are_chosen(first: Side, second: Side, run: Combination) -> bool:
+    """Tell whether a run has both."""
+    return first.is_chosen(run) and second.is_chosen(run)
+
+
+def clash(first: Side, second: Side, reason: str, instead: str) -> Refusal:
+    """Return the refusal of two choices."""
+    what = f"{first.what} with {second.what}"
+    return Refusal((first.key, second.key), what, reason, instead, partial(are_chosen, first, second))
+
+
+def has_value(key: str, values: Collection[str], run: Combination) -> bool:
+    """Tell whether a setting has one of some values."""
+    return run.settings.get(key) in values
+
+
+def exceeds_one(key: str, run: Combination) -> bool:
+    """Tell whether a number is above 1."""
+    return bool(run.settings.get(key, 1) > 1)
+
+
+def has_no_cuda(run: Combination) -> bool:
+    """Tell whether the run is on something other than a CUDA GPU."""
+    return run.settings.get(DEVICE, "cuda") != "cuda"
+
+
+def has_opaque_norm(run: Combination) -> bool:
+    """Tell whether a norm is code that torch.func cannot look into."""
+    assert run.recipe is not None
+    return any(norm.settings.get("impl") in ("compile", "liger") for norm in run.recipe.parts_of("norm"))
+
+
+def keeps_all(run: Combination) -> bool:
+    """Tell whether the model cannot compute its blocks again."""
+    return run.model.recompute is None
+
+
+def gives_rate(run: Combination) -> bool:
+    """Tell whether a word gives the learning rate."""
+    return RATE in run.given
+
+
+def holds_out_itself(run: Combination) -> bool:
+    """Tell whether the data have no setting for what is held out, or one that is not 0."""
+    return run.settings.get("data.holdout") != 0
+
+
+def judges_by_seed(run: Combination) -> bool:
+    """Tell whether the seed is one of those that choose learning rates."""
+    return run.settings["seed"] in run.settings.get(RATE_SEEDS, ())
+
+
+SHARDED = Side("trainer.shard", "trainer.shard=true")
+AVERAGED = Side("trainer.ema", "trainer.ema")
+UPDATES = Side("probes.updates", "probes.updates=true")
+COMPILED = Side("trainer.compile", "trainer.compile")
+REPLAYED = Side(
+    "trainer.compile",
+    "trainer.compile=cudagraphs or graph",
+    partial(has_value, "trainer.compile", ("cudagraphs", "graph")),
+)
+RECORDED = Side("trainer.compile", "trainer.compile=graph", partial(has_value, "trainer.compile", ("graph",)))
+RECOMPUTED = Side("trainer.recompute", "trainer.recompute=true")
+FP16 = Side("trainer.precision", "trainer.precision=fp16", partial(has_value, "trainer.precision", ("fp16",)))
+ACCUMULATED = Side("trainer.accumulate", "trainer.accumulate above 1", partial(exceeds_one, "trainer.accumulate"))
+TREATED = Side("weights", "a treatment of weights", attrgetter("recipe.treats_weights"))
+WITH_RATES = Side("init", "init=mup", attrgetter("scales_rates"))
+NOT_ADAM = Side("optim", "an optimizer other than Adam", attrgetter("not_adam"))
+OF_MATRICES = Side("optim", "optim=muon", attrgetter("needs_matrices"))
+NOT_FUSED = Side("optim", "an optimizer that is not fused", attrgetter("not_fused"))
+OPAQUE_NORM = Side("norm", "norm.impl=compile or liger", has_opaque_norm)
+HOSTED = Side("model", "a model of another library", attrgetter("model.hosted"))
+KEEPS_ALL = Side("model", "a model of another library, or without a stack of blocks", keeps_all)
+MANY_LENGTHS = Side("data", "data whose batches have lengths of their own", attrgetter("data.pads"))
+NO_CUDA = Side(DEVICE, "a device other than CUDA", has_no_cuda)
+SHARED = Side(PROCESSES, "several processes", partial(exceeds_one, PROCESSES))
+IN_PLACE = Side(LAUNCHER, "launcher=local", partial(has_value, LAUNCHER, ("local",)))
+STACKED = Side(STACK, "sweep.stack", partial(exceeds_one, STACK))
+EXTENDING = Side(EXTEND, "extend")
+OF_STUDY = Side(STUDY, "a study that trains by itself")
+CHOSEN_RATE = Side(CHOOSES_RATE, "sweep.lr=auto")
+
+CUTS = "the one cuts weights between processes, and the other needs them whole"
+REPLAYS = "a graph is replayed as it was recorded"
+AS_ONE_MODEL = "seeds become one model, of which each step is the same computation for all"
+ONE_OF_BOTH = "leave one of them out"
+NO_STACK = "leave sweep.stack out"
+NO_GRAPH = "use trainer.compile=true or false"
+
+OF_SETTINGS = (
+    clash(RECOMPUTED, COMPILED, "compiled code decides by itself what it keeps", ONE_OF_BOTH),
+    clash(RECOMPUTED, KEEPS_ALL, "the model cannot compute its blocks again", "leave trainer.recompute out"),
+    clash(WITH_RATES, NOT_ADAM, "the start has learning rates for Adam", "use optim=adamw"),
+    clash(WITH_RATES, TREATED, "the start scales weights as they are", "leave the treatment out"),
+    clash(SHARDED, TREATED, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, OF_MATRICES, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, AVERAGED, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, COMPILED, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, UPDATES, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, FP16, CUTS, ONE_OF_BOTH),
+    clash(
+        RECORDED,
+        IN_PLACE,
+        "a recording that fails spoils torch for the runs after it in the same process",
+        "leave launcher out",
+    ),
+    clash(REPLAYED, NO_CUDA, "a CUDA GPU alone has CUDA graphs", NO_GRAPH),
+    clash(REPLAYED, MANY_LENGTHS, "a graph would be captured for each length", NO_GRAPH),
+    clash(REPLAYED, ACCUMULATED, "each replay would overwrite the gradients of the one before", NO_GRAPH),
+    clash(RECORDED, SHARED, f"{REPLAYS}, and what processes tell each other is not", NO_GRAPH),
+    clash(RECORDED, FP16, f"{REPLAYS}, and the scale of the loss is decided anew at each step", NO_GRAPH),
+    clash(RECORDED, NOT_FUSED, f"{REPLAYS}, and this optimizer keeps numbers outside of it", NO_GRAPH),
+    clash(OPAQUE_NORM, STACKED, f"{AS_ONE_MODEL}, and torch cannot look into the norm's code", "set norm.impl=auto"),
+    clash(HOSTED, STACKED, f"{AS_ONE_MODEL}, and torch cannot look into the model's code", NO_STACK),
+    clash(OF_MATRICES, STACKED, "the optimizer needs the matrices of each seed by themselves", NO_STACK),
+    clash(MANY_LENGTHS, STACKED, AS_ONE_MODEL, NO_STACK),
+    clash(COMPILED, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
+    clash(RECOMPUTED, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
+    clash(SHARDED, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
+    clash(FP16, STACKED, f"{AS_ONE_MODEL}, and each seed scales its loss by itself", ONE_OF_BOTH),
+    clash(EXTENDING, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
+    clash(
+        Side(RATE, "optim.lr", gives_rate),
+        CHOSEN_RATE,
+        "the one sets what the other chooses",
+        ONE_OF_BOTH,
+    ),
+    clash(
+        Side("schedule", "schedule=ramp", attrgetter("ramps")),
+        CHOSEN_RATE,
+        "the final loss, by which sweep.lr chooses, says nothing of a run whose rate grows until it no longer learns",
+        "leave sweep.lr out, or choose another schedule",
+    ),
+    clash(
+        Side("data", "data with a data.holdout other than 0, or without that setting", holds_out_itself),
+        CHOSEN_RATE,
+        "sweep.lr holds out a tenth itself, since what chooses must not judge",
+        "choose data with data.holdout, and leave it at 0",
+    ),
+    clash(
+        Side("seed", "a seed", judges_by_seed),
+        Side(RATE_SEEDS, "the same one of sweep.lr_seeds"),
+        "what chooses must not judge",
+        "give other seeds",
+    ),
+    clash(
+        AVERAGED,
+        OF_STUDY,
+        "the study looks at the weights of each step, and not at their average",
+        "leave trainer.ema out",
+    ),
+    clash(
+        FP16,
+        OF_STUDY,
+        "fp16 scales the loss and leaves out steps that overflow, which the study would measure",
+        "use bf16 or fp32",
+    ),
+)
+
+REFUSALS = (*OF_PARTS, *OF_SETTINGS)
+
 
 def refusal(
     norm: NormFacts,
@@ -222,11 +473,31 @@ def refusal(
     data: type[Data],
     init: type | None = None,
 ) -> Refusal | None:
-    """Return the first reason to refuse this combination, or None."""
+    """Return the first reason to refuse a combination of parts, whatever their settings; None where there is none."""
     from normbench.types import Task
 
     run = Combination(norm, placement, model, data, Task.by_kind.get(data.kind), init)
-    for rule in REFUSALS:
+    return find_refusal(run, OF_PARTS)
+
+
+def find_refusal(run: Combination, rules: Iterable[Refusal] = REFUSALS) -> Refusal | None:
+    """Return the first reason to refuse a combination, or None."""
+    for rule in rules:
         if rule.applies(run):
             return rule
     return None
+
+
+def refuse(run: Combination, rules: Iterable[Refusal] = REFUSALS) -> None:
+    """Refuse a combination for the first of some reasons that there is.
+
+    Raises:
+        CombinationRefused: what was chosen for this run does not go together.
+        UsageError: a choice does not go with how runs are made, so that it would fail in others as well.
+    """
+    rule = find_refusal(run, rules)
+    if rule is None:
+        return
+    if rule.ends_sweep:
+        raise UsageError(rule.say(run))
+    raise CombinationRefused(rule.say(run))

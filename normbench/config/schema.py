@@ -247,7 +247,6 @@ def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     values["probes"] = ProbesConfig(**result["probes"])
     closed = TrainConfig(**values)
     check_words(closed)
-    check_whole_weights(closed)
     check_sizes(result)
     return result, closed
 
@@ -348,24 +347,6 @@ def check_words(config: TrainConfig) -> None:
         raise UsageError(f"device={config.device} is unknown: use auto, cpu, cuda, cuda:N or mps")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", config.name):
         raise UsageError(f"name={config.name} cannot name a folder: use letters, digits, '.', '_', '+' and '-'")
-
-
-def check_whole_weights(config: TrainConfig) -> None:
-    """Refuse to cut weights between processes where something needs them whole."""
-    trainer = config.trainer
-    if not trainer.shard:
-        return
-    given = ""
-    if trainer.ema:
-        given = "trainer.ema"
-    elif trainer.compile:
-        given = "trainer.compile"
-    elif config.probes.updates:
-        given = "probes.updates"
-    elif trainer.precision == "fp16":
-        given = "trainer.precision=fp16"
-    if given:
-        raise UsageError(f"{given} needs whole weights, and trainer.shard=true cuts them: leave out one of the two")
 
 
 def check_sizes(tree: Tree) -> None:

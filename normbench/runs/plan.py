@@ -15,7 +15,7 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
-from normbench.config.recipe import Recipe
+from normbench.config.refusals import DEVICE, EXTEND, LAUNCHER, PROCESSES, STACK
 from normbench.config.rules import RULES, read_rule
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
@@ -23,7 +23,6 @@ from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
 from normbench.runs.finding import find_parent
 from normbench.settings import Tree, key_of
-from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
 from normbench.types import Data, Model, NormFacts
 
@@ -79,7 +78,12 @@ class Run:
 
 
 def prepare(
-    config: Config, data: Data | None = None, device: torch.device | None = None, trust: bool = False, stack: int = 1
+    config: Config,
+    data: Data | None = None,
+    device: torch.device | None = None,
+    trust: bool = False,
+    stack: int = 1,
+    launcher: str = "",
 ) -> Run:
     """Decide everything about a run, the name of its directory included.
 
@@ -89,6 +93,7 @@ def prepare(
         device: of the machine that will make it, where that is not this one.
         trust: whether a run that is extended may have classes that are neither normbench's nor torch's.
         stack: how many seeds at the most are trained as one model with it.
+        launcher: the one that starts it, in a sweep.
 
     Raises:
         UsageError: any mistake that shows before the model is built.
@@ -99,7 +104,14 @@ def prepare(
         config = extend(config, parent, trust)
     if device is None:
         device = from_environment().place(build.resolve_device(config.closed.device))
-    facts = check_without_data(config, device)
+    making = {
+        DEVICE: device.type,
+        PROCESSES: from_environment().size,
+        EXTEND: config.closed.extend,
+        STACK: stack,
+        LAUNCHER: launcher,
+    }
+    facts = check_without_data(config, making)
     if data is None:
         data = build.make_data(config.recipe, config.closed.seed)
     data = choose_arrangement(config, data, parent)
@@ -108,20 +120,23 @@ def prepare(
     other_classes = build.compare_classes(config.recipe["model"], data)
     if other_classes:
         say_once(f"warning: {other_classes}")
-    config = fit_to_data(config, data, parent, stack)
+    config = fit_to_data(config, data, parent)
     return decide(config, facts, device, data, parent, stack)
 
 
-def check_without_data(config: Config, device: torch.device) -> NormFacts:
+def check_without_data(config: Config, making: Mapping[str, Any]) -> NormFacts:
     """Refuse what shows before the data are read; return the facts of the norms.
+
+    Args:
+        config: of the run.
+        making: how it is made, as `build.check_parts` takes it.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    facts = build.check_parts(config.recipe)
+    facts = build.check_parts(config.recipe, making)
     for sentence in describe_unchecked(config.tree):
         say_once(f"warning: {sentence}")
-    check_compile(config, device)
     return facts
 
 
@@ -156,19 +171,17 @@ def fingerprint_of_data(run: RunDirectory) -> str:
     return ""
 
 
-def fit_to_data(config: Config, data: Data, parent: RunDirectory | None, stack: int) -> Config:
+def fit_to_data(config: Config, data: Data, parent: RunDirectory | None) -> Config:
     """Return a configuration with its length in steps.
 
     Raises:
-        UsageError: a setting that does not fit the data, the run that it extends, or seeds as one model.
+        UsageError: a setting that does not fit the data, or the run that it extends.
     """
     if RULES in config.tree:
         check_rules(config, build.lay_out(config.recipe, data.task))
     steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
-    if stack > 1:
-        check_stackable(config, data, stack)
     trainer = {**config.tree["trainer"], "steps": steps, "epochs": None}
     return replace(config, tree={**config.tree, "trainer": trainer})
 
@@ -228,78 +241,6 @@ def check_rules(config: Config, made: build.Assembled) -> None:
         if key in given and winners and key not in winners:
             what = f"{key} holds nowhere, since {winners[0]} wins at its places"
             raise UsageError(f"{what}: leave it out, or give it later or with more words")
-
-
-def check_compile(config: Config, device: torch.device) -> None:
-    """Refuse to replay CUDA graphs where that cannot be done.
-
-    Raises:
-        UsageError: with the reason.
-    """
-    trainer = config.closed.trainer
-    if trainer.compile not in ("cudagraphs", "graph"):
-        return
-    how = f"trainer.compile={trainer.compile}"
-    if device.type != "cuda":
-        raise UsageError(f"{how} needs a CUDA GPU, and the run is on {device}: use true or false")
-    if getattr(config.recipe["data"].made, "pads", False):  # a graph would be captured for each length
-        why = "replays steps of one shape, and these data have batches of many lengths"
-        raise UsageError(f"{how} {why}: use true or false")
-    refused = ""
-    if trainer.accumulate > 1:  # a replay would overwrite the gradients before it
-        refused = "trainer.accumulate above 1"
-    elif trainer.compile == "graph":
-        optim = config.recipe["optim"]
-        if from_environment().size > 1:  # whose collectives would be recorded
-            refused = "several processes"
-        elif trainer.precision == "fp16":  # whose scale is decided on the host
-            refused = "trainer.precision=fp16"
-        elif not (optim.settings.get("fused") or may_fuse(build.factory(optim))):
-            # others keep numbers on the host, which a replay does not see
-            refused = f"{optim.where}, which is not fused"
-    if refused:
-        raise UsageError(f"{how} does not go with {refused}: use true or false")
-
-
-def check_stackable(config: Config, data: Data, stack: int) -> None:
-    """Refuse to train a run's seeds as one model where something needs each by itself.
-
-    Raises:
-        UsageError: with the reason.
-    """
-    trainer = config.closed.trainer
-    refused = ""
-    opaque_norm = find_opaque_norm(config.recipe)
-    if opaque_norm:
-        refused = opaque_norm
-    elif getattr(config.recipe["model"].made, "hosted", False):
-        refused = f"model={config.choices.groups['model']}, the code of another library,"
-    elif trainer.compile:
-        refused = f"trainer.compile={trainer.compile}".lower()
-    elif trainer.recompute:
-        refused = "trainer.recompute=true"
-    elif trainer.shard:
-        refused = "trainer.shard=true"
-    elif trainer.precision == "fp16":
-        refused = "trainer.precision=fp16"
-    elif config.closed.extend:
-        refused = "extend"
-    elif build.orthogonalizes(config.recipe["optim"]):
-        refused = f"optim={config.choices.groups['optim']}, which needs the matrices of each seed by themselves,"
-    elif data.pads:
-        refused = f"data={config.choices.groups['data']}, whose batches have lengths of their own,"
-    if refused:
-        why = "trains seeds as one model, of which each step is the same computation for all"
-        raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
-
-
-def find_opaque_norm(recipe: Recipe) -> str:
-    """Return the setting of a norm that torch.func cannot look into, as `norm.impl=compile`; empty without one."""
-    for norm in recipe.parts_of("norm"):
-        implementation = norm.settings.get("impl")
-        if implementation in ("compile", "liger"):
-            return f"{norm.section}.impl={implementation}"
-    return ""
 
 
 def check_unchanged(run: Run) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from normbench import build
-from normbench.errors import UsageError
+from normbench.config.refusals import OF_SETTINGS, STUDY, refuse
 from normbench.studies.frame import Subject
 from normbench.training.precision import Precision, make_precision
 from normbench.types import Model
@@ -38,12 +38,7 @@ def check_steps(subject: Subject) -> None:
     Raises:
         UsageError: with the setting, or because the device cannot run the precision.
     """
-    trainer = subject.tree["trainer"]
-    if trainer["ema"] is not None:
-        raise UsageError(f"trainer.ema={trainer['ema']} is not for a study that trains by itself: leave it out")
-    if trainer["precision"] == "fp16":
-        what = "trainer.precision=fp16 scales the loss and leaves out steps that overflow"
-        raise UsageError(f"{what}, which a study that trains by itself would measure: use bf16 or fp32")
+    refuse(build.combine(subject.recipe, {STUDY: True}), OF_SETTINGS)
     check_precision(subject)
 
 

@@ -420,9 +420,6 @@ class Planner:
             CombinationRefused: its parts do not go together.
             UsageError: any other mistake.
         """
-        if config.closed.trainer.compile == "graph" and isinstance(self.launcher, Here):
-            why = "a recording that fails spoils torch for the runs after it in the same process"
-            raise UsageError(f"trainer.compile=graph does not go with launcher=local, since {why}: leave launcher out")
         threads = config.closed.threads
         words = config.words
         if not threads:
@@ -431,7 +428,9 @@ class Planner:
         tree = {**config.tree, "quiet": True, "threads": threads}
         closed = replace(config.closed, quiet=True, threads=threads)
         config = replace(config, tree=tree, closed=closed, words=words)
-        return prepare(config, self.data(tree), torch.device(self.devices[0]), stack=self.stack)
+        device = torch.device(self.devices[0])
+        launcher = "local" if isinstance(self.launcher, Here) else ""
+        return prepare(config, self.data(tree), device, stack=self.stack, launcher=launcher)
 
     def data(self, tree: Tree) -> Data:
         """Return what a run learns, loaded once; a class of the user's own may draw it from the seed."""

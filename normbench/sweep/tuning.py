@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from normbench.config.signatures import import_target
-from normbench.errors import UsageError
+from normbench import build
+from normbench.config.refusals import CHOOSES_RATE, OF_SETTINGS, RATE, RATE_SEEDS, refuse
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
 from normbench.runs.reading import check_unaltered
@@ -18,7 +18,6 @@ from normbench.sweep.plan import Point, SweepPlan, replace_settings
 from normbench.sweep.words import SETTINGS, SweepConfig
 
 HELD_OUT = 0.1  # of the training data
-RATE = "optim.lr"
 HOLDOUT = "data.holdout"
 RATES_BEYOND = 2  # how many rates at most are tried beyond an end of the grid, where the best one lies there
 SUFFIX = "-lr"  # of the folder of the runs that choose
@@ -33,23 +32,11 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
     Raises:
         UsageError: with the reason.
     """
+    making = {CHOOSES_RATE: settings.lr, RATE_SEEDS: settings.lr_seeds}
     for run in plan.runs:
         config = run.prepared.config
-        for word in config.words:
-            if key_of(word) == RATE:
-                cure = "leave one of them out"
-                raise UsageError(f"{word} is not for sweep.lr={settings.lr}, which sets it itself: {cure}")
-        schedule = import_target(config.tree["schedule"]["_target_"])
-        if getattr(schedule, "ramps", False):
-            why = "chooses by the final loss, which says nothing of a run whose rate grows until it no longer learns"
-            raise UsageError(f"sweep.lr={settings.lr} {why}: leave it out, or choose another schedule")
-        holdout = config.tree["data"].get("holdout")
-        if holdout != 0:
-            why = "what chooses must not judge: choose data with data.holdout, and leave it at 0"
-            raise UsageError(f"sweep.lr={settings.lr} holds out a tenth, since {why} (here it is {holdout})")
-        if run.seed in settings.lr_seeds:
-            cure = "what chooses must not judge, give other seeds"
-            raise UsageError(f"sweep.lr_seeds={settings.lr_seeds} has seed {run.seed}, which is reported: {cure}")
+        given = set(map(key_of, config.words))
+        refuse(build.combine(config.recipe, making, given), OF_SETTINGS)
 
 
 def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:
