@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from normbench.config import compose
 from normbench.errors import UsageError
-from normbench.hosts.building import build_host
+from normbench.hosts.libraries import build_host
 from normbench.hosts.weights import find_saved, put_in_weights, read_tensors, take_weights
 from normbench.runs.plan import prepare
 

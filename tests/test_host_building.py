@@ -10,7 +10,9 @@ from support import random_batch
 
 from normbench.errors import UsageError
 from normbench.hosts import Host, build_host
-from normbench.hosts.building import LIBRARIES, USUAL_SIZES, scaled_size
+from normbench.hosts.image_libraries import scaled_size
+from normbench.hosts.libraries import LIBRARIES
+from normbench.hosts.text_library import USUAL_SIZES
 from normbench.types import ImageClassification, LanguageModeling, Task, TextClassification
 
 GREY = ImageClassification(num_classes=5, image_shape=(1, 8, 8))

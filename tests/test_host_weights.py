@@ -17,7 +17,8 @@ from torch import nn
 from normbench.config import compose
 from normbench.config.groups import section_of
 from normbench.errors import UsageError
-from normbench.hosts.building import USUAL_SIZES, build_host
+from normbench.hosts.libraries import build_host
+from normbench.hosts.text_library import USUAL_SIZES
 from normbench.hub import explain_silence
 from normbench.runs.plan import prepare
 from normbench.types import Task

@@ -19,7 +19,7 @@ from normbench.cli import main
 from normbench.config.compose import read
 from normbench.config.recipe import Recipe
 from normbench.contract.trials import tiny_data
-from normbench.hosts.building import LIBRARIES
+from normbench.hosts.libraries import LIBRARIES
 from normbench.probes import Probes
 from normbench.runs.plan import prepare
 from normbench.runs.summary import comparison_command

@@ -29,7 +29,7 @@ from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.hosts import Adapter, Findings, Found
 from normbench.hosts.adapters import ACTING_INSIDE, TABLE
-from normbench.hosts.building import LIBRARIES
+from normbench.hosts.libraries import LIBRARIES
 from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, Own, RMSNorm
 from normbench.types import LanguageModeling
 
@@ -717,7 +717,7 @@ def test_a_library_that_cannot_be_imported_is_a_sentence_with_the_cure(
     def refuse(name: str) -> None:
         raise error
 
-    monkeypatch.setattr("normbench.hosts.libraries.import_module_beside", refuse)
+    monkeypatch.setattr("normbench.hosts.importing.import_module_beside", refuse)
     with pytest.raises(UsageError, match=sentence):
         hosts.import_library("timm")
 

@@ -23,7 +23,7 @@ import normbench
 from normbench.build import make_data
 from normbench.config import compose
 from normbench.errors import RunFailure, UsageError
-from normbench.hosts.building import build_host
+from normbench.hosts.libraries import build_host
 from normbench.hosts.saving import describe_norm, put_in_norm, write_folder
 from normbench.hosts.weights import find_saved
 from normbench.norms import DyT, GroupNorm, RMSNorm

@@ -6,9 +6,10 @@ are, `replace` puts others in their places, and `tabulate` lists what was found,
 
 from normbench.hosts.acting import Acting
 from normbench.hosts.adapters import Adapter
-from normbench.hosts.building import Host, build_host
+from normbench.hosts.building import Host
 from normbench.hosts.finding import Findings, Found, HostBlock, Left, find
-from normbench.hosts.libraries import import_library
+from normbench.hosts.importing import import_library
+from normbench.hosts.libraries import build_host
 from normbench.hosts.replacing import Row, check_runs, replace, restore, tabulate
 
 __all__ = [

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain, refuse_single
-from normbench.hosts.building import LIBRARIES, CallWithImages, Library, Options
+from normbench.hosts.building import Library, Options
+from normbench.hosts.callers import ImageCaller
 from normbench.hosts.classes import read_classes
 from normbench.hosts.finding import Findings, Found, find
+from normbench.hosts.libraries import LIBRARIES
 from normbench.hosts.replacing import replace as replace_norms
 from normbench.hosts.steps import check_step, try_step
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
@@ -313,7 +315,7 @@ class Hosted(Model):
             "host_eps": epsilons[0] if len(epsilons) == 1 else epsilons,
             "host_norms_kept": sum(place.stays for place in self.places),
         }
-        if isinstance(self.call, CallWithImages) and self.call.size is not None:
+        if isinstance(self.call, ImageCaller) and self.call.size is not None:
             told["images_scaled_to"] = list(self.call.size)
         if self.trained:
             told["host_weights"] = "trained"

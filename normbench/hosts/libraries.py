@@ -1,38 +1,34 @@
-"""Libraries of models, imported only where they are asked for."""
+"""The libraries of models, by their words; each is imported when a model of it is asked for."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from normbench.errors import UsageError
+from normbench.hosts.building import Host, Library, Options
+from normbench.hosts.image_libraries import Timm, Torchvision
+from normbench.hosts.text_library import Transformers
+from normbench.hosts.weights import RANDOM
+from normbench.settings import either, nearest
+from normbench.types import Task
 
-from normbench.companions import import_module_beside
-from normbench.errors import UsageError, comes_from_torchvision, explain, explain_torchvision
-
-# The extra of normbench that installs each library, and what a person calls it.
-EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
-
-
-def import_library(name: str) -> ModuleType:
-    """Import a library of models: `timm`, `torchvision` or `transformers`.
-
-    Raises:
-        UsageError: it is not installed, or what it needs does not fit; with the command that fixes it.
-    """
-    try:
-        return import_module_beside(name)
-    except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        what = f"{name} is not installed" if missing == name else f"{name} needs {missing}, which is not installed"
-        raise UsageError(f"{what}: pip install 'normbench[{EXTRAS[name]}]'") from error
-    except Exception as error:  # a broken one may raise anything
-        refuse_other_torchvision(name, error)
-        raise UsageError(f"{name} cannot be imported ({explain(error)}): install a version that fits") from error
+LIBRARIES: dict[str, Library] = {library.word: library for library in (Timm(), Torchvision(), Transformers())}
 
 
-def refuse_other_torchvision(name: str, error: BaseException) -> None:
-    """Refuse a torchvision that does not fit torch, where that is what an error of a library comes from.
+def build_host(
+    library: str,
+    name: str,
+    options: Options,
+    task: Task,
+    image_size: int | str | None = "auto",
+    weights: str = RANDOM,
+) -> Host:
+    """Return a model of another library for a task: `Library.build` of the library with this word.
+
+    It draws from torch's random numbers, so that whoever wants the same start again seeds these before.
 
     Raises:
-        UsageError: that is it; with the way to fix it.
+        UsageError: there is no such library or model, or it cannot be built.
     """
-    if comes_from_torchvision(error):
-        raise UsageError(explain_torchvision(name, error)) from error
+    if library not in LIBRARIES:
+        cure = f"{nearest(library, LIBRARIES)}use {either(LIBRARIES)}"
+        raise UsageError(f"{library} is not a library of models: {cure}")
+    return LIBRARIES[library].build(name, options, task, image_size, weights)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from normbench.errors import DISK_FULL, RunFailure, UsageError, explain
 from normbench.hosts.acting import Acting
-from normbench.hosts.building import quietly
-from normbench.hosts.libraries import import_library
+from normbench.hosts.importing import import_library
 from normbench.hosts.replacing import leave_fast_path, let_act, place_like, put_in
+from normbench.hosts.text_library import quietly
 from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
 from normbench.record.digests import digest_of
 from normbench.record.files import write_folder_aside

@@ -21,9 +21,9 @@ from normbench.config.rules import RULES, section_at
 from normbench.config.sections import LOGGER
 from normbench.errors import UsageError
 from normbench.hosts.adapters import Unreadable
-from normbench.hosts.building import LIBRARIES
 from normbench.hosts.finding import Found, calls_by_norm, read_called
 from normbench.hosts.hosted import Hosted, Place
+from normbench.hosts.libraries import LIBRARIES
 from normbench.hosts.replacing import first_floating, keep_weights, take_over_settings
 from normbench.hosts.tape import record
 from normbench.hosts.weights import PRETRAINED, find_saved

@@ -1,0 +1,167 @@
+"""Libraries of classifiers of images, timm and torchvision, and the sizes that a task's images decide."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench.hosts.building import Host, Library, Options, largest_divisor
+from normbench.hosts.callers import ImageCaller, Size
+from normbench.hosts.weights import PRETRAINED, find_saved, put_in_weights, read_tensors, take_weights
+from normbench.types import ImageClassification, Task
+
+SMALLEST_SIDE = 32  # pixels: networks for images halve them up to five times
+COLOURS = 3  # channels that models of torchvision read
+FEWEST_PATCHES = 4  # along a side
+
+
+class ImageLibrary(Library):
+    """A library of classifiers of images, which are made for a task first, and then take weights by name."""
+
+    options = "kwargs"
+    kinds = frozenset({"image_classification"})
+    cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
+
+    def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
+        host = self.make(name, options, task, image_size)
+        if weights == PRETRAINED:
+            where = f"what {self.packages[0]} has as {name}"
+            tensors = self.pretrained(name)
+        else:
+            where = f"model.weights={weights}"
+            saved = find_saved(weights)
+            self.check_saved(name, saved, where)
+            tensors = take_weights(read_tensors(saved.files), host.module.state_dict(), where, saved.part)
+        return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
+
+    @abstractmethod
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights of a model that its library has by name, from the network or what is kept of it here."""
+
+
+class Timm(ImageLibrary):
+    """timm (Wightman 2019): its classifiers of images."""
+
+    word = "timm"
+    packages = ("timm", "torchvision")
+    where_names_are = "python -c 'import timm; print(*timm.list_models())' lists them"
+
+    def names(self, kind: str) -> list[str]:
+        found: list[str] = self.load().list_models()
+        return found
+
+    def has(self, name: str, kind: str) -> bool:
+        found: bool = self.load().is_model(name)  # also with the tag of pretrained weights, which are not loaded
+        return found and ":" not in name
+
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        assert isinstance(task, ImageClassification)
+        timm = self.load()
+        channels, *pixels = task.image_shape
+        size = scaled_size(pixels, image_size)
+        of_task: dict[str, Any] = {"num_classes": task.num_classes, "in_chans": channels}
+        known = timm.get_pretrained_cfg(name)
+        if getattr(known, "fixed_input_size", False):  # by which timm itself tells that a model is given the size
+            of_task["img_size"] = size
+            of_task |= self.finer_patches(name, options, size)
+        module = timm.create_model(name, pretrained=False, **{**of_task, **options})
+        call = ImageCaller(None if size == tuple(pixels) else size, shrinks=size[0] < pixels[0])
+        return Host(module, call, self.versions(), of_task)
+
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        model: nn.Module = self.load().create_model(name, pretrained=True)
+        return model.state_dict()
+
+    def finer_patches(self, name: str, options: Options, size: Size) -> dict[str, int]:
+        """Return the size of patches of which an image has enough, where a model takes it and has larger ones."""
+        if "patch_size" in options:
+            return {}
+        outline = outline_of(self.load().create_model, name, pretrained=False, **options)
+        embedding = getattr(outline, "patch_embed", None)
+        patch = getattr(embedding, "patch_size", None)
+        if outline is None or "patch_size" not in parameters_of(type(outline)) or patch is None:
+            return {}
+        side = min(size)
+        largest = max(patch) if isinstance(patch, tuple | list) else int(patch)
+        if side // largest >= FEWEST_PATCHES:
+            return {}
+        common = math.gcd(*size)  # patches must fill height and width
+        return {"patch_size": largest_divisor(common, side // FEWEST_PATCHES)}
+
+
+class Torchvision(ImageLibrary):
+    """torchvision: its classifiers of images."""
+
+    word = "torchvision"
+    packages = ("torchvision",)
+    where_names_are = (
+        "python -c 'import torchvision.models as m; print(*m.list_models(module=m))' lists those of images"
+    )
+
+    def names(self, kind: str) -> list[str]:
+        models: Any = self.load("models")
+        found: list[str] = models.list_models(module=models)
+        return found
+
+    def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
+        assert isinstance(task, ImageClassification)
+        models: Any = self.load("models")
+        channels, *pixels = task.image_shape
+        size = scaled_size(pixels, image_size)
+        of_task: dict[str, Any] = {"num_classes": task.num_classes}
+        outline = outline_of(models.get_model, name, weights=None, **options)
+        taken = () if outline is None else parameters_of(type(outline))
+        if "image_size" in taken:
+            of_task["image_size"] = size[0]
+        elif "input_size" in taken:
+            of_task["input_size"] = size
+        module = models.get_model(name, weights=None, **{**of_task, **options})
+        call = ImageCaller(
+            size=None if size == tuple(pixels) else size,
+            shrinks=size[0] < pixels[0],
+            channels=COLOURS if channels == 1 else None,
+        )
+        return Host(module, call, self.versions(), of_task)
+
+    def explain_silence(self) -> str:
+        """Return nothing: its weights are elsewhere, and its client tries once by itself."""
+        return ""
+
+    def pretrained(self, name: str) -> Mapping[str, Tensor]:
+        found: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
+        return found
+
+
+def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:
+    """Return the height and width to which images are scaled, whose shorter side has `image_size` pixels then.
+
+    Args:
+        pixels: height and width.
+        image_size: None: they stay as they are; "auto": they do, unless the shorter side is below SMALLEST_SIDE, to
+            which it is brought.
+    """
+    height, width = pixels
+    shorter = min(height, width)
+    wanted = max(shorter, SMALLEST_SIDE) if image_size == "auto" else (image_size or shorter)
+    scale = int(wanted) / shorter
+    return round(height * scale), round(width * scale)
+
+
+def outline_of(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module | None:
+    """Return a model without memory for its weights, to see what its class is; None where that cannot be made."""
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return make(*arguments, **options)
+    return None
+
+
+def parameters_of(kind: type) -> list[str]:
+    """Return the names of what a class is made with."""
+    return list(inspect.signature(kind).parameters)
