@@ -18,7 +18,7 @@ from normbench.evidence.baselines import usual_baseline
 from normbench.evidence.run import Curve, RecordedRun
 from normbench.evidence.study import RecordedStudy, choose_contenders
 from normbench.evidence.yardstick import metrics_of
-from normbench.results.family import Judgement, judge
+from normbench.results.family import Family, make_tests
 
 Random = np.random.Generator
 Ends = Callable[[Random, int], Sequence[float | None]]  # of an arm's seeds; None of a run that diverged
@@ -105,18 +105,18 @@ DESIGNS: dict[str, Callable[[Random], RecordedStudy]] = {
 }
 
 
-def judgement_of(made: RecordedStudy, metric: str | None = None) -> Judgement:
+def tests_of(made: RecordedStudy, metric: str | None = None) -> Family:
     """What a report states of a study."""
     baseline = usual_baseline(made)
     arms, _ = choose_contenders(made, baseline)
-    return judge(made, arms, baseline, metrics_of(made, metric)[0])
+    return make_tests(made, arms, baseline, metrics_of(made, metric)[0])
 
 
 def claims(name: str, number: int, seed: int = 0) -> float:
     """The share of so many null studies of a design that claims something."""
     random = np.random.default_rng(seed)
     metric = "best" if name == "--metric best" else None
-    return float(np.mean([judgement_of(DESIGNS[name](random), metric).claims for _ in range(number)]))
+    return float(np.mean([tests_of(DESIGNS[name](random), metric).claims for _ in range(number)]))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric, accuracy_on
 from normbench.evidence.run import Curve
 from normbench.evidence.study import RecordedStudy, read_studies
-from normbench.results.answer import EffectKind
-from normbench.results.designs import Contrast, find_contrasts
-from normbench.results.examine import state_effect
+from normbench.results.designs import find_effects
+from normbench.results.family import correct
+from normbench.results.result import EffectKind, FactorEffect
 from normbench.results.statistics import ALPHA, holm
 from normbench.show.figures.finals import draw_interactions, draw_learning_rates
 from normbench.show.tables import designs_table
@@ -38,13 +38,12 @@ def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str
     return RecordedStudy((Path(),), tuple(told), keys)
 
 
-def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
-    return find_contrasts(made, made.arms, baseline, metric)
+def found(made: RecordedStudy, metric: Metric = LOSS, **baseline: Any) -> tuple[FactorEffect, ...]:
+    return correct(find_effects(made, made.arms, baseline, metric))
 
 
-def said(ones: Sequence[Contrast]) -> list[str]:
-    effects = [state_effect(one) for one in ones]
-    return [*(one.text for kind in say_effects(effects) for one in kind), *say_effects_not_found(effects)]
+def said(ones: Sequence[FactorEffect]) -> list[str]:
+    return [*(one.text for kind in say_effects(ones) for one in kind), *say_effects_not_found(ones)]
 
 
 def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:
@@ -73,9 +72,9 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     (sentence,) = said([one])
     assert sentence.startswith("warmup=0.1 instead of 0 helps post by 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
     assert "; 5 seeds): the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
-    (detail,) = [told.detail for kind in say_effects([state_effect(one)]) for told in kind]
+    (detail,) = [told.detail for kind in say_effects([one]) for told in kind]
     assert detail == "warmup=0.1 instead of 0, post and pre: p < 0.001."
-    (row,) = designs_table([state_effect(one)]).rows
+    (row,) = designs_table([one]).rows
     assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
 
 
@@ -105,9 +104,9 @@ def test_three_numbers_have_a_slope_per_doubling() -> None:
     made = study(cells, "norm", "data.batch_size", metric=accuracy)
     two = found(made, accuracy, norm="groupnorm")
     slopes = {norm: np.polyfit([1, 3, 5], [cells[norm, size] for size in sizes], 1)[0] for norm, _ in cells}
-    assert [one.arm.name for one in two] == ["batchnorm", "dyt"]
+    assert [one.arm for one in two] == ["batchnorm", "dyt"]
     for one in two:
-        assert one.values == pytest.approx(slopes[one.arm.name] - slopes["groupnorm"])
+        assert one.values == pytest.approx(slopes[one.arm] - slopes["groupnorm"])
     assert [one.corrected for one in two] == holm([one.p for one in two])
     assert {one.kind for one in two} == {EffectKind.SLOPE} and {one.factor for one in two} == {"data.batch_size"}
     assert [one.p is not None and one.p < ALPHA for one in two] == [True, False]
@@ -122,7 +121,7 @@ def test_other_factors_are_averaged_and_what_is_not_there_is_left_out() -> None:
     keys, every = ("norm", "placement", "model.depth"), product(("layernorm", "dyt"), ("pre", "post"), (2, 4))
     cells = {cell: 2 + (cell[1:] == ("post", 4)) + NOISE[3, i % 6, i // 6] for i, cell in enumerate(every)}
     del cells["dyt", "post", 4]
-    made = {(one.factor, one.arm.name): one for one in found(study(cells, *keys), norm="layernorm", placement="pre")}
+    made = {(one.factor, one.arm): one for one in found(study(cells, *keys), norm="layernorm", placement="pre")}
     assert made.keys() == {("placement", "dyt"), ("model.depth", "dyt"), ("model.depth", "post")}
     assert made["model.depth", "post"].mean == pytest.approx(1, abs=0.1)  # of layernorm alone
     by_hand = (
@@ -135,7 +134,7 @@ def test_other_factors_are_averaged_and_what_is_not_there_is_left_out() -> None:
 def test_a_run_that_diverged_counts_as_a_constant_predictor() -> None:
     cells: Cells = warmed() | {("post", 0.0): [3.6, "diverged", 2.9, "failed", 3.3]}
     (one,) = found(study(cells, "placement", "schedule.warmup", constant={"loss/val": 3.5}), placement="pre")
-    assert one.seeds == (0, 1, 2, 4) and len(one.tried) == 5
+    assert one.seeds == (0, 1, 2, 4) and one.tried == 5
     assert one.own == pytest.approx(np.array(cells["post", 0.1])[[0, 1, 2, 4]] - [3.5, 3.5, 2.9, 3.3])  # type: ignore[operator]  # numbers
 
 
@@ -149,8 +148,8 @@ def test_an_arm_that_did_not_train_is_in_no_interaction(tmp_path: Path) -> None:
         how |= {"status": "diverged"} if (placement, warmup) == ("deep", 50) and seed else {}
         make_run(tmp_path, placement=placement, seed=seed, final=final, **how)
     (study_of_all,) = read_studies([tmp_path])
-    shown = find_contrasts(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS)
-    compared = {(one.arm.name, *one.levels) for one in shown if one.n and one.kind == EffectKind.CHANGE}
+    shown = correct(find_effects(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS))
+    compared = {(one.arm, *one.levels) for one in shown if one.n and one.kind == EffectKind.CHANGE}
     assert compared == {("deep", 0, 100), ("post", 50, 100)}
 
 
@@ -210,7 +209,7 @@ def test_arms_that_train_at_no_rate_are_not_contrasted(end: float | str) -> None
     assert not found(tried(nowhere), norm="layernorm")
     somewhere = {**nowhere, **{("dyt", rate): [2.0, 2.1, 2.2] for rate in rates}}
     effects = [one for one in found(tried(somewhere), norm="layernorm") if one.kind == EffectKind.LARGEST]
-    assert [one.arm.name for one in effects] == ["dyt"] and effects[0].family == 1
+    assert [one.arm for one in effects] == ["dyt"] and effects[0].family == 1
     assert [2**other for other in effects[0].other] == pytest.approx([0.005] * 3)
 
 

@@ -131,7 +131,7 @@ def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
     assert caveats(tmp_path)[CaveatKind.DOUBLES].found[0].arms == RMSNORM
-    (one,) = make_report([tmp_path]).comparisons
+    (one,) = make_report([tmp_path]).family.differences
     assert one.values == pytest.approx((0.0, 0.1))
 
 
@@ -199,9 +199,9 @@ def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) 
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     report = make_report([tmp_path], baseline="norm=groupnorm")
     assert report.study.varied == ("norm", "data.batch_size") and not report.rates_chosen
-    pairs = [(one.arm.name, one.baseline.name) for one in report.comparisons]
+    pairs = [(one.arm, one.baseline) for one in report.family.differences]
     assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
-    assert report.comparisons[0].real and report.comparisons[0].mean > 0.2
+    assert report.family.differences[0].real and report.family.differences[0].mean > 0.2
     assert report.study.fairly_chosen
 
 

@@ -8,16 +8,9 @@ import pytest
 from known_studies import STUDIES
 from made_runs import make_report
 
-from normbench.results.answer import (
-    Answer,
-    ArmDifference,
-    CaveatKind,
-    EffectKind,
-    Evidence,
-    ReasonKind,
-    StepKind,
-    Verdict,
-)
+from normbench.results.answer import Answer, CaveatKind, Evidence, ReasonKind, StepKind
+from normbench.results.result import Difference, EffectKind
+from normbench.results.rules import Verdict
 from normbench.show.report import Report, save
 
 CALLED = (Verdict.DIFFERENT, Verdict.POSSIBLE)
@@ -43,7 +36,7 @@ def study(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("report", [name], indirect=True)
 
 
-def only_difference(answer: Answer) -> ArmDifference:
+def only_difference(answer: Answer) -> Difference:
     (one,) = answer.differences
     return one
 

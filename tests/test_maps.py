@@ -14,7 +14,7 @@ from color_vision import BLINDNESS, distance
 from made_runs import make_report, make_run, read_study
 from sketches import panels
 
-from normbench.results.answer import EffectKind
+from normbench.results.result import EffectKind
 from normbench.results.sensitivity import areas, tried_levels
 from normbench.show.figures import draw_all
 from normbench.show.report import Report

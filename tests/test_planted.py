@@ -16,8 +16,8 @@ TINY += ["threads=1", "probes=off", "launcher=local", "sweep.report=false", "qui
 def comparisons(folder: Path, *words: str) -> dict[str, bool]:
     """Whether each arm of a sweep's runs is called different from the first one."""
     assert main(["sweep", *TINY, f"outputs={folder}", *words]) == 0
-    found = make_report([folder / "sweep"]).comparisons
-    return {one.arm.name: one.real for one in found}
+    found = make_report([folder / "sweep"]).family.differences
+    return {one.arm: one.real for one in found}
 
 
 @pytest.mark.slow

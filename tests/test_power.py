@@ -11,9 +11,9 @@ import pytest
 from scipy import special, stats
 
 from normbench.errors import UsageError
-from normbench.evidence.arms import Arm
 from normbench.evidence.measures import loss_on
-from normbench.results.comparisons import Comparison, correct_p
+from normbench.results.family import correct
+from normbench.results.result import Difference
 from normbench.results.statistics import (
     detectable_difference,
     detectable_interval,
@@ -116,11 +116,11 @@ def test_false_alarms_are_rare_for_accuracies_too(n: int) -> None:
     # 297 images of which 98.5 % are known: differences are a few whole images, and often the same in each seed.
     images, arms, studies = 297, 7, 1_000
     known = 100 * np.random.default_rng(n).binomial(images, 0.985, (studies, arms + 1, n)) / images
-    alarms, sides = 0, {"arm": Arm({}), "baseline": Arm({}), "metric": loss_on("val")}
+    alarms, sides = 0, {"arm": "", "baseline": "", "metric": loss_on("val"), "tried": n}
     for baseline, *others in known.tolist():
         reference = dict(enumerate(baseline))
         found = [paired_difference(dict(enumerate(arm)), reference) for arm in others]
-        tested = correct_p([Comparison(**vars(one), **sides) for one in found])
+        tested = correct([Difference(**vars(one), **sides) for one in found])
         assert {one.family for one in tested} == {arms}
         alarms += any(one.real for one in tested)
     assert alarms / studies <= 0.06

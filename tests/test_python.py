@@ -17,8 +17,10 @@ from support import refused
 import normbench
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
-from normbench.results.answer import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
+from normbench.results.answer import VERSION, Answer, CaveatKind, StepKind
 from normbench.results.examine import Request
+from normbench.results.result import EffectKind
+from normbench.results.rules import Verdict
 from normbench.show.report import make_reports, save
 from normbench.training.checkpoint import read
 from normbench.training.evaluation import evaluate

@@ -20,9 +20,10 @@ from normbench.errors import UsageError
 from normbench.evidence.baselines import given_baseline
 from normbench.evidence.measures import comparable, seconds_at
 from normbench.evidence.run import RecordedRun
-from normbench.results.answer import CaveatKind, NextStep, StepKind, Verdict
+from normbench.results.answer import CaveatKind, NextStep, StepKind
 from normbench.results.causes import confirm_elsewhere
 from normbench.results.fairness import own_rates
+from normbench.results.rules import Verdict
 from normbench.results.statistics import seeds_needed
 from normbench.show.drawings import draw_arms
 from normbench.show.figures import draw_all
@@ -48,7 +49,7 @@ def table(report: Report, key: str) -> list[dict[str, str]]:
 
 
 def pairs(report: Report) -> list[tuple[str, str]]:
-    return [(one.arm.name, one.baseline.name) for one in report.comparisons]
+    return [(one.arm, one.baseline) for one in report.family.differences]
 
 
 def runs_of(folder: Path) -> tuple[RecordedRun, ...]:
@@ -61,7 +62,7 @@ def runs_of(folder: Path) -> tuple[RecordedRun, ...]:
 def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME, "dyt": WORSE})
     report = make_report([tmp_path])
-    dyt, rmsnorm = report.comparisons
+    dyt, rmsnorm = report.family.differences
     assert pairs(report) == [("dyt", "layernorm"), ("rmsnorm", "layernorm")]
     p = {}
     for one, losses in ((dyt, WORSE), (rmsnorm, SAME)):
@@ -70,8 +71,8 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         assert one.interval is not None and one.detectable is not None
         assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
-        p[one.arm.name] = test.pvalue
-        shown = [row["minimum detectable effect"] for row in table(report, "differences") if row["arm"] == one.arm.name]
+        p[one.arm] = test.pvalue
+        shown = [row["minimum detectable effect"] for row in table(report, "differences") if row["arm"] == one.arm]
         assert [cell.partition(" (")[0] for cell in shown] == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
@@ -97,7 +98,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     make_study(tmp_path, finals, data={"constant": {"loss/val": 3.0}})
     report = make_report([tmp_path])
     arms = report.study.arms
-    (figure,) = draw_forest(report.comparisons, arms, "")
+    (figure,) = draw_forest(report.family.differences, arms, "")
     assert "two groups" in figure.alt and "their seeds alone are drawn" in figure.caption
     rows = figure.data.set_index("arm")
     means = rows[rows["kind"] == "mean"]["difference"].astype(float)
@@ -206,7 +207,7 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
         make_run(tmp_path, norm="dyt", lr=1e-2, seed=seed, status="diverged" if seed < 2 else "finished")
     report = make_report([tmp_path])
     assert pairs(report) == [("dyt", "layernorm")]
-    assert report.comparisons[0].mean == pytest.approx(-0.1)
+    assert report.family.differences[0].mean == pytest.approx(-0.1)
     assert CaveatKind.LEARNING_RATE in [caveat.kind for caveat in report.answer.caveats]
     rows = [(row["arm"], row["best rate"], row["lost or did not train"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]
@@ -273,7 +274,7 @@ def test_a_loss_that_comes_back_has_not_reached_its_target(tmp_path: Path) -> No
 def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit: str) -> None:
     make_study(tmp_path, {"layernorm": LAYERNORM, "dyt": WORSE}, probed=20)
     report = make_report([tmp_path], metric=metric)
-    primary = report.comparisons[0].metric
+    primary = report.family.differences[0].metric
     assert (primary.words, primary.unit) == (words, unit) and report.tables[0].frame.columns[2].startswith(words)
     assert verdicts(report) == {"dyt": Verdict.DIFFERENT if primary.judges else Verdict.SAME}
     with pytest.raises(UsageError, match=r"metric=act/stream03/rsm is .*: give one such as act/stream03/rms"):
@@ -287,7 +288,7 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     plan(tmp_path, "norm=layernorm,rmsnorm", "seed=range(0,5)")
     report = make_report([tmp_path], margin=0.001)
     (step,) = report.answer.next
-    one = report.comparisons[0]
+    one = report.family.differences[0]
     more = seeds_needed(0.001, one.sd) - 5
     assert (step.kind, step.seeds, step.size) == (StepKind.ADD_SEEDS, more, 0.001)
     assert step.command == f"normbench sweep --resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true"
@@ -363,7 +364,7 @@ def test_evaluations_of_a_few_batches_are_not_judged_with_the_one_of_all_data(
     assert report.yardstick.targets["rmsnorm"] == pytest.approx(2.1) and report.yardstick.timed == "loss/val"
     assert runs["loss/val_at_equal_time"]["layernorm"] == pytest.approx(2.1, abs=0.01)
     assert [*runs["loss/val"]] == pytest.approx([1.9, 1.9])  # what judges by default is of all data
-    assert report.comparisons[0].mean == pytest.approx(0) and not report.comparisons[0].real
+    assert report.family.differences[0].mean == pytest.approx(0) and not report.family.differences[0].real
 
 
 ENDED_AT_40, ENDED_AT_60 = ({"steps": steps, "eval_batches": 8} for steps in (40, 60))

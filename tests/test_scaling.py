@@ -16,12 +16,13 @@ from test_sentences import LOSS, arm
 
 from normbench.evidence.arms import Arm
 from normbench.evidence.study import RecordedStudy, read_studies
-from normbench.results.answer import Answer, CaveatKind, EffectKind
+from normbench.results.answer import Answer, CaveatKind
 from normbench.results.comparisons import compare_all
-from normbench.results.examine import Request, examine, state_scaling
+from normbench.results.examine import Request, examine
 from normbench.results.fairness import rates_of_sizes
-from normbench.results.family import judge
-from normbench.results.scaling import Ladder, bend_weights, find_ladders, slope_weights
+from normbench.results.family import correct, make_tests
+from normbench.results.result import EffectKind, Scaling
+from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at, slope_weights
 from normbench.show.figures.sizes import draw_sizes
 from normbench.show.report import put_in_words
 from normbench.show.tables import scaling_table
@@ -67,8 +68,9 @@ def planted(slope: float = 0.02, at_smallest: float = 0.01, *, bend: float = 0.0
     return losses
 
 
-def ladders(made: RecordedStudy, **baseline: Any) -> tuple[Ladder, ...]:
-    return find_ladders(compare_all(made.arms, baseline or BASELINE, LOSS))
+def ladders(made: RecordedStudy, **baseline: Any) -> tuple[Scaling, ...]:
+    baseline = baseline or BASELINE
+    return correct(find_ladders(made.arms, baseline, correct(compare_all(made.arms, baseline, LOSS))))
 
 
 def differences(losses: Losses) -> np.ndarray:
@@ -86,7 +88,7 @@ def test_the_slope_is_that_of_a_line_for_each_seed() -> None:
     assert one.values == pytest.approx(lines[:, 0], rel=1e-9)
     assert one.p == pytest.approx(stats.ttest_1samp(lines[:, 0], 0).pvalue, rel=1e-9)
     assert one.interval == pytest.approx(stats.ttest_1samp(lines[:, 0], 0).confidence_interval(0.95), rel=1e-9)
-    assert (one.arm.name, one.baseline.name) == ("dyt", "layernorm")
+    assert (one.arm, one.baseline) == ("dyt", "layernorm")
 
 
 def test_the_slope_is_that_of_one_fit_with_a_level_for_each_seed() -> None:
@@ -104,11 +106,12 @@ def test_what_is_extrapolated_is_where_the_lines_are_a_decade_on() -> None:
     losses = planted()
     (one,) = ladders(ladder_study(losses))
     beyond = [np.polyval(np.polyfit(DECADES, own, 1), DECADES[-1] + 1) for own in differences(losses)]
-    assert one.further == pytest.approx(5e7)
-    assert one.at(one.further).values == pytest.approx(beyond, rel=1e-9)
+    assert one.extrapolated.parameters == pytest.approx(5e7)
+    assert one.extrapolated.values == pytest.approx(beyond, rel=1e-9)
+    assert height_at(5e7, one.sizes, one.seeds).values == pytest.approx(beyond, rel=1e-9)
     half = stats.t.ppf(0.975, 4) * np.std(beyond, ddof=1) / np.sqrt(5)
     mean = np.mean(beyond)
-    assert one.at(one.further).interval == pytest.approx((mean - half, mean + half), rel=1e-9)
+    assert one.extrapolated.interval == pytest.approx((mean - half, mean + half), rel=1e-9)
     # the same from one regression of the means by size, whose design all seeds share
     x = np.column_stack([np.ones_like(DECADES), DECADES])
     at = np.array([1, DECADES[-1] + 1])
@@ -119,7 +122,7 @@ def test_a_bend_is_the_coefficient_of_the_square() -> None:
     losses = planted(bend=0.05)
     (one,) = ladders(ladder_study(losses))
     curved = [np.polyfit(DECADES, own, 2)[0] for own in differences(losses)]
-    assert one.bend.values == pytest.approx(curved, rel=1e-6)
+    assert bend_of(one.sizes, one.seeds).values == pytest.approx(curved, rel=1e-6)
     assert bend_weights(DECADES) @ (3 + 2 * DECADES) == pytest.approx(0, abs=1e-9)
     assert slope_weights(DECADES) @ (3 + 2 * DECADES) == pytest.approx(2)
 
@@ -132,8 +135,8 @@ def test_seeds_that_lack_a_size_and_sizes_that_did_not_train_are_left_out() -> N
     assert one.seeds == (1, 2, 3, 4) and one.left_out == ("dyt · depth=10",)
     own = np.array([[*losses["dyt", size]][1:] for size in (2, 3)], dtype=float)
     base = np.array([[*losses["layernorm", size]][1:] for size in (2, 3)], dtype=float)
-    assert [rung.sample.values for rung in one.rungs][:2] == [tuple(row) for row in own - base]
-    ((sentence, _),) = say_scaling([state_scaling(one)])
+    assert [size.values for size in one.sizes][:2] == [tuple(row) for row in own - base]
+    ((sentence, _),) = say_scaling([one])
     assert sentence.endswith("finished in both: dyt · depth=10.") and "from 50 thousand to 1.3 million" not in sentence
     assert "at 1.3 million" in sentence and "4 of 5 seeds" in sentence
 
@@ -172,7 +175,7 @@ def test_sizes_are_not_compared_with_each_other_nor_over_what_else_varies() -> N
         settings = dict(zip(keys, (norm, placement, depth, width), strict=True))
         arms.append(sized(arm([2.0, 2.1 + len(norm) / 50, 2.3], LOSS, **settings), tied[depth, width]))
     made = RecordedStudy((Path(),), tuple(arms), keys)
-    assert [one.arm.name for one in ladders(made)] == ["dyt · pre", "dyt · post"]
+    assert [one.arm for one in ladders(made)] == ["dyt · pre", "dyt · post"]
     assert not ladders(made, **{"norm": "layernorm", "model.depth": 2, "model.width": 40})
 
 
@@ -181,8 +184,8 @@ def test_sizes_are_not_compared_with_each_other_nor_over_what_else_varies() -> N
 
 def said(losses: Losses) -> str:
     made = ladder_study(losses)
-    (one,) = judge(made, made.arms, BASELINE, LOSS).ladders
-    (told,) = say_scaling([state_scaling(one)])
+    (one,) = make_tests(made, made.arms, BASELINE, LOSS).scaling
+    (told,) = say_scaling([one])
     return "\n".join(told)
 
 
@@ -212,10 +215,10 @@ def test_a_bend_warns_of_the_line_and_few_seeds_of_certainty() -> None:
     assert said(planted(0.05)).endswith("\nChange with size, dyt and layernorm: p < 0.001 after Holm.")
     two = {key: ends[:2] for key, ends in planted().items()}
     made = ladder_study(two)
-    (one,) = judge(made, made.arms, BASELINE, LOSS).ladders
-    ((sentence, _),) = say_scaling([state_scaling(replace(one, corrected=0.2, family=9))])
+    (one,) = make_tests(made, made.arms, BASELINE, LOSS).scaling
+    ((sentence, _),) = say_scaling([replace(one, corrected=0.2, family=9)])
     assert ("may grow" in sentence) == (one.p is not None and one.p < 0.05)
-    alone = state_scaling(ladders(ladder_study({key: ends[:1] for key, ends in planted().items()}))[0])
+    alone = ladders(ladder_study({key: ends[:1] for key, ends in planted().items()}))[0]
     assert say_scaling([alone]) == [] and scaling_table([alone]).rows[0][:2] == ("dyt", "1")
 
 
@@ -239,11 +242,11 @@ def test_large_numbers_in_words() -> None:
 
 def test_it_is_one_of_the_tests_and_stands_for_the_slope_per_doubling() -> None:
     made = ladder_study(planted())
-    found = judge(made, made.arms, BASELINE, LOSS)
-    assert EffectKind.SLOPE not in {one.kind for one in found.contrasts}
-    assert len(found.comparisons) == 5 and {one.family for one in (*found.comparisons, *found.ladders)} == {6}
+    found = make_tests(made, made.arms, BASELINE, LOSS)
+    assert EffectKind.SLOPE not in {one.kind for one in found.effects}
+    assert len(found.differences) == 5 and {one.family for one in (*found.differences, *found.scaling)} == {6}
     only_two = replace(made, arms=tuple(one for one in made.arms if one.settings["model.depth"] in (2, 10)))
-    assert judge(only_two, only_two.arms, BASELINE, LOSS).ladders == ()
+    assert make_tests(only_two, only_two.arms, BASELINE, LOSS).scaling == ()
 
 
 @pytest.mark.slow
@@ -275,8 +278,10 @@ def test_the_answer_keeps_it(tmp_path: Path) -> None:
         "0.005", "0.0025", "0.001"
     ]  # fmt: skip
     tried = replace(study, varied=(*study.varied, "optim.lr"))
-    assert not [*rates_of_sizes(tried, report.judgement.ladders)] and not [*rates_of_sizes(study, ())]
-    (figure,) = draw_sizes(report.judgement.ladders, report.arms, "")
+    assert not [*rates_of_sizes(tried, report.arms, report.family.scaling)] and not [
+        *rates_of_sizes(study, report.arms, ())
+    ]
+    (figure,) = draw_sizes(report.family.scaling, report.arms, "")
     drawn = figure.data.set_index("kind")
     assert drawn.loc["extrapolated", "parameters"].max() == 50_000_000
     assert drawn.loc["line", "parameters"].max() == 5_000_000

@@ -15,11 +15,12 @@ from normbench.evidence.baselines import usual_baseline
 from normbench.evidence.measures import Metric, accuracy_on, loss_on
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, choose_contenders
-from normbench.results.answer import Answer, ArmDifference, ArmResult, Cause, Question, Stuck
-from normbench.results.comparisons import Comparison, Survival, compare_all
-from normbench.results.examine import state_arms, state_difference, state_losses
+from normbench.results.answer import Answer, ArmResult, Cause, Question, Stuck
+from normbench.results.comparisons import compare_all
+from normbench.results.examine import state_arms
 from normbench.results.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
-from normbench.results.family import Judgement, judge
+from normbench.results.family import Family, correct, make_tests
+from normbench.results.result import Difference, Losses
 from normbench.results.statistics import fisher_p, least_fisher_p
 from normbench.show.tables import differences_table
 from normbench.tell.difference_sentences import say_found, say_not_found
@@ -44,35 +45,41 @@ def run(seed: int, result: float | str, metric: Metric) -> RecordedRun:
     return RecordedRun(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {}, "")
 
 
+def every_arm(
+    arms: Mapping[str, Sequence[float | str]], base: Sequence[float | str] = BASE, metric: Metric = LOSS
+) -> list[Arm]:
+    """Layernorm and others, by their results."""
+    return [arm(base, metric, norm="layernorm"), *(arm(own, metric, norm=name) for name, own in arms.items())]
+
+
 def comparisons(
     arms: Mapping[str, Sequence[float | str]], base: Sequence[float | str] = BASE, metric: Metric = LOSS
-) -> tuple[Comparison, ...]:
+) -> tuple[Difference, ...]:
     """Each arm against layernorm."""
-    every = [arm(base, metric, norm="layernorm"), *(arm(own, metric, norm=name) for name, own in arms.items())]
-    return compare_all(every, {"norm": "layernorm"}, metric)
+    return correct(compare_all(every_arm(arms, base, metric), {"norm": "layernorm"}, metric))
 
 
-def words(found: Sequence[Comparison], margin: float | None = None) -> str:
-    stated = [state_difference(one, margin) for one in found]
+def words(found: Sequence[Difference], margin: float | None = None) -> str:
+    stated = correct([replace(one, margin=margin) for one in found])
     return "\n".join(one.text for one in sentences(stated, margin))
 
 
-def details(found: Sequence[Comparison]) -> str:
+def details(found: Sequence[Difference]) -> str:
     """What these sentences rest on."""
-    return "\n".join(one.detail for one in sentences([state_difference(one) for one in found]))
+    return "\n".join(one.detail for one in sentences(found))
 
 
-def sentences(stated: Sequence[ArmDifference], margin: float | None = None) -> list[Said]:
+def sentences(stated: Sequence[Difference], margin: float | None = None) -> list[Said]:
     told = [one for kind in say_found(stated, margin) for one in kind]
     return [*told, *say_not_found(stated, margin)]
 
 
-def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
+def rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
     """The rows of their table."""
-    return differences_table([state_difference(one) for one in found]).rows
+    return differences_table(found).rows
 
 
-def said(made: RecordedStudy, found: Sequence[Comparison] = (), survivals: Sequence[Survival] = ()) -> list[str]:
+def said(made: RecordedStudy, found: Sequence[Difference] = (), survivals: Sequence[Losses] = ()) -> list[str]:
     """The sentences of an answer, and then what they rest on."""
     nothing = {"others": (), "effects": (), "causes": (), "caveats": (), "next": (), "damaged": {}, "missing": {}}
     answer = Answer(
@@ -80,8 +87,8 @@ def said(made: RecordedStudy, found: Sequence[Comparison] = (), survivals: Seque
         baseline={},
         metrics=(LOSS,),
         arms=state_arms(made, made.arms, [LOSS]),
-        differences=tuple(state_difference(one) for one in found),
-        losses=tuple(state_losses(one) for one in survivals),
+        differences=tuple(found),
+        losses=tuple(survivals),
         **nothing,
     )
     statements = say(answer)
@@ -153,13 +160,14 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
 
 def test_survivors_are_said_to_be() -> None:
     better = [1.4 + 0.01 * more for more in range(5)]
-    found = comparisons({"rmsnorm": ["diverged", "diverged", *better[2:]]})
+    ends = {"rmsnorm": ["diverged", "diverged", *better[2:]]}
+    found = comparisons(ends)
     assert words(found) == (
         "rmsnorm is not called better than layernorm, as it lost 2 of 5 seeds and layernorm none: on the 3 seeds that "
         "survived in both, the validation loss of rmsnorm is 0.59 nats lower."
     )
     assert details(found) == "rmsnorm and layernorm: with lost runs ranked last, p = 0.750 (signed ranks)."
-    (one,) = lost_runs(found)
+    (one,) = lost_runs(every_arm(ends), found)
     (evidence,) = one.found
     assert (evidence.value, evidence.arms, evidence.numbers) == ("diverged", ("rmsnorm",), {"lost": 2, "runs": 5})
     worse = [1.4, 1.41, 1.42, 1.43, 1.44]
@@ -171,31 +179,32 @@ def test_survivors_are_said_to_be() -> None:
 def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is_not_lost() -> None:
     found = comparisons({"rmsnorm": ["failed", *NEAR[1:]]}, ["diverged", *BASE[1:]])
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
-    found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
-    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not [*lost_runs(found)]
+    under_way = {"rmsnorm": [*NEAR[:4], "running"]}
+    found = comparisons(under_way)
+    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not [*lost_runs(every_arm(under_way), found)]
 
 
 # ---- runs that are lost
 
 
-def lost(**results: Sequence[float | str]) -> tuple[RecordedStudy, Judgement]:
+def lost(**results: Sequence[float | str]) -> tuple[RecordedStudy, Family]:
     """Arms whose data say that a constant guess reaches 2.5, and all that is tested of them."""
     arms = []
     for norm, own in results.items():
         sessions = ({"data": {"constant": {"loss/val": 2.5}}},)
         arms.append(Arm({"norm": norm}, tuple(replace(one, sessions=sessions) for one in arm(own).runs)))
     made = RecordedStudy((), tuple(arms), ("norm",))
-    return made, judge(made, made.arms, {"norm": "layernorm"}, LOSS)
+    return made, make_tests(made, made.arms, {"norm": "layernorm"}, LOSS)
 
 
 @pytest.mark.parametrize("ends", [["diverged"] * 5, [2.49] * 5, ["diverged", "diverged", 2.49, 2.5, 2.6]])
 def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str]) -> None:
     """Of the 252 ways to choose five of ten, two are as far out."""
     made, found = lost(layernorm=BASE, dyt=ends)
-    (one,) = found.survivals
+    (one,) = found.losses
     assert one.real and one.corrected == pytest.approx(2 / 252) and one.family == 1
     assert one.lost == (5, 0) and one.runs == (5, 5)
-    told = said(made, found.comparisons, found.survivals)
+    told = said(made, found.differences, found.losses)
     (sentence,) = [text for text in told if "less often" in text]
     assert sentence.startswith("dyt trains less often than layernorm: 5 of 5 runs ")
     assert sentence.endswith(", against none of 5.")
@@ -205,15 +214,15 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
 def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> None:
     made, _ = lost(layernorm=BASE, dyt=["diverged"] * 5)
     layernorm, dyt = made.arms
-    found = judge(made, [layernorm, replace(dyt, rates_tried=20)], {"norm": "layernorm"}, LOSS)
-    (sentence,) = [text for text in said(made, (), found.survivals) if "less often" in text]
+    found = make_tests(made, [layernorm, replace(dyt, rates_tried=20)], {"norm": "layernorm"}, LOSS)
+    (sentence,) = [text for text in said(made, (), found.losses) if "less often" in text]
     assert sentence.startswith("dyt may train less often than layernorm: ")
     assert sentence.endswith("; not certain after correction for more learning rates.")
 
 
 def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
     _, found = lost(layernorm=BASE, dyt=["diverged", "diverged", *BASE[2:]])
-    assert [one.p_before_holm for one in found.survivals] == [None] and found.comparisons[0].family == 1
+    assert [one.p_before_holm for one in found.losses] == [None] and found.differences[0].family == 1
     for fewer in range(6):
         ways = [fisher_p((one, fewer - one), (5, 5)) for one in range(fewer + 1)]
         assert least_fisher_p((0, fewer), (5, 5)) == pytest.approx(min(ways))
@@ -241,13 +250,13 @@ def test_runs_of_which_nothing_varies_have_no_name(name: str, stuck: int, finish
 
 def test_runs_in_two_groups_have_no_interval() -> None:
     made, found = lost(layernorm=BASE, dyt=[2.01, 2.49, 2.04, 2.5, 2.03])
-    (one,) = found.comparisons
+    (one,) = found.differences
     assert one.p is one.interval is one.effect_size is one.detectable is one.p_before_holm is None and not one.real
-    told = "\n".join(said(made, found.comparisons))
+    told = "\n".join(said(made, found.differences))
     assert "no mean, interval or p is given, as the runs of dyt end in two groups far apart: 3 of 5 trained" in told
     assert one.ranked_p is None and rows([one]) == [("dyt", "5", "two groups")]
     _, near = lost(layernorm=BASE, dyt=[2.34, 2.36, 2.37, 2.3, 2.39])  # about the bound of 2.375, in one group
-    assert near.comparisons[0].interval is not None
+    assert near.differences[0].interval is not None
 
 
 # ---- how sure
@@ -269,7 +278,8 @@ def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
 def test_one_seed_that_decides_is_named() -> None:
     certain = shifted(0.05, 0.09, 0.002, 0.08, 0.07)
     (one,) = comparisons({"dyt": certain})
-    seed, p = one.decided_by or (-1, 0.0)
+    assert one.deciding
+    seed, p = one.deciding.seed, one.deciding.p
     others = [place for place in range(5) if place != seed]
     values = np.array(certain) - BASE
     assert one.real and p == pytest.approx(stats.ttest_1samp(values[others], 0).pvalue) and p >= 0.05
@@ -278,7 +288,7 @@ def test_one_seed_that_decides_is_named() -> None:
     (one,) = comparisons({"dyt": outlier})
     assert details([one]) == "dyt and layernorm: it rests on seed 4, an outlier: look at its run."
     assert "seed 4" not in words([one])
-    assert comparisons({"dyt": WORSE})[0].decided_by is None
+    assert comparisons({"dyt": WORSE})[0].deciding is None
 
 
 # ---- learning rates
@@ -329,16 +339,17 @@ def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dic
 
 def test_small_validation_sets_say_their_own_uncertainty() -> None:
     """Of 297 digits one image is 0.34 points; the standard error of 98 % of them is √(0.98·0.02 / 297) = 0.8 points."""
-    found = comparisons({"rmsnorm": [98.0, 98.3]}, [98.0, 98.3], ACCURACY)
-    found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 297}
-    (one,) = few_examples(found)
+    arms = [arm([98.0, 98.3], ACCURACY, norm=norm) for norm in ("layernorm", "rmsnorm")]
+    found = compare_all(arms, {"norm": "layernorm"}, ACCURACY)
+    arms[0].runs[0].sessions[0]["data"] = {"val_images": 297}
+    (one,) = few_examples(arms, found)
     (evidence,) = one.found
     standard_error = (0.98 * 0.02 / 297) ** 0.5
     assert evidence.arms == ("layernorm",)
     assert evidence.numbers == pytest.approx({"examples": 297, "accuracy": 0.98, "standard_error": standard_error})
     assert "each of which counts 0.34 points" in one.text and "98.0 % would differ by about 0.8 points" in one.text
-    found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 50_000}
-    assert not [*few_examples(found)] and not [*few_examples(comparisons({"rmsnorm": BASE}))]
+    arms[0].runs[0].sessions[0]["data"] = {"val_images": 50_000}
+    assert not [*few_examples(arms, found)] and not [*few_examples(arms, comparisons({"rmsnorm": BASE}))]
 
 
 def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
@@ -357,13 +368,13 @@ def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:
     layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates_tried=4)
-    found = compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS)
+    found = correct(compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS))
     assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
-    (one,) = unequal_choices(found)
+    (one,) = unequal_choices([layernorm, dyt], found)
     assert [(side.arms[0], side.numbers["rates"]) for side in one.found] == [("dyt", 4), ("layernorm", 1)]
     assert one.text.endswith(", so p is multiplied by 4")
-    assert [*unequal_choices(comparisons({"dyt": WORSE}))] == []
-    many = compare_all([layernorm, replace(dyt, rates_tried=100_000)], {"norm": "layernorm"}, LOSS)
+    assert [*unequal_choices([layernorm, replace(dyt, rates_tried=1)], comparisons({"dyt": WORSE}))] == []
+    many = correct(compare_all([layernorm, replace(dyt, rates_tried=100_000)], {"norm": "layernorm"}, LOSS))
     assert words(many).endswith("; not certain after correction for more learning rates: repeat it with new seeds.")
     assert "; after correction for more learning rates p = 0.930; signed ranks " in details(many)
 

@@ -22,7 +22,7 @@ from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
-from normbench.evidence.arms import Arm
+from normbench.evidence.measures import Metric
 from normbench.settings import Setting, key_of
 from normbench.show.figures.figure import Figure
 from normbench.show.studied import read_study, studies_below
@@ -33,7 +33,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,
     Findings,
-    PairedDifference,
+    StudyResult,
     Told,
     Value,
     arms_of,
@@ -474,11 +474,8 @@ def test_tests_with_equal_numbers_all_count() -> None:
     assert float(table.frame["p"][1]) == pytest.approx(10 * p, abs=6e-4) and p < 0.05 < 10 * p
     assert "for the 10 tests" in " ".join(table.notes)
     assert sentence.endswith(f"{table.frame['p'][1]} after Holm; repeat it with new seeds.")
-    arm = Arm({})
-    own = [
-        PairedDifference(tuple(gain), 0.0, (0, 1, 2, 3, 4), arm=arm, baseline=arm, what=what)
-        for what in ("one", "other")
-    ]
+    about: dict[str, Any] = {"arm": "", "baseline": "", "metric": Metric("score"), "tried": 5}
+    own = [StudyResult(tuple(gain), (0, 1, 2, 3, 4), what=what, **about) for what in ("one", "other")]
     _, told = write([], own)  # of somebody's study, told apart by their words
     assert all(f"p = {2 * p:.3f} after Holm" in one for one in told)
 
@@ -502,7 +499,7 @@ def test_a_factor_beyond_all_measure_is_not_write(sd: float) -> None:
     ("method", "gives", "said"),
     [("figures", [[]], "Stream.figures gives list within a list: let it return one flat list of Figure"),
      ("finding", "Nothing was found.",
-      "Stream.finding gives str: let it return one flat list of str or Value or PairedDifference")],
+      "Stream.finding gives str: let it return one flat list of str or Value or StudyResult")],
 )  # fmt: skip
 def test_what_a_study_gives_is_checked(
     here: Path, monkeypatch: pytest.MonkeyPatch, method: str, gives: Any, said: str

@@ -17,7 +17,9 @@ from normbench.data.sources import digits
 from normbench.evidence.facts import lead
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.yardstick import metrics_of
-from normbench.results.answer import ReasonKind, Remedy, StepKind, TwoGroups, Verdict
+from normbench.results.answer import ReasonKind, Remedy, StepKind
+from normbench.results.result import TwoGroups
+from normbench.results.rules import Verdict
 from normbench.results.sensitivity import tried_levels
 from normbench.show.figures import draw_all
 from normbench.show.figures.finals import draw_learning_rates
@@ -86,7 +88,7 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
         "guess."
     )
     assert second.startswith("dyt and layernorm are not compared: dyt did not train, which is why its validation loss")
-    assert "0.821 nats higher" in second and not report.comparisons[0].real
+    assert "0.821 nats higher" in second and not report.family.differences[0].real
     cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
     assert cells["costs"].loc["dyt", "did not train"] == "3 of 3"
     shown = cells["differences"].loc["dyt"]

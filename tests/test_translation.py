@@ -22,7 +22,7 @@ from normbench.data.translation import POOL, Translations
 from normbench.data.vocabulary import BytePairs
 from normbench.errors import UsageError
 from normbench.evidence.facts import facts
-from normbench.results.answer import Verdict
+from normbench.results.rules import Verdict
 from normbench.tell.setups import options_of
 from normbench.translation import Translation, translate
 from normbench.types import PADDING, Batch

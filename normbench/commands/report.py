@@ -20,7 +20,7 @@ from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
     from normbench.evidence.study import RecordedStudy
-    from normbench.results.comparisons import Comparison
+    from normbench.results.result import Difference
     from normbench.show.report import Report
     from normbench.show.tables import Table
 
@@ -130,9 +130,9 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
         if len(studies) > 1:
             console().rule(study.task.replace("_", " "))
         if plan:
-            print_table(tables.plan_table(found.comparisons[0], difference))
+            print_table(tables.plan_table(found.family.differences[0], difference))
             if difference is not None:
-                print(more_seeds(found.comparisons[0], difference, study))
+                print(more_seeds(found.family.differences[0], difference, study))
             continue
         print_verdict(found)
         print()
@@ -143,7 +143,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     return 0
 
 
-def more_seeds(one: Comparison, difference: float, study: RecordedStudy) -> str:
+def more_seeds(one: Difference, difference: float, study: RecordedStudy) -> str:
     """Say with which command a sweep gets the seeds that a difference needs, beside those of the pilot."""
     from normbench.results.statistics import seeds_needed
 

@@ -23,6 +23,8 @@ SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would com
 # The settings that an arm's partner has in a comparison; in all others it is like the arm.
 Baseline = dict[str, Any]
 
+Pair = tuple["Arm", "Arm"]  # an arm and its baseline
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -110,7 +112,7 @@ def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
     return None
 
 
-def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
+def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[Pair]:
     """Return every arm that is compared with another, and that other one."""
     found = []
     for arm in arms:

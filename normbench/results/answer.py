@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from normbench.evidence.measures import Metric
+from normbench.results.result import Difference, FactorEffect, Losses, Scaling
 from normbench.results.statistics import Interval
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
@@ -105,7 +106,7 @@ class Stuck:
 
 
 @dataclass(frozen=True)
-class Result:
+class ArmEnd:
     """How an arm ended in a metric.
 
     Attributes:
@@ -143,219 +144,7 @@ class ArmResult:
     statuses: Mapping[str, int]
     trained: bool
     stuck: tuple[Stuck, ...]
-    results: tuple[Result, ...]
-
-
-# ---- what is tested
-
-
-class Verdict(StrEnum):
-    """What can be said of a difference."""
-
-    DIFFERENT = "different"  # it is one after correction
-    FLATTERED = "flattered"  # the arm that looks better has lost more runs
-    POSSIBLE = "possible"  # p is below 0.05 by itself, but not after correction
-    CONSTANT = "constant"  # it is the same in each seed, so that the spread is not known
-    TORN = "torn"  # runs of an arm end in two groups, of which some did not train
-    UNTRAINED = "untrained"  # an arm did not train
-    SAME = "same"  # both end the same in each seed
-    WITHIN = "within"  # the interval lies within the margin
-    UNKNOWN = "unknown"  # there are too few seeds to tell
-    ALIKE = "alike"  # no difference was found
-    ONE_SEED = "one_seed"
-    NO_SEED = "no_seed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatedTest:
-    """What is tested of an arm against its baseline.
-
-    Attributes:
-        arm: its name.
-        baseline: the name of its baseline.
-        p: of the test by itself.
-        corrected: p after Holm, and for learning rates that one of the two had more of to choose from.
-        family: over how many tests Holm corrects.
-        real: whether it may be called a difference.
-    """
-
-    arm: str
-    baseline: str
-    p: float | None
-    corrected: float | None
-    family: int
-    real: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired(StatedTest):
-    """A number of an arm less the same number of its baseline, seed by seed.
-
-    Attributes:
-        metric: in which both are measured.
-        seeds: those that are compared.
-        values: the difference in each of these seeds.
-        tried: how many seeds the arm and the baseline have, counting each once.
-        mean: of the values.
-        sd: standard deviation of the values; 0 where all are equal.
-        interval: Student's 95 % interval of the mean.
-    """
-
-    metric: Metric
-    seeds: tuple[int, ...]
-    values: tuple[float, ...]
-    tried: int
-    mean: float
-    sd: float
-    interval: Interval | None
-
-    @property
-    def n(self) -> int:
-        """Return how many seeds are compared."""
-        return len(self.seeds)
-
-
-@dataclass(frozen=True)
-class TwoGroups:
-    """An arm whose runs end in two groups far apart: how many of its runs trained, of how many that finished."""
-
-    arm: str
-    trained: int
-    runs: int
-
-
-@dataclass(frozen=True)
-class Deciding:
-    """The seed without which the answer would change, and p without it."""
-
-    seed: int
-    p: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmDifference(Paired):
-    """An arm less its baseline in a metric's unit.
-
-    Attributes:
-        verdict: what can be said of it.
-        better: whether the arm's mean is the better one.
-        effect_size: Hedges' g.
-        detectable: the smallest true difference that would be found four times in five with these seeds.
-        detectable_interval: its 95 % interval, since the spread is estimated from few seeds.
-        untrained: which of the two did not train.
-        torn: which of the two have no mean, so that nothing is tested.
-        survived: whether other seeds were lost, so that these are the survivors.
-        lost: how many seeds the arm and the baseline lost, of those that ended in both.
-        ranks: how many values the signed-rank test has, in which a lost run ranks last.
-        ranked_p: p of that test.
-        skewed: whether the values are skewed, or one is an outlier.
-        deciding: the one seed that decides the answer, if one does.
-    """
-
-    verdict: Verdict
-    better: bool
-    effect_size: float | None
-    detectable: float | None
-    detectable_interval: Interval | None
-    untrained: tuple[str, ...]
-    torn: tuple[TwoGroups, ...]
-    survived: bool
-    lost: tuple[int, int]
-    ranks: int
-    ranked_p: float | None
-    skewed: bool
-    deciding: Deciding | None
-
-
-class EffectKind(StrEnum):
-    """What is measured of a factor's effect on an arm."""
-
-    CHANGE = "change"  # from its usual value to another
-    SLOPE = "slope"  # per doubling
-    LARGEST = "largest"  # the logarithm to base 2 of its largest value at which an arm trains
-    AREA = "area"  # the percentage of the grid of two factors in which an arm trains
-    SENSITIVITY = "sensitivity"  # to the learning rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect(Paired):
-    """What a factor does to an arm, less what it does to the baseline.
-
-    Attributes:
-        kind: what is measured of it.
-        factor: the setting, or the two of a grid.
-        levels: its values, the usual one first, or all from low to high.
-        own: the effects on the arm, by seed.
-        other: the effects on the baseline, by seed.
-    """
-
-    kind: EffectKind
-    factor: str
-    levels: tuple[Any, ...]
-    own: tuple[float, ...]
-    other: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class DifferenceAtSize:
-    """The difference between an arm and its baseline in models of one size.
-
-    Attributes:
-        parameters: of the baseline's model; where they are extrapolated to, of none that was trained.
-        values: in each seed.
-        mean: of the values.
-        interval: Student's 95 % interval of the mean.
-        settings: that make the size; none on a line.
-    """
-
-    parameters: float
-    values: tuple[float, ...]
-    mean: float
-    interval: Interval | None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaling(Paired):
-    """By how much the difference between an arm and its baseline changes with each tenfold of parameters.
-
-    In each seed the differences at all sizes have a line over log10 of the parameters, by least squares; `values` are
-    the slopes.
-
-    Attributes:
-        sizes: what was measured, from the smallest size to the largest.
-        at_smallest: the seeds' lines at the smallest size.
-        at_largest: the seeds' lines at the largest size.
-        extrapolated: the seeds' lines a decade beyond the largest size.
-        bend_p: p of the test of whether the lines are curved, by the seeds' second-order coefficients.
-        left_out: arms of sizes at which one of the two did not train, or no seed finished in both.
-    """
-
-    sizes: tuple[DifferenceAtSize, ...]
-    at_smallest: DifferenceAtSize
-    at_largest: DifferenceAtSize
-    extrapolated: DifferenceAtSize
-    bend_p: float | None
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Losses(StatedTest):
-    """How many runs of an arm and of its baseline were lost.
-
-    Attributes:
-        lost: how many runs the arm and the baseline lost.
-        runs: how many runs of each finished or diverged.
-        counted: whether the test can show anything with so many lost in all, and so counts in its family.
-        diverged: whether some runs diverged.
-        stuck: whether some runs did not train.
-    """
-
-    lost: tuple[int, int]
-    runs: tuple[int, int]
-    counted: bool
-    diverged: bool
-    stuck: bool
+    results: tuple[ArmEnd, ...]
 
 
 # ---- causes
@@ -541,9 +330,9 @@ class Answer:
     baseline: Mapping[str, Any]
     metrics: tuple[Metric, ...]
     arms: tuple[ArmResult, ...]
-    differences: tuple[ArmDifference, ...]
-    others: tuple[ArmDifference, ...]
-    effects: tuple[Effect, ...]
+    differences: tuple[Difference, ...]
+    others: tuple[Difference, ...]
+    effects: tuple[FactorEffect, ...]
     losses: tuple[Losses, ...]
     causes: tuple[Cause, ...]
     caveats: tuple[Caveat, ...]
@@ -579,7 +368,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Interval):
         return to_plain(value._asdict())
     if is_dataclass(value):
-        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
+        names = [one.name for one in fields(value)]
+        names += getattr(value, "DERIVED", ())
+        return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: to_plain(own) for key, own in value.items()}
     if isinstance(value, tuple):

@@ -14,9 +14,10 @@ from normbench.evidence.arms import LEARNING_RATE, Arm
 from normbench.evidence.measures import NAN, TRAINING_LOSS, finite_numbers, finite_points
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy
-from normbench.results.answer import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind, Verdict
-from normbench.results.comparisons import Comparison
+from normbench.results.answer import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind
 from normbench.results.fairness import own_rates
+from normbench.results.result import Difference
+from normbench.results.rules import Verdict
 from normbench.results.statistics import seeds_needed
 
 # What the first block's norm reads and passes on, and the norm of all gradients; of several tags the first counts.
@@ -123,7 +124,7 @@ def late_fall(run: RecordedRun) -> float:
 
 
 def causes_of(
-    arms: Sequence[Arm], readings_of: Mapping[str, Readings], comparisons: Sequence[Comparison]
+    arms: Sequence[Arm], readings_of: Mapping[str, Readings], differences: Sequence[Difference]
 ) -> tuple[Cause, ...]:
     """Return what probes show of arms that did not train, and of arms that differ from their baselines.
 
@@ -133,11 +134,11 @@ def causes_of(
     for arm in arms:
         if not arm.trained:
             found.append(Cause(arm.name, None, reasons_of(readings_of[arm.name])))
-    for one in comparisons:
+    for one in differences:
         if one.real:
-            reasons = reasons_between(readings_of[one.arm.name], readings_of[one.baseline.name])
+            reasons = reasons_between(readings_of[one.arm], readings_of[one.baseline])
             if reasons:
-                found.append(Cause(one.arm.name, one.baseline.name, reasons))
+                found.append(Cause(one.arm, one.baseline, reasons))
     return tuple(found)
 
 
@@ -186,7 +187,7 @@ def next_steps(
     study: RecordedStudy,
     arms: Sequence[Arm],
     readings_of: Mapping[str, Readings],
-    comparisons: Sequence[Comparison],
+    differences: Sequence[Difference],
     margin: float | None,
 ) -> tuple[NextStep, ...]:
     """Return what to do next, with the commands for it.
@@ -202,10 +203,10 @@ def next_steps(
         if not arm.trained:
             remedies = remedies_for(readings_of[arm.name])
             found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
-    undecided = [one for one in comparisons if one.verdict(margin) in UNDECIDED]
+    undecided = [one for one in differences if one.verdict in UNDECIDED]
     if undecided:
         found += more_seeds(study, undecided, margin)
-    if comparisons and not found:
+    if differences and not found:
         found.append(confirm_elsewhere(study))
     return tuple(found)
 
@@ -222,15 +223,15 @@ def remedies_for(readings: Readings) -> tuple[Remedy, ...]:
     return tuple(found or [Remedy.OTHER_RATES])
 
 
-def more_seeds(study: RecordedStudy, comparisons: Sequence[Comparison], margin: float | None) -> list[NextStep]:
+def more_seeds(study: RecordedStudy, differences: Sequence[Difference], margin: float | None) -> list[NextStep]:
     """Return the step that adds the seeds which undecided comparisons need; none where they have enough."""
-    detectable = finite_numbers(one.detectable for one in comparisons)
+    detectable = finite_numbers(one.detectable for one in differences)
     if not detectable:
         return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))]
     size = margin or float(f"{max(detectable) / 2:.1g}")
-    widest = max(one.sd for one in comparisons)
-    needed = seeds_needed(size, widest, family=comparisons[0].family)
-    more = needed - min(one.n for one in comparisons)
+    widest = max(one.sd for one in differences)
+    needed = seeds_needed(size, widest, family=differences[0].family)
+    more = needed - min(one.n for one in differences)
     if more <= 0:
         return []
     return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)]

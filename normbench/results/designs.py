@@ -23,41 +23,22 @@ from normbench.evidence.baselines import USUAL
 from normbench.evidence.measures import NAN, Metric, final, loss_on
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy
-from normbench.results.answer import EffectKind
-from normbench.results.comparisons import PairedTest, correct_p, in_two_groups, were_lost
+from normbench.results.comparisons import choices_of, in_two_groups, were_lost
+from normbench.results.result import EffectKind, FactorEffect
 from normbench.results.sensitivity import AREA, Area, are_numbers, areas, failing_settings, levels_in, tried_levels
 from normbench.results.statistics import paired_difference
 
 BySeed = Mapping[int, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrast(PairedTest):
-    """The effect of a factor on an arm less that on its baseline, in each seed in which both can be measured.
-
-    Attributes:
-        own: the effects on the arm, by seed.
-        other: the effects on the baseline, by seed.
-        kind: what is measured of the factor's effect.
-        factor: the setting, or the two of a grid.
-        levels: of the factor, the usual one first, or all from low to high.
-    """
-
-    own: tuple[float, ...]
-    other: tuple[float, ...]
-    kind: EffectKind
-    factor: str
-    levels: Sequence[Any]
-
-
-def find_contrasts(
+def find_effects(
     study: RecordedStudy,
     arms: Sequence[Arm],
     baseline: Baseline,
     metric: Metric,
     without_slopes: Collection[str] = (),
-) -> tuple[Contrast, ...]:
-    """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
+) -> tuple[FactorEffect, ...]:
+    """Return what factors do to arms less what they do to their baselines; nothing is corrected yet.
 
     An arm that did not train is in no interaction: its loss says what a constant predictor reaches, and not what a
     factor does. Nor is one whose runs end in two groups: it has no mean.
@@ -74,7 +55,7 @@ def find_contrasts(
     for area in mapped:
         mapped_keys.update(area.keys)
     able = [arm for arm in arms if can_be_contrasted(arm, metric)]
-    found = list[Contrast]()
+    found = list[FactorEffect]()
     for crossing in crossings(able, baseline, metric):
         if crossing.subject in mapped_keys or crossing.factor in mapped_keys:
             continue
@@ -87,7 +68,7 @@ def find_contrasts(
     for key in failing_settings(arms):
         if key not in mapped_keys and key != LEARNING_RATE:
             found += contrast_levels(arms, key, baseline)
-    return correct_p(found)
+    return tuple(found)
 
 
 def can_be_contrasted(arm: Arm, metric: Metric) -> bool:
@@ -97,7 +78,7 @@ def can_be_contrasted(arm: Arm, metric: Metric) -> bool:
     return arm.trained and 2 * sum(lost) <= len(lost) and not torn
 
 
-def contrast(
+def compare_effects(
     own: BySeed,
     other: BySeed,
     *,
@@ -107,21 +88,26 @@ def contrast(
     kind: EffectKind,
     factor: str,
     levels: Sequence[Any],
-) -> Contrast:
-    """Return the contrast of two effects, one on an arm and one on its baseline, over the seeds that both have."""
-    found = paired_difference(own, other)
-    return Contrast(
-        found.values,
-        found.resolution,
-        found.seeds,
-        arm=arm,
-        baseline=baseline,
+) -> FactorEffect:
+    """Return an effect on an arm less that on its baseline, over the seeds in which both can be measured.
+
+    own: the effect on the arm, by seed. other: that on the baseline.
+    """
+    sample = paired_difference(own, other)
+    return FactorEffect(
+        values=sample.values,
+        resolution=sample.resolution,
+        seeds=sample.seeds,
+        arm=arm.name,
+        baseline=baseline.name,
+        choices=choices_of(arm, baseline),
         metric=metric,
-        own=tuple(own[seed] for seed in found.seeds),
-        other=tuple(other[seed] for seed in found.seeds),
+        tried=len(arm.seeds | baseline.seeds),
+        own=tuple(own[seed] for seed in sample.seeds),
+        other=tuple(other[seed] for seed in sample.seeds),
         kind=kind,
         factor=factor,
-        levels=levels,
+        levels=tuple(levels),
     )
 
 
@@ -149,14 +135,14 @@ class Crossing:
     cells: pd.DataFrame
     metric: Metric
 
-    def contrasts(self) -> list[Contrast]:
+    def contrasts(self) -> list[FactorEffect]:
         """Return a contrast of each effect of the factor on each arm, against that on the baseline."""
         found = []
         for place in range(1, len(self.arms)):
             for kind, weights in effect_weights(self.shared_levels(place)):
                 sides = pd.DataFrame({"own": self.weighted(place, weights), "other": self.weighted(0, weights)})
                 by_seed = sides.dropna().groupby(level="seed").mean()
-                one = contrast(
+                effect = compare_effects(
                     by_seed["own"].to_dict(),
                     by_seed["other"].to_dict(),
                     arm=self.arms[place],
@@ -166,7 +152,7 @@ class Crossing:
                     factor=self.factor,
                     levels=[self.levels[key] for key in weights],
                 )
-                found.append(one)
+                found.append(effect)
         return found
 
     def shared_levels(self, place: int) -> dict[int, Any]:
@@ -269,7 +255,7 @@ def ending(run: RecordedRun, metric: Metric) -> float:
 # ---- from where to where arms train
 
 
-def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
+def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[FactorEffect]:
     """Return contrasts of arms over the same levels of a setting: in the largest that trains, and in sensitivity.
 
     There is none of two arms that train at no level.
@@ -286,7 +272,7 @@ def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[C
         if key == LEARNING_RATE:
             sides[EffectKind.SENSITIVITY] = (one.sensitivity, other.sensitivity)
         for kind, (own, others) in sides.items():
-            effect = contrast(
+            effect = compare_effects(
                 own,
                 others,
                 arm=one.arm,
@@ -300,13 +286,13 @@ def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[C
     return found
 
 
-def contrast_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
+def contrast_areas(mapped: Sequence[Area], baseline: Baseline) -> list[FactorEffect]:
     """Return contrasts of the shares of a grid in which arms train; there is none of two that train nowhere in it."""
     found = []
     for one, other in permutations(mapped, 2):
         trains = any(one.shares.values()) or any(other.shares.values())
         if trains and is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
-            effect = contrast(
+            effect = compare_effects(
                 one.shares,
                 other.shares,
                 arm=one.arm,

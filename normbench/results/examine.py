@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.evidence import facts
-from normbench.evidence.arms import LEARNING_RATE, Arm, Baseline, partner
+from normbench.evidence.arms import LEARNING_RATE, Arm, Baseline, Pair, pairs_of, partner
 from normbench.evidence.baselines import given_baseline, usual_baseline
 from normbench.evidence.frame import activations_frame
 from normbench.evidence.measures import Metric, final_values
@@ -21,32 +21,19 @@ from normbench.evidence.study import RecordedStudy, choose_contenders, read_stud
 from normbench.evidence.yardstick import Yardstick, choose_yardstick
 from normbench.results.answer import (
     Answer,
-    ArmDifference,
+    ArmEnd,
     ArmResult,
-    Deciding,
-    DifferenceAtSize,
-    Effect,
     Factor,
     Held,
-    Losses,
     Question,
-    Result,
-    Scaling,
     Stuck,
-    TwoGroups,
 )
 from normbench.results.causes import causes_of, next_steps, read_probes
-from normbench.results.comparisons import (
-    Comparison,
-    Survival,
-    compare_all,
-    in_two_groups,
-)
-from normbench.results.designs import Contrast
+from normbench.results.comparisons import compare_all, in_two_groups
 from normbench.results.fairness import differences_of_schemes, find_caveats
-from normbench.results.family import Judgement, judge
-from normbench.results.scaling import Ladder, Rung
-from normbench.results.statistics import Sample, mean_interval
+from normbench.results.family import Family, correct, make_tests
+from normbench.results.result import Difference
+from normbench.results.statistics import mean_interval
 from normbench.wording import in_words
 
 
@@ -77,7 +64,7 @@ class Examination:
         arms: those that are compared.
         rates_chosen: whether each of them is at the best of several learning rates.
         yardstick: by what the arms are judged.
-        judgement: the tests in the primary metric.
+        family: the results in the primary metric, corrected together.
         blocks: what probes measured by block, as `activations_frame` has it, of all arms of the study.
         answer: all that a report says.
     """
@@ -87,14 +74,14 @@ class Examination:
     arms: tuple[Arm, ...]
     rates_chosen: bool
     yardstick: Yardstick
-    judgement: Judgement
+    family: Family
     blocks: pd.DataFrame
     answer: Answer
 
     @property
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Return the comparisons in the primary metric."""
-        return self.judgement.comparisons
+    def pairs(self) -> list[Pair]:
+        """Return every arm that is compared with another, and that other one."""
+        return pairs_of(self.arms, dict(self.baseline.settings))
 
 
 def examine_all(
@@ -131,30 +118,30 @@ def examine(
         if other:
             partners[arm.name] = other
     yardstick = choose_yardstick(study, partners, request.target, request.metric)
-    judgement = judge(study, arms, baseline, yardstick.primary)
-    others = list[Comparison]()
+    family = make_tests(study, arms, baseline, yardstick.primary, margin)
+    others = list[Difference]()
     for metric in yardstick.metrics[1:]:
-        others += compare_all(arms, baseline, metric)
+        others += correct(compare_all(arms, baseline, metric))
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if rates_chosen else blocks
     readings_of = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
     chosen_by_what_is_reported = rates_chosen and not yardstick.primary.tag.endswith("/test")
-    caveats = find_caveats(study, chosen_by_what_is_reported, judgement.comparisons, missing, judgement.ladders)
+    caveats = find_caveats(study, chosen_by_what_is_reported, arms, family.differences, family.scaling, missing)
     answer = Answer(
         question=state_question(study, yardstick.primary, margin),
         baseline=baseline,
         metrics=yardstick.metrics,
         arms=state_arms(study, arms, yardstick.metrics),
-        differences=tuple(state_difference(one, margin) for one in judgement.comparisons),
-        others=tuple(state_difference(one) for one in others),
-        effects=tuple(state_effect(one) for one in judgement.contrasts),
-        losses=tuple(state_losses(one) for one in judgement.survivals),
-        causes=causes_of(arms, readings_of, judgement.comparisons),
+        differences=family.differences,
+        others=tuple(others),
+        effects=family.effects,
+        losses=family.losses,
+        causes=causes_of(arms, readings_of, family.differences),
         caveats=caveats,
-        next=next_steps(study, arms, readings_of, judgement.comparisons, margin),
+        next=next_steps(study, arms, readings_of, family.differences, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
-        scaling=tuple(state_scaling(one) for one in judgement.ladders),
+        scaling=family.scaling,
     )
     return Examination(
         study=study,
@@ -162,7 +149,7 @@ def examine(
         arms=arms,
         rates_chosen=rates_chosen,
         yardstick=yardstick,
-        judgement=judgement,
+        family=family,
         blocks=blocks,
         answer=answer,
     )
@@ -257,121 +244,14 @@ def state_stuck(run: RecordedRun) -> Stuck:
     )
 
 
-def state_result(arm: Arm, metric: Metric) -> Result:
+def state_result(arm: Arm, metric: Metric) -> ArmEnd:
     """Return how an arm ended in a metric."""
     seeds = facts.seeds_of(arm.finished)
     values = final_values(arm.finished, metric)
     if in_two_groups(arm, metric, seeds):
         values = []
     mean, interval = mean_interval(values, metric.bounds)
-    return Result(metric.tag, len(values), or_nan(mean), interval)
-
-
-# ---- what is tested
-
-
-def state_pairs(one: Comparison | Contrast | Ladder) -> dict[str, Any]:
-    """Return the fields that differences, effects and scaling share, those of `Paired`, by name."""
-    return {
-        "arm": one.arm.name,
-        "baseline": one.baseline.name,
-        "metric": one.metric,
-        "seeds": one.seeds,
-        "values": one.values,
-        "tried": len(one.tried),
-        "mean": or_nan(one.mean),
-        "sd": one.sd,
-        "interval": one.interval,
-        "p": one.p,
-        "corrected": one.corrected,
-        "family": one.family,
-        "real": one.real,
-    }
-
-
-def state_difference(one: Comparison, margin: float | None = None) -> ArmDifference:
-    """Return what is found of the difference between an arm and its baseline."""
-    ours, theirs = one.lost
-    decided_by = one.decided_by
-    untrained = [arm.name for arm in (one.arm, one.baseline) if not arm.trained]
-    torn = [state_groups(arm) for arm in one.torn]
-    return ArmDifference(
-        **state_pairs(one),
-        verdict=one.verdict(margin),
-        better=one.better,
-        effect_size=one.effect_size,
-        detectable=one.detectable,
-        detectable_interval=one.detectable_interval,
-        untrained=tuple(untrained),
-        torn=tuple(torn),
-        survived=one.survived,
-        lost=(len(ours), len(theirs)),
-        ranks=len(one.ranked),
-        ranked_p=one.ranked_p,
-        skewed=one.skewed,
-        deciding=Deciding(*decided_by) if decided_by else None,
-    )
-
-
-def state_groups(arm: Arm) -> TwoGroups:
-    """Return how many runs of an arm trained, among those of which this is known."""
-    judged = [run.trained for run in arm.runs if run.trained is not None]
-    return TwoGroups(arm.name, sum(judged), len(judged))
-
-
-def state_effect(one: Contrast) -> Effect:
-    """Return what is found of a factor's effects on an arm and on its baseline."""
-    return Effect(
-        **state_pairs(one),
-        kind=one.kind,
-        factor=one.factor,
-        levels=tuple(one.levels),
-        own=one.own,
-        other=one.other,
-    )
-
-
-def state_scaling(one: Ladder) -> Scaling:
-    """Return what is found of how a difference changes with the size of the model."""
-    return Scaling(
-        **state_pairs(one),
-        sizes=tuple(state_rung(rung) for rung in one.rungs),
-        at_smallest=state_at_size(one.smallest, one.at(one.smallest)),
-        at_largest=state_at_size(one.largest, one.at(one.largest)),
-        extrapolated=state_at_size(one.further, one.at(one.further)),
-        bend_p=one.bend.p,
-        left_out=one.left_out,
-    )
-
-
-def state_rung(rung: Rung) -> DifferenceAtSize:
-    """Return what was measured at one size."""
-    return state_at_size(rung.parameters, rung.sample, rung.settings)
-
-
-def state_at_size(parameters: float, sample: Sample, settings: Mapping[str, Any] | None = None) -> DifferenceAtSize:
-    """Return the difference at a number of parameters. settings: that make the size."""
-    return DifferenceAtSize(parameters, sample.values, or_nan(sample.mean), sample.interval, dict(settings or {}))
-
-
-def state_losses(one: Survival) -> Losses:
-    """Return how many runs an arm and its baseline lost."""
-    runs = (*one.arm.runs, *one.baseline.runs)
-    any_diverged = any(run.status == "diverged" for run in runs)
-    any_stuck = bool(one.arm.stuck or one.baseline.stuck)
-    return Losses(
-        arm=one.arm.name,
-        baseline=one.baseline.name,
-        lost=one.lost,
-        runs=one.runs,
-        counted=one.p_before_holm is not None,
-        diverged=any_diverged,
-        stuck=any_stuck,
-        p=one.p,
-        corrected=one.corrected,
-        family=one.family,
-        real=one.real,
-    )
+    return ArmEnd(metric.tag, len(values), or_nan(mean), interval)
 
 
 def or_nan(value: float | None) -> float:

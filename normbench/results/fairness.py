@@ -17,9 +17,9 @@ from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, candidate_settings, rate_families
 from normbench.results import caveat_sentences as sentences
 from normbench.results.answer import Caveat, CaveatKind, Evidence
-from normbench.results.comparisons import LOST, Comparison
+from normbench.results.comparisons import LOST
 from normbench.results.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
-from normbench.results.scaling import Ladder
+from normbench.results.result import Difference, Scaling
 from normbench.wording import in_words
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
@@ -41,36 +41,38 @@ SAID_ELSEWHERE = (
 def find_caveats(
     study: RecordedStudy,
     chosen_by_what_is_reported: bool = False,
-    comparisons: Sequence[Comparison] = (),
+    arms: Sequence[Arm] = (),
+    differences: Sequence[Difference] = (),
+    ladders: Sequence[Scaling] = (),
     missing: Mapping[str, str] | None = None,
-    ladders: Sequence[Ladder] = (),
 ) -> tuple[Caveat, ...]:
     """Return all that is unfair in a study, the serious caveats first.
 
     Args:
         study: the runs.
         chosen_by_what_is_reported: whether each arm's learning rate was chosen by the data that are reported.
-        comparisons: of the study's arms.
+        arms: those that are compared.
+        differences: between them.
+        ladders: how differences change with the size of the model.
         missing: for each planned run without a directory why it failed, empty where that is not known.
-        ladders: the arms that were compared at several sizes of the model.
     """
     found = [
-        *learning_rates(study, comparisons),
+        *learning_rates(study, differences),
         *growing_rates(study),
         *damaged_runs(study),
         *contradictions(study),
-        *unequal_facts(study, comparisons),
+        *unequal_facts(study, differences),
         *forbidden_facts(study),
         *missing_seeds(study),
         *open_rates(study),
-        *rates_of_sizes(study, ladders),
-        *settings(study, comparisons),
+        *rates_of_sizes(study, arms, ladders),
+        *settings(study, differences),
         *step_times(study),
         *waiting_gpus(study),
-        *lost_runs(comparisons),
-        *unequal_choices(comparisons),
-        *skewed_differences(comparisons),
-        *few_examples(comparisons),
+        *lost_runs(arms, differences),
+        *unequal_choices(arms, differences),
+        *skewed_differences(differences),
+        *few_examples(arms, differences),
         *missing_runs(missing or {}),
     ]
     if chosen_by_what_is_reported and not study.fairly_chosen:
@@ -169,16 +171,16 @@ def arms_by_setting(study: RecordedStudy, key: str) -> dict[Any, list[str]]:
     return arms_by_value((arm.name, study.value_of(run, key)) for arm, run in study.pairs)
 
 
-def concerns_any(values: Mapping[Any, Sequence[str]], comparisons: Sequence[Comparison]) -> bool:
-    """Tell whether values matter to some comparison: an arm has another one than its baseline, or several.
+def concerns_any(values: Mapping[Any, Sequence[str]], differences: Sequence[Difference]) -> bool:
+    """Tell whether values matter to some difference: an arm has another one than its baseline, or several.
 
-    values: each with the names of the arms that have it. comparisons: where there are none, values always matter.
+    values: each with the names of the arms that have it. differences: where there are none, values always matter.
     """
-    if not comparisons:
+    if not differences:
         return True
-    for one in comparisons:
-        own = values_of_arm(values, one.arm.name)
-        other = values_of_arm(values, one.baseline.name)
+    for one in differences:
+        own = values_of_arm(values, one.arm)
+        other = values_of_arm(values, one.baseline)
         if len(own) != 1 or own != other:
             return True
     return False
@@ -197,10 +199,10 @@ def evidence_of(values: Mapping[Any, Sequence[str]]) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def unequal_facts(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
+def unequal_facts(study: RecordedStudy, differences: Sequence[Difference] = ()) -> Iterator[Caveat]:
     """Find values that should be the same and are not."""
     for rule, values in differing_facts(study):
-        if not is_of_schemes(study, rule, values) and (rule.everywhere or concerns_any(values, comparisons)):
+        if not is_of_schemes(study, rule, values) and (rule.everywhere or concerns_any(values, differences)):
             found = evidence_of(values)
             text = sentences.say_unequal(rule.sentence, found)
             yield Caveat(kind=rule.kind, serious=rule.serious, found=found, text=text)
@@ -258,7 +260,7 @@ def forbidden_facts(study: RecordedStudy) -> Iterator[Caveat]:
             yield Caveat(kind=rule.kind, serious=rule.serious, found=found, text=text)
 
 
-def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
+def settings(study: RecordedStudy, differences: Sequence[Difference] = ()) -> Iterator[Caveat]:
     """Find settings that vary along with what is compared."""
     compared = [key for key in study.varied if key in GROUPS or is_rule(key)]
     if "scheme" in study.varied:
@@ -272,7 +274,7 @@ def settings(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> It
         if key in aside or (is_of_option and not is_asked_for):
             continue
         values = arms_by_setting(study, key)
-        if len(values) > 1 and concerns_any(values, comparisons):
+        if len(values) > 1 and concerns_any(values, differences):
             found = evidence_of(values)
             text = sentences.say_unequal(f"the arms differ in {key} too", found)
             yield Caveat(kind=CaveatKind.SETTINGS, found=found, text=text)
@@ -351,7 +353,7 @@ def waits_for_host(run: RecordedRun) -> bool:
 # ---- learning rates
 
 
-def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ()) -> Iterator[Caveat]:
+def learning_rates(study: RecordedStudy, differences: Sequence[Difference] = ()) -> Iterator[Caveat]:
     """Find learning rates that vary along with what is compared, which is fair if each was chosen on other data."""
     values = arms_by_setting(study, LEARNING_RATE)
     if LEARNING_RATE in study.varied or not values or len(study.arms) < 2:
@@ -359,7 +361,7 @@ def learning_rates(study: RecordedStudy, comparisons: Sequence[Comparison] = ())
     if study.ramps:
         return
     found = evidence_of(values)
-    is_concerned = concerns_any(values, comparisons)
+    is_concerned = concerns_any(values, differences)
     if len(found) == 1 and not study.choices:
         text = sentences.say_chosen_for_none(found[0], own_rates(study))
         crossed = any(key.startswith(("optim", "schedule")) for key in study.varied)  # what is asked is about rates
@@ -429,20 +431,26 @@ def rates_at_an_edge(study: RecordedStudy) -> Iterator[Caveat]:
         yield Caveat(kind=CaveatKind.LEARNING_RATE, found=tuple(found), text=sentences.say_of_arms(found, text))
 
 
-def rates_of_sizes(study: RecordedStudy, ladders: Sequence[Ladder]) -> Iterator[Caveat]:
-    """Find learning rates that were not chosen for each arm at each size of the model that is compared."""
+def rates_of_sizes(study: RecordedStudy, arms: Sequence[Arm], ladders: Sequence[Scaling]) -> Iterator[Caveat]:
+    """Find learning rates that were not chosen for each arm at each size of the model that is compared.
+
+    arms: those that are compared. ladders: how their differences change with the size of the model.
+    """
     were_tried = LEARNING_RATE in study.varied
     if not ladders or were_tried or study.fairly_chosen or study.ramps:
         return
     arms_of = dict[str, dict[str, None]]()  # by the rate, as it is written
     for ladder in ladders:
-        for run in ladder.arm.runs:
-            rate = study.value_of(run, LEARNING_RATE)
-            if rate is not None:
-                arms_of.setdefault(in_words(rate), {})[ladder.arm.name] = None
+        for size in ladder.sizes:
+            for arm in arms:
+                is_on_ladder = arm.has(size.settings) and without_settings(arm, *size.settings).name == ladder.arm
+                rates = [study.value_of(run, LEARNING_RATE) for run in arm.runs] if is_on_ladder else []
+                for rate in rates:
+                    if rate is not None:
+                        arms_of.setdefault(in_words(rate), {})[ladder.arm] = None
     if not arms_of:
         return
-    found = tuple(Evidence(rate, tuple(arms)) for rate, arms in arms_of.items())
+    found = tuple(Evidence(rate, tuple(names)) for rate, names in arms_of.items())
     text = sentences.say_rates_of_sizes(found)
     yield Caveat(kind=CaveatKind.LEARNING_RATE, found=found, text=text)
 
@@ -473,53 +481,62 @@ def open_rates(study: RecordedStudy) -> Iterator[Caveat]:
 # ---- what the comparisons themselves make unfair
 
 
-def lost_runs(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
+def lost_runs(arms: Sequence[Arm], differences: Sequence[Difference]) -> Iterator[Caveat]:
     """Find arms that are compared on the seeds that survived."""
-    arms: dict[str, Arm] = {}
-    for one in comparisons:
-        if one.n and one.survived:
-            arms[one.baseline.name] = one.baseline
-            arms[one.arm.name] = one.arm
-    found = []
-    for arm in arms.values():
+    names = dict[str, None]()
+    for difference in differences:
+        if difference.n and difference.survived:
+            names[difference.baseline] = None
+            names[difference.arm] = None
+    arm_named = by_name(arms)
+    evidence = []
+    for name in names:
+        runs = arm_named[name].runs
         for status in LOST:
-            number = sum(run.status == status for run in arm.runs)
+            number = sum(run.status == status for run in runs)
             if number:
                 words = status.replace("_", " ")
-                found.append(Evidence(words, (arm.name,), numbers={"lost": number, "runs": len(arm.runs)}))
-    if found:
-        yield Caveat(kind=CaveatKind.LOST_RUNS, found=tuple(found), text=sentences.say_lost_runs(found))
+                evidence.append(Evidence(words, (name,), numbers={"lost": number, "runs": len(runs)}))
+    if evidence:
+        yield Caveat(kind=CaveatKind.LOST_RUNS, found=tuple(evidence), text=sentences.say_lost_runs(evidence))
 
 
-def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
+def by_name(arms: Sequence[Arm]) -> dict[str, Arm]:
+    """Return arms by their names."""
+    return {arm.name: arm for arm in arms}
+
+
+def unequal_choices(arms: Sequence[Arm], differences: Sequence[Difference]) -> Iterator[Caveat]:
     """Find arms that had other numbers of learning rates to choose from than their baselines."""
-    for one in comparisons:
-        if one.arm.rates_tried != one.baseline.rates_tried:
-            own = Evidence("", (one.arm.name,), numbers={"rates": one.arm.rates_tried})
-            other = Evidence("", (one.baseline.name,), numbers={"rates": one.baseline.rates_tried})
-            text = sentences.say_unequal_choices(own, other)
-            yield Caveat(kind=CaveatKind.LEARNING_RATE, found=(own, other), text=text)
+    arm_named = by_name(arms)
+    for difference in differences:
+        arm, baseline = arm_named[difference.arm], arm_named[difference.baseline]
+        if arm.rates_tried != baseline.rates_tried:
+            of_arm = Evidence("", (arm.name,), numbers={"rates": arm.rates_tried})
+            of_baseline = Evidence("", (baseline.name,), numbers={"rates": baseline.rates_tried})
+            text = sentences.say_unequal_choices(of_arm, of_baseline)
+            yield Caveat(kind=CaveatKind.LEARNING_RATE, found=(of_arm, of_baseline), text=text)
 
 
-def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
-    """Find comparisons whose differences by seed may be too skewed for the t test."""
-    for one in comparisons:
-        if not one.skewed or not one.trained or one.torn:
+def skewed_differences(differences: Sequence[Difference]) -> Iterator[Caveat]:
+    """Find differences by seed that may be too skewed for the t test."""
+    for difference in differences:
+        if not difference.skewed or difference.untrained or difference.torn:
             continue
-        numbers: dict[str, float] = {"ranks": len(one.ranked)}
-        if one.ranked_p is not None:
-            numbers["ranked_p"] = one.ranked_p
-        evidence = Evidence("", (one.arm.name, one.baseline.name), numbers=numbers)
+        numbers: dict[str, float] = {"ranks": difference.ranks}
+        if difference.ranked_p is not None:
+            numbers["ranked_p"] = difference.ranked_p
+        evidence = Evidence("", (difference.arm, difference.baseline), numbers=numbers)
         yield Caveat(kind=CaveatKind.SKEWED, found=(evidence,), text=sentences.say_skewed(evidence))
 
 
-def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
+def few_examples(arms: Sequence[Arm], differences: Sequence[Difference]) -> Iterator[Caveat]:
     """Find accuracies of few examples; one of the first baseline stands for all, as they differ little."""
-    if not comparisons or comparisons[0].metric.symbol != "%":
+    if not differences or differences[0].metric.symbol != "%":
         return
-    tag = comparisons[0].metric.tag
-    baseline = comparisons[0].baseline
-    run = baseline.runs[0]
+    tag = differences[0].metric.tag
+    name = differences[0].baseline
+    run = by_name(arms)[name].runs[0]
     split = tag.split("/")[1]
     data = run.session["data"]
     n = data.get(f"{split}_images") or data.get(f"{split}_texts") or 0
@@ -528,6 +545,6 @@ def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Caveat]:
         return
     standard_error = (accuracy * (1 - accuracy) / n) ** 0.5
     numbers = {"examples": n, "accuracy": accuracy, "standard_error": standard_error}
-    evidence = Evidence("", (baseline.name,), runs=(run.name,), numbers=numbers)
+    evidence = Evidence("", (name,), runs=(run.name,), numbers=numbers)
     text = sentences.say_few_examples(evidence)
     yield Caveat(kind=CaveatKind.FEW_EXAMPLES, serious=False, found=(evidence,), text=text)

@@ -2,69 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from normbench.evidence.arms import Arm
+from normbench.evidence.arms import Arm, Baseline
 from normbench.evidence.measures import Metric
 from normbench.evidence.study import RecordedStudy
-from normbench.results.comparisons import (
-    Baseline,
-    Comparison,
-    Survival,
-    compare_all,
-    compare_survivals,
-    with_corrected_p,
-)
-from normbench.results.designs import Contrast, find_contrasts
-from normbench.results.scaling import Ladder, find_ladders
+from normbench.results.comparisons import compare_all, compare_losses
+from normbench.results.designs import find_effects
+from normbench.results.result import Difference, FactorEffect, Losses, Result, Scaling
+from normbench.results.scaling import find_ladders
 from normbench.results.statistics import holm
+
+SomeResult = TypeVar("SomeResult", bound=Result)
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """All tests of a study.
+class Family:
+    """All results of a study that are corrected together.
 
     Attributes:
-        comparisons: of how arms end.
-        contrasts: of what crossed factors do.
-        survivals: of how many runs were lost.
-        ladders: of how differences change with the size of the model.
+        differences: of how arms end.
+        effects: of crossed factors.
+        losses: how many runs were lost.
+        scaling: how differences change with the size of the model.
     """
 
-    comparisons: tuple[Comparison, ...]
-    contrasts: tuple[Contrast, ...]
-    survivals: tuple[Survival, ...]
-    ladders: tuple[Ladder, ...]
+    differences: tuple[Difference, ...]
+    effects: tuple[FactorEffect, ...]
+    losses: tuple[Losses, ...]
+    scaling: tuple[Scaling, ...]
 
     @property
     def claims(self) -> bool:
         """Tell whether anything is called a difference."""
-        tests = (*self.comparisons, *self.contrasts, *self.survivals, *self.ladders)
-        return any(one.real for one in tests)
+        results = (*self.differences, *self.effects, *self.losses, *self.scaling)
+        return any(result.real for result in results)
 
 
-def judge(study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Judgement:
+def make_tests(
+    study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric, margin: float | None = None
+) -> Family:
     """Make every test that a report speaks of; p is corrected over all of them after Holm.
 
-    arms: those that are compared, each at its best learning rate where that was a choice.
+    Args:
+        study: the runs.
+        arms: those that are compared, each at its best learning rate where that was a choice.
+        baseline: the settings in which the partner of an arm differs from it.
+        metric: in which runs ended.
+        margin: in the metric's unit; differences within it do not matter.
     """
-    compared = compare_all(arms, baseline, metric)
-    ladders = find_ladders(compared)
-    sizes = set[str]()
+    differences = compare_all(arms, baseline, metric, margin)
+    ladders = find_ladders(arms, baseline, differences)
+    settings_of_sizes = set[str]()
     for ladder in ladders:
-        sizes.update(ladder.rungs[0].settings)
-    crossed = find_contrasts(study, arms, baseline, metric, without_slopes=sizes)
-    survived = compare_survivals(arms, baseline)
-    every_test = (*compared, *crossed, *survived, *ladders)
-    corrected = holm([one.p_before_holm for one in every_test])
-    tests_with_p = len(corrected) - corrected.count(None)
-    family = max(tests_with_p, 1)
-    ends = list(accumulate([len(compared), len(crossed), len(survived)]))
-    return Judgement(
-        with_corrected_p(compared, corrected[: ends[0]], family),
-        with_corrected_p(crossed, corrected[ends[0] : ends[1]], family),
-        with_corrected_p(survived, corrected[ends[1] : ends[2]], family),
-        with_corrected_p(ladders, corrected[ends[2] :], family),
+        settings_of_sizes.update(ladder.sizes[0].settings)
+    effects = find_effects(study, arms, baseline, metric, without_slopes=settings_of_sizes)
+    losses = compare_losses(arms, baseline)
+    p_values = list[float | None]()
+    for results in (differences, effects, losses, ladders):
+        p_values += [result.p_before_holm for result in results]
+    size = size_of_family(p_values)
+    corrected = iter(holm(p_values))
+    return Family(
+        settle(differences, corrected, size),
+        settle(effects, corrected, size),
+        settle(losses, corrected, size),
+        settle(ladders, corrected, size),
     )
+
+
+def correct(results: Sequence[SomeResult]) -> tuple[SomeResult, ...]:
+    """Return results with p corrected over all of them after Holm (1979), and with their verdicts."""
+    p_values = [result.p_before_holm for result in results]
+    return settle(results, iter(holm(p_values)), size_of_family(p_values))
+
+
+def size_of_family(p_values: Sequence[float | None]) -> int:
+    """Return how many tests correct each other: those that have p."""
+    return max(len(p_values) - p_values.count(None), 1)
+
+
+def settle(results: Sequence[SomeResult], corrected: Iterator[float | None], family: int) -> tuple[SomeResult, ...]:
+    """Return results with their corrected p, and with the verdicts that it leaves. corrected: the next are theirs."""
+    settled = []
+    for result in results:
+        p = next(corrected)
+        with_p = replace(result, corrected=None if result.p is None else p, family=family)
+        settled.append(replace(with_p, verdict=with_p.judge()))
+    return tuple(settled)

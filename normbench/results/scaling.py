@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from normbench.evidence.arms import Arm, families_of, without_settings
+from normbench.evidence.arms import Arm, Baseline, families_of, pairs_of, without_settings
 from normbench.evidence.facts import counts_of
 from normbench.evidence.run import RecordedRun
-from normbench.results.comparisons import Comparison, PairedTest
+from normbench.results.comparisons import choices_of
+from normbench.results.result import Difference, DifferenceAtSize, Scaling
 from normbench.results.statistics import Sample
 
 FEWEST_SIZES = 3  # with two, each line would go through both differences
@@ -28,74 +29,32 @@ KIND = f"{MODEL}._target_"  # the class of a model
 DECADE = 10.0
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One size of a ladder.
-
-    Attributes:
-        parameters: of the baseline's model there, which the arm's may exceed or lack by those of its norms.
-        settings: that make the size, such as `model.width`.
-        sample: the differences there, in the seeds of the ladder.
-    """
-
-    parameters: int
-    settings: Mapping[str, Any]
-    sample: Sample
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ladder(PairedTest):
-    """By how much an arm less its baseline changes with each tenfold of parameters, in each seed.
-
-    Attributes:
-        rungs: from the smallest size to the largest; all have the same seeds.
-        left_out: the arms of sizes at which one of the two did not train, or no seed finished in both.
-    """
-
-    rungs: tuple[Rung, ...]
-    left_out: tuple[str, ...]
-
-    @property
-    def smallest(self) -> float:
-        """Return the parameters of the smallest size."""
-        return float(self.rungs[0].parameters)
-
-    @property
-    def largest(self) -> float:
-        """Return the parameters of the largest size."""
-        return float(self.rungs[-1].parameters)
-
-    @property
-    def further(self) -> float:
-        """Return the parameters a decade beyond the largest size, of which no model was trained."""
-        return DECADE * self.largest
-
-    def at(self, parameters: float) -> Sample:
-        """Return the height of each seed's line at a number of parameters."""
-        decades = decades_of(self.rungs)
-        from_middle = math.log10(parameters) - float(decades.mean())
-        return weighted_sum(self.rungs, 1 / len(decades) + from_middle * slope_weights(decades))
-
-    @property
-    def bend(self) -> Sample:
-        """Return the second-order coefficient of each seed's parabola, which is 0 where differences are on a line."""
-        return weighted_sum(self.rungs, bend_weights(decades_of(self.rungs)))
-
-
 # ---- lines by least squares
 
 
-def decades_of(rungs: Sequence[Rung]) -> np.ndarray:
+def decades_of(sizes: Sequence[DifferenceAtSize]) -> np.ndarray:
     """Return log10 of the parameters of each size: (sizes,) float64."""
-    return np.log10([rung.parameters for rung in rungs])
+    return np.log10([size.parameters for size in sizes])
 
 
-def weighted_sum(rungs: Sequence[Rung], weights: np.ndarray) -> Sample:
+def weighted_sum(sizes: Sequence[DifferenceAtSize], weights: np.ndarray, seeds: tuple[int, ...]) -> Sample:
     """Return the weighted sum of the differences in each seed. weights: (sizes,)."""
-    differences = np.array([rung.sample.values for rung in rungs])  # (sizes, seeds)
-    coarsest = max(rung.sample.resolution for rung in rungs)
+    differences = np.array([size.values for size in sizes])  # (sizes, seeds)
+    coarsest = max(size.resolution for size in sizes)
     resolution = coarsest * float(np.abs(weights).sum())
-    return Sample(tuple((weights @ differences).tolist()), resolution, rungs[0].sample.seeds)
+    return Sample(tuple((weights @ differences).tolist()), resolution, seeds)
+
+
+def height_at(parameters: float, sizes: Sequence[DifferenceAtSize], seeds: tuple[int, ...]) -> Sample:
+    """Return the height of each seed's line at a number of parameters."""
+    decades = decades_of(sizes)
+    from_middle = math.log10(parameters) - float(decades.mean())
+    return weighted_sum(sizes, 1 / len(decades) + from_middle * slope_weights(decades), seeds)
+
+
+def bend_of(sizes: Sequence[DifferenceAtSize], seeds: tuple[int, ...]) -> Sample:
+    """Return the second-order coefficient of each seed's parabola, which is 0 where differences are on a line."""
+    return weighted_sum(sizes, bend_weights(decades_of(sizes)), seeds)
 
 
 def slope_weights(x: np.ndarray) -> np.ndarray:
@@ -115,29 +74,43 @@ def bend_weights(x: np.ndarray) -> np.ndarray:
 # ---- which sizes there are
 
 
-def find_ladders(comparisons: Sequence[Comparison]) -> tuple[Ladder, ...]:
-    """Return a ladder of each arm that is compared with its baseline at three sizes or more; p is not corrected."""
-    keys = size_settings(comparisons)
-    families = defaultdict[tuple[str, str], list[Comparison]](list)
-    for one in comparisons:
-        if keys and is_of_one_size(one, keys):
-            names = (without_settings(one.arm, *keys).name, without_settings(one.baseline, *keys).name)
-            families[names].append(one)
-    found = []
+@dataclass(frozen=True)
+class Rung:
+    """An arm and its baseline at one size, and how they differ there."""
+
+    arm: Arm
+    baseline: Arm
+    difference: Difference
+
+
+def find_ladders(arms: Sequence[Arm], baseline: Baseline, differences: Sequence[Difference]) -> tuple[Scaling, ...]:
+    """Return how the difference of each arm that is compared at three sizes or more changes; nothing is corrected yet.
+
+    differences: of the arms from their partners, in the order of `pairs_of`.
+    """
+    rungs = []
+    for (arm, other), difference in zip(pairs_of(arms, baseline), differences, strict=True):
+        rungs.append(Rung(arm, other, difference))
+    keys = size_settings([rung.baseline for rung in rungs])
+    families = defaultdict[tuple[str, str], list[Rung]](list)
+    for rung in rungs:
+        if keys and is_of_one_size(rung, keys):
+            names = (without_settings(rung.arm, *keys).name, without_settings(rung.baseline, *keys).name)
+            families[names].append(rung)
+    ladders = []
     for family in families.values():
         ladder = make_ladder(family, keys)
         if ladder:
-            found.append(ladder)
-    return tuple(found)
+            ladders.append(ladder)
+    return tuple(ladders)
 
 
-def size_settings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
-    """Return the settings that vary and make models of one kind smaller or larger.
+def size_settings(baselines: Sequence[Arm]) -> tuple[str, ...]:
+    """Return the settings that vary among arms and make models of one kind smaller or larger.
 
     Those are numbers of the section `model`, and the model itself where all options of it are of one class, but for
     what leaves the number of parameters as it is where it alone differs, such as dropout.
     """
-    baselines = [one.baseline for one in comparisons]
     candidates = dict[str, None]()
     for arm in baselines:
         for key in arm.settings:
@@ -170,54 +143,72 @@ def parameters_of(arm: Arm) -> int:
     return max((counts_of(run).get("total", 0) for run in arm.runs), default=0)
 
 
-def is_of_one_size(one: Comparison, keys: Sequence[str]) -> bool:
+def is_of_one_size(rung: Rung, keys: Sequence[str]) -> bool:
     """Tell whether an arm and its baseline have the same size. keys: the settings that make it."""
-    own, other = one.arm.settings, one.baseline.settings
-    return all(own.get(key) == other.get(key) for key in keys)
+    return all(rung.arm.settings.get(key) == rung.baseline.settings.get(key) for key in keys)
 
 
-def make_ladder(family: Sequence[Comparison], keys: Sequence[str]) -> Ladder | None:
-    """Return the ladder of comparisons that differ in their sizes alone; None where these are too few or too close.
+def make_ladder(family: Sequence[Rung], keys: Sequence[str]) -> Scaling | None:
+    """Return the ladder of arms that differ in their sizes alone; None where these are too few or too close.
 
     keys: the settings that make the size.
     """
-    usable, left_out = list[Comparison](), list[str]()
-    for one in sorted(family, key=lambda one: parameters_of(one.baseline)):
-        if one.trained and one.n and not one.torn and parameters_of(one.baseline):
-            usable.append(one)
+    usable, left_out = list[Rung](), list[str]()
+    for rung in sorted(family, key=lambda rung: parameters_of(rung.baseline)):
+        difference = rung.difference
+        is_usable = difference.n and not difference.untrained and not difference.torn
+        if is_usable and parameters_of(rung.baseline):
+            usable.append(rung)
         else:
-            left_out.append(one.arm.name)
-    sizes = [parameters_of(one.baseline) for one in usable]
-    are_enough = len(set(sizes)) == len(sizes) >= FEWEST_SIZES
-    if not are_enough or sizes[-1] < LEAST_SPAN * sizes[0]:
+            left_out.append(rung.arm.name)
+    parameters = [parameters_of(rung.baseline) for rung in usable]
+    are_enough = len(set(parameters)) == len(parameters) >= FEWEST_SIZES
+    if not are_enough or parameters[-1] < LEAST_SPAN * parameters[0]:
         return None
-    common = set(usable[0].seeds)
-    for one in usable[1:]:
-        common &= set(one.seeds)
+    common = set(usable[0].difference.seeds)
+    for rung in usable[1:]:
+        common &= set(rung.difference.seeds)
     if not common:
         return None
-    rungs = tuple(rung_of(one, common, keys) for one in usable)
-    slopes = weighted_sum(rungs, slope_weights(decades_of(rungs)))
-    return Ladder(
-        slopes.values,
-        slopes.resolution,
-        slopes.seeds,
-        arm=gather([one.arm for one in usable], keys),
-        baseline=gather([one.baseline for one in usable], keys),
-        metric=usable[0].metric,
-        rungs=rungs,
+    seeds = tuple(seed for seed in usable[0].difference.seeds if seed in common)
+    sizes = tuple(measured_at(rung, seeds, keys) for rung in usable)
+    smallest, largest = float(parameters[0]), float(parameters[-1])
+    slopes = weighted_sum(sizes, slope_weights(decades_of(sizes)), seeds)
+    arm = gather([rung.arm for rung in usable], keys)
+    baseline = gather([rung.baseline for rung in usable], keys)
+    return Scaling(
+        values=slopes.values,
+        resolution=slopes.resolution,
+        seeds=seeds,
+        arm=arm.name,
+        baseline=baseline.name,
+        choices=choices_of(arm, baseline),
+        metric=usable[0].difference.metric,
+        tried=len(arm.seeds | baseline.seeds),
+        sizes=sizes,
+        at_smallest=on_line(smallest, sizes, seeds),
+        at_largest=on_line(largest, sizes, seeds),
+        extrapolated=on_line(DECADE * largest, sizes, seeds),
+        bend_p=bend_of(sizes, seeds).p,
         left_out=tuple(left_out),
     )
 
 
-def rung_of(one: Comparison, seeds: Collection[int], keys: Sequence[str]) -> Rung:
-    """Return the size at which arms are compared. seeds: those to keep. keys: the settings that make the size."""
-    kept = dict[int, float]()
-    for seed, value in zip(one.seeds, one.values, strict=True):
-        if seed in seeds:
-            kept[seed] = value
-    settings = {key: one.arm.settings[key] for key in keys}
-    return Rung(parameters_of(one.baseline), settings, Sample(tuple(kept.values()), one.resolution, tuple(kept)))
+def measured_at(rung: Rung, seeds: tuple[int, ...], keys: Sequence[str]) -> DifferenceAtSize:
+    """Return how arms differ at their size. seeds: those to keep. keys: the settings that make the size."""
+    difference = rung.difference
+    value_of_seed = dict(zip(difference.seeds, difference.values, strict=True))
+    kept = Sample(tuple(value_of_seed[seed] for seed in seeds), difference.resolution, seeds)
+    settings = {key: rung.arm.settings[key] for key in keys}
+    return DifferenceAtSize(
+        parameters_of(rung.baseline), kept.values, kept.mean, kept.interval, settings, kept.resolution
+    )
+
+
+def on_line(parameters: float, sizes: Sequence[DifferenceAtSize], seeds: tuple[int, ...]) -> DifferenceAtSize:
+    """Return the heights of the seeds' lines at a number of parameters."""
+    heights = height_at(parameters, sizes, seeds)
+    return DifferenceAtSize(parameters, heights.values, heights.mean, heights.interval, resolution=heights.resolution)
 
 
 def gather(arms: Sequence[Arm], keys: Sequence[str]) -> Arm:

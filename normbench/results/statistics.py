@@ -138,7 +138,7 @@ class Sample:
         seeds = self.seeds[:place] + self.seeds[place + 1 :]
         return Sample(values, self.resolution, seeds)
 
-    def deciding(self, level: float) -> tuple[int, float] | None:
+    def deciding_at(self, level: float) -> tuple[int, float] | None:
         """Return the seed without which the t test says otherwise at a level, and p without it.
 
         Where there are several, that is the one without which p changes most. None where no single seed decides, and

@@ -96,7 +96,7 @@ def put_in_words(found: Examination) -> Report:
         arms=found.arms,
         rates_chosen=found.rates_chosen,
         yardstick=found.yardstick,
-        judgement=found.judgement,
+        family=found.family,
         blocks=found.blocks,
         answer=answer,
         runs=runs,
@@ -126,8 +126,8 @@ def all_tables(found: Examination, runs: pd.DataFrame) -> Iterable[Table]:
     yield tables.search_table(searches(study))
     yield tables.rates_table(tried_levels(study.arms))
     yield tables.costs_table(runs)
-    yield tables.step_times_table(found.comparisons)
-    yield tables.noise_table(found.comparisons)
+    yield tables.step_times_table(found.pairs)
+    yield tables.noise_table(found.pairs)
     yield tables.activations_table(found.blocks)
     yield tables.lost_table(study)
 
@@ -185,7 +185,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """
     make_folder(out, "figures")
     baseline = dict(report.baseline.settings)
-    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.judgement)
+    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.family)
     files = figure_files(figures)
     shown = []
     for one in figures:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from normbench.evidence.measures import VALIDATION_LOSS, Metric
 from normbench.evidence.run import LEARNED, LEARNED_RIGHT
 from normbench.evidence.yardstick import Yardstick
-from normbench.results.answer import EffectKind
+from normbench.results.result import EffectKind
 from normbench.wording import count, duration
 
 

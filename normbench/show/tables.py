@@ -13,25 +13,16 @@ import pandas as pd
 from normbench.config.rules import short_name
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
-from normbench.evidence.arms import Arm
+from normbench.evidence.arms import Arm, Pair
 from normbench.evidence.facts import ran_as
 from normbench.evidence.measures import IN_BLOCKS, Metric, evaluations_in_words, finite_numbers, gradient_noise
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import ASIDE, RecordedStudy
 from normbench.evidence.yardstick import Yardstick
-from normbench.results.answer import (
-    ArmDifference,
-    ArmResult,
-    Caveat,
-    CaveatKind,
-    DifferenceAtSize,
-    Effect,
-    EffectKind,
-    Paired,
-    Scaling,
-    Verdict,
-)
-from normbench.results.comparisons import Comparison, by_seed, in_two_groups
+from normbench.results.answer import ArmResult, Caveat, CaveatKind
+from normbench.results.comparisons import by_seed, in_two_groups
+from normbench.results.result import Difference, DifferenceAtSize, EffectKind, FactorEffect, Paired, Scaling
+from normbench.results.rules import Verdict
 from normbench.results.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
 from normbench.results.statistics import (
     Interval,
@@ -370,7 +361,7 @@ def columns_of_pair(one: Paired) -> dict[str, str]:
 OF_TESTS = ("effect size", "p", "p after Holm", "Wilcoxon p", "minimum detectable effect")
 
 
-def differences_table(found: Sequence[ArmDifference], primary: bool = True) -> Table:
+def differences_table(found: Sequence[Difference], primary: bool = True) -> Table:
     """Return the table of the differences of arms from their baselines. primary: whether the answer speaks of them."""
     metric, family = found[0].metric, found[0].family
     key = "differences" if primary else f"differences-{metric.kind}"
@@ -403,20 +394,20 @@ def places_of_real(found: Sequence[Paired]) -> list[int]:
     return [place for place, one in enumerate(found) if one.real]
 
 
-def badness_of_difference(one: ArmDifference) -> float:
+def badness_of_difference(one: Difference) -> float:
     """Return a number that sorts the best arm first, and one without a difference last."""
     if not one.n:
         return math.inf
     return one.mean if one.metric.lower_is_better else -one.mean
 
 
-def found_in(one: ArmDifference) -> str:
+def found_in(one: Difference) -> str:
     """Write the verdict in a word or two."""
     word, _, _ = better_or_worse(one).partition(" ")
     return VERDICT_WORDS.get(one.verdict, "not shown").format(word)
 
 
-def detectable_of(one: ArmDifference) -> str:
+def detectable_of(one: Difference) -> str:
     """Write the detectable difference, and its interval in brackets."""
     interval = one.detectable_interval
     if interval is None:
@@ -425,14 +416,14 @@ def detectable_of(one: ArmDifference) -> str:
     return f"{bound(one.detectable)} ({least} to {most})"
 
 
-def step_times_table(comparisons: Sequence[Comparison]) -> Table:
+def step_times_table(pairs: Sequence[Pair]) -> Table:
     """Return the table of how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows, sides = [], []
-    for one in comparisons:
-        sides += [one.arm, one.baseline]
-        ratio = ratio_of(one, lambda run: run.step_ms)
+    for arm, baseline in pairs:
+        sides += [arm, baseline]
+        ratio = ratio_of(arm, baseline, lambda run: run.step_ms)
         if ratio.n:
-            row = columns_of_sides(one, ratio.n)
+            row = columns_of_sides(arm, baseline, ratio.n)
             row["ratio of step times"], row["95 % interval"] = write_ratio(ratio)
             rows.append(row)
     return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
@@ -444,35 +435,35 @@ def crosses_samples(run: RecordedRun) -> bool:
     return bool(norm_facts.get("crosses_samples"))
 
 
-def noise_table(comparisons: Sequence[Comparison]) -> Table:
+def noise_table(pairs: Sequence[Pair]) -> Table:
     """Return the table of how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
     rows, crossing = [], set[str]()
-    for one in comparisons:
-        variance = ratio_of(one, lambda run: gradient_noise(run).variance)
+    for arm, baseline in pairs:
+        variance = ratio_of(arm, baseline, lambda run: gradient_noise(run).variance)
         if not variance.n:
             continue
-        scale = ratio_of(one, lambda run: gradient_noise(run).scale)
-        scales = finite_numbers(gradient_noise(run).scale for run in one.arm.runs)
+        scale = ratio_of(arm, baseline, lambda run: gradient_noise(run).scale)
+        scales = finite_numbers(gradient_noise(run).scale for run in arm.runs)
         mean_scale, _ = mean_interval(scales)
-        row = columns_of_sides(one, variance.n)
+        row = columns_of_sides(arm, baseline, variance.n)
         row["ratio of gradient variances"], row["95 % interval"] = write_ratio(variance)
         row["ratio of noise scales"], row["95 % interval "] = write_ratio(scale)
         row["noise scale, examples"] = significant(mean_scale)
         rows.append(row)
-        for side in (one.arm, one.baseline):
+        for side in (arm, baseline):
             if any(map(crosses_samples, side.runs)):
                 crossing.add(side.name)
     return make_table("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
-def columns_of_sides(one: Comparison, seeds: int) -> dict[str, str]:
+def columns_of_sides(arm: Arm, baseline: Arm, seeds: int) -> dict[str, str]:
     """Return the columns that say which arms are compared, and over how many seeds."""
-    return {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(seeds)}
+    return {"arm": arm.name, "against": baseline.name, "seeds": str(seeds)}
 
 
-def ratio_of(one: Comparison, measure: Callable[[RecordedRun], float]) -> Sample:
+def ratio_of(arm: Arm, baseline: Arm, measure: Callable[[RecordedRun], float]) -> Sample:
     """Return the logarithms to base 2 of the ratios of an arm to its baseline, by seed. measure: of a run."""
-    return paired_difference(logarithms(one.arm, measure), logarithms(one.baseline, measure))
+    return paired_difference(logarithms(arm, measure), logarithms(baseline, measure))
 
 
 def write_ratio(ratio: Sample) -> tuple[str, str]:
@@ -493,7 +484,7 @@ def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, f
     return found
 
 
-def designs_table(found: Sequence[Effect]) -> Table:
+def designs_table(found: Sequence[FactorEffect]) -> Table:
     """Return the table of what factors do to arms, less what they do to their baselines."""
     rows = []
     for one in found:
@@ -513,7 +504,7 @@ def designs_table(found: Sequence[Effect]) -> Table:
     return replace(table, marked=places_of_real(found))
 
 
-def columns_of_largest(one: Effect) -> dict[str, str]:
+def columns_of_largest(one: FactorEffect) -> dict[str, str]:
     """Return the columns of the largest levels at which an arm and its baseline train, and their ratio."""
     own = sum(one.own) / one.n
     other = sum(one.other) / one.n
@@ -526,7 +517,7 @@ def columns_of_largest(one: Effect) -> dict[str, str]:
     }
 
 
-def columns_of_effect(one: Effect) -> dict[str, str]:
+def columns_of_effect(one: FactorEffect) -> dict[str, str]:
     """Return the columns of what a factor does to an arm and to its baseline, and the difference of the two."""
     own = sum(one.own) / one.n
     other = sum(one.other) / one.n
@@ -712,7 +703,7 @@ def values_of(study: RecordedStudy, arm: Arm, key: str) -> str:
     return ", ".join(map(in_words, values))
 
 
-def plan_table(one: Comparison, difference: float | None) -> Table:
+def plan_table(one: Difference, difference: float | None) -> Table:
     """Return the table of how many seeds are needed to find a difference; where none is given, of three sizes.
 
     For each: the seeds by the pilot's standard deviation of paired differences; those by its upper 80 % limit; and the
@@ -725,7 +716,7 @@ def plan_table(one: Comparison, difference: float | None) -> Table:
     """
     if one.torn:
         needs = "a plan needs a pilot whose runs all train"
-        raise UsageError(f"{needs}, and some of {one.torn[0].name} did not: make them train first")
+        raise UsageError(f"{needs}, and some of {one.torn[0].arm} did not: make them train first")
     n = one.n
     sd = one.sd
     if not sd:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from normbench.results.answer import StatedTest, Verdict, to_plain
+from normbench.results.answer import to_plain
 from normbench.results.statistics import Interval, exp2
 from normbench.show.tables import Table
 from normbench.studies.findings import (
     Findings,
     FindingsLine,
-    PairedDifference,
+    StudyResult,
     Told,
     correct_tests,
     corrected_like,
@@ -26,27 +26,7 @@ from normbench.studies.writing import in_unit
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatedDifference(StatedTest):
-    """How a number of an arm differs from its baseline's, seed by seed; as a ratio where the number is of that kind.
-
-    The family over which p is corrected is all that the study states.
-
-    Attributes:
-        what: the number, in words.
-        ratio: whether values, mean and interval are ratios.
-        detectable: the ratio that so many seeds find four times in five; None for other differences.
-    """
-
-    what: str
-    unit: str
-    ratio: bool
-    seeds: tuple[int, ...]
-    values: tuple[float, ...]
-    mean: float
-    interval: Interval | None
-    verdict: Verdict
-    detectable: float | None
+PlainResult = Mapping[str, Any]  # as `in_its_unit` has it
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ class Measured:
     values: tuple[float, ...]
     mean: float
     interval: Interval | None
-    difference: StatedDifference | None
+    difference: PlainResult | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +68,7 @@ class StudyAnswer:
     command: str
     baseline: Mapping[str, Any]
     finding: tuple[str, ...]
-    differences: tuple[StatedDifference, ...]
+    differences: tuple[PlainResult, ...]
     measured: tuple[Measured, ...]
     version: int = VERSION
 
@@ -118,8 +98,8 @@ def answer_of(
     tests = correct_tests(tables, told)
     differences = []
     for one in told:
-        if isinstance(one, PairedDifference):
-            differences.append(state_difference(corrected_like(one, tests)))
+        if isinstance(one, StudyResult):
+            differences.append(in_its_unit(corrected_like(one, tests)))
     measured = list[Measured]()
     for table in tables:
         if isinstance(table, Findings):
@@ -128,7 +108,7 @@ def answer_of(
     return StudyAnswer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured))
 
 
-def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, PairedDifference]) -> Iterator[Measured]:
+def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, StudyResult]) -> Iterator[Measured]:
     """Yield the numbers in a line of a table. tests: all of the study, corrected."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
     coordinates = dict(zip(table.by, map(to_python, line.place), strict=True))
@@ -137,7 +117,7 @@ def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, Pai
         mean, interval = in_unit(*finding.summary, finding.ratio)
         difference = None
         if cell.difference is not None:
-            difference = state_difference(corrected_like(cell.difference, tests))
+            difference = in_its_unit(corrected_like(cell.difference, tests))
         yield Measured(
             table=table.key,
             arm=label_of(line.arm),
@@ -154,26 +134,29 @@ def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, Pai
         )
 
 
-def state_difference(one: PairedDifference) -> StatedDifference:
-    """Return what `answer.json` says of a difference, in the unit of its numbers."""
-    mean, interval = in_unit(one.mean, one.interval, one.ratio)
-    return StatedDifference(
-        arm=label_of(one.arm),
-        baseline=label_of(one.baseline),
-        what=one.what,
-        unit=one.unit,
-        ratio=one.ratio,
-        seeds=one.seeds,
-        values=values_in_unit(one.values, one.ratio),
-        mean=mean,
-        interval=interval,
-        p=one.p,
-        corrected=one.corrected,
-        family=one.family,
-        real=one.real,
-        verdict=one.verdict,
-        detectable=one.detectable_factor if one.ratio else None,
-    )
+def in_its_unit(result: StudyResult) -> PlainResult:
+    """Return what `answer.json` has of a difference; one that is a ratio has ratios, where it holds logarithms.
+
+    `detectable` is the ratio that so many seeds find four times in five, and is None for other differences.
+    """
+    mean, interval = in_unit(result.mean, result.interval, result.ratio)
+    return {
+        "arm": result.arm,
+        "baseline": result.baseline,
+        "what": result.what,
+        "unit": result.unit,
+        "ratio": result.ratio,
+        "seeds": result.seeds,
+        "values": values_in_unit(result.values, result.ratio),
+        "mean": mean,
+        "interval": interval,
+        "p": result.p,
+        "corrected": result.corrected,
+        "family": result.family,
+        "real": result.real,
+        "verdict": result.verdict,
+        "detectable": result.detectable_factor if result.ratio else None,
+    }
 
 
 def values_in_unit(values: tuple[float, ...], ratio: bool) -> tuple[float, ...]:

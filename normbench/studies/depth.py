@@ -20,7 +20,7 @@ from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,
     Findings,
-    PairedDifference,
+    StudyResult,
     arms_of,
     compare,
     compare_kinds,
@@ -84,7 +84,7 @@ class Depth(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
+    def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         blocks = in_halves(rows)
         deeper = blocks["blocks"] == "deeper half"
         what = "Loss that skipping a block adds, in the deeper half less that in the first"

@@ -14,15 +14,13 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
-from normbench.results.answer import Verdict
-from normbench.results.comparisons import BaselineTest, with_corrected_p
+from normbench.evidence.measures import Metric
+from normbench.results.family import correct
+from normbench.results.result import Paired
 from normbench.results.statistics import (
-    ALPHA,
     Interval,
-    Sample,
     detectable_difference,
     exp2,
-    holm,
     mean_interval,
     paired_difference,
 )
@@ -142,7 +140,7 @@ def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedDifference(Sample, BaselineTest):
+class StudyResult(Paired):
     """A difference of two findings, seed by seed; what can be said of it waits until all tests of the study are known.
 
     Attributes:
@@ -152,14 +150,13 @@ class PairedDifference(Sample, BaselineTest):
     """
 
     what: str = ""
-    unit: str = ""
     ratio: bool = False
     of: Hashable = None
 
     @property
-    def p_before_holm(self) -> float | None:
-        """Return p as it enters the correction."""
-        return self.p
+    def unit(self) -> str:
+        """Return the unit of the difference."""
+        return self.metric.unit
 
     @property
     def test(self) -> Hashable:
@@ -167,17 +164,6 @@ class PairedDifference(Sample, BaselineTest):
         return self.of or self.what, self.values, self.resolution, self.seeds
 
     @property
-    def verdict(self) -> Verdict:
-        """Return what can be said of it."""
-        if self.n < 2:
-            return Verdict.ONE_SEED if self.n else Verdict.NO_SEED
-        if self.interval is None or self.p is None:
-            return Verdict.CONSTANT if self.mean else Verdict.SAME
-        if self.real:
-            return Verdict.DIFFERENT
-        return Verdict.POSSIBLE if self.p < ALPHA else Verdict.UNKNOWN
-
-    @cached_property
     def detectable_factor(self) -> float | None:
         """Return the ratio that so many seeds find four times in five, after correction; None without a spread."""
         if not self.sd:
@@ -185,17 +171,18 @@ class PairedDifference(Sample, BaselineTest):
         return exp2(detectable_difference(self.n, self.sd, family=self.family))
 
 
-def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> PairedDifference:
+def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> StudyResult:
     """Return a finding less another, paired by seed. what: the difference, in words that begin its sentence."""
     sample = paired_difference(mine.values, theirs.values)
-    return PairedDifference(
-        sample.values,
-        sample.resolution,
-        sample.seeds,
-        arm=mine.arm,
-        baseline=theirs.arm,
+    return StudyResult(
+        values=sample.values,
+        resolution=sample.resolution,
+        seeds=sample.seeds,
+        arm=label_of(mine.arm),
+        baseline=label_of(theirs.arm),
+        metric=Metric(mine.metric, unit=unit, judges=False),
+        tried=len(mine.values.keys() | theirs.values.keys()),
         what=what,
-        unit=unit,
         ratio=mine.ratio,
         of=(mine.metric, mine.ratio, mine.rows, theirs.rows),
     )
@@ -203,7 +190,7 @@ def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = ""
 
 def compare_with_baseline(
     rows: pd.DataFrame, metric: str, baseline: Mapping[str, Any], what: str, unit: str = "", ratio: bool = False
-) -> list[PairedDifference]:
+) -> list[StudyResult]:
     """Return how a number of each arm differs from that of its baseline, paired by seed.
 
     That is the arm with the baseline's settings which is like it in all else.
@@ -230,7 +217,7 @@ def compare_with_baseline(
 
 def compare_kinds(
     rows: pd.DataFrame, first: pd.Series, second: pd.Series, metric: str, what: str, unit: str
-) -> list[PairedDifference]:
+) -> list[StudyResult]:
     """Return how a number differs within each arm between two kinds of its rows, paired by seed.
 
     Args:
@@ -277,7 +264,7 @@ def values_of(rows: pd.DataFrame, metric: str, what: str, unit: str = "", ratio:
 
 
 # What a study says it has found; words are said as they are.
-Told = str | Value | PairedDifference
+Told = str | Value | StudyResult
 
 
 # ---- tables
@@ -288,7 +275,7 @@ class FindingsCell:
     """What a table has of one arm at one place. difference: from its baseline, where there is one."""
 
     finding: Finding
-    difference: PairedDifference | None
+    difference: StudyResult | None
 
 
 @dataclass(frozen=True)
@@ -327,7 +314,7 @@ class Findings:
     notes: Sequence[str] = ()
 
     @property
-    def differences(self) -> list[PairedDifference]:
+    def differences(self) -> list[StudyResult]:
         """Return all differences in the table."""
         found = []
         for line in self.lines:
@@ -401,22 +388,20 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
 # ---- one family of tests
 
 
-def correct_tests(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, PairedDifference]:
+def correct_tests(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, StudyResult]:
     """Return each test that a study states, by its `test`, with p corrected after Holm (1979) over all of them.
 
     A test that is stated several times counts once; different tests count each, even if their numbers agree.
     """
-    stated = [one for one in told if isinstance(one, PairedDifference)]
+    stated = [result for result in told if isinstance(result, StudyResult)]
     for table in tables:
         if isinstance(table, Findings):
             stated += table.differences
-    tests = {one.test: one for one in stated}
-    p_values = holm([one.p_before_holm for one in tests.values()])
-    corrected = with_corrected_p(list(tests.values()), p_values)
-    return dict(zip(tests, corrected, strict=True))
+    tests = {result.test: result for result in stated}
+    return dict(zip(tests, correct(list(tests.values())), strict=True))
 
 
-def corrected_like(one: PairedDifference, tests: Mapping[Hashable, PairedDifference]) -> PairedDifference:
-    """Return a difference with p as it is corrected in the tests of its study."""
-    test = tests[one.test]
-    return replace(one, corrected=test.corrected, family=test.family)
+def corrected_like(result: StudyResult, tests: Mapping[Hashable, StudyResult]) -> StudyResult:
+    """Return a result with p and verdict as they are in the tests of its study, which may have other words for it."""
+    test = tests[result.test]
+    return replace(result, corrected=test.corrected, family=test.family, verdict=test.verdict)

@@ -22,7 +22,7 @@ from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
     Column,
     Findings,
-    PairedDifference,
+    StudyResult,
     arms_of,
     compare,
     compare_kinds,
@@ -121,7 +121,7 @@ class Mapping(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
+    def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         fits = both_fits(rows)
         is_tanh = fits["fit"] == "of a tanh"
         what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"

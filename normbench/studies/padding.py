@@ -16,7 +16,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, PairedDifference, at_largest, compare, compare_kinds
+from normbench.studies.findings import Findings, StudyResult, at_largest, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.evaluation import evaluate, to_device
@@ -110,7 +110,7 @@ class Padding(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
+    def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         own = rows[rows["kind"] == "padding"]
         most = own["level"].max()
         least = own["level"].min()

@@ -18,7 +18,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
     Column,
     Findings,
-    PairedDifference,
+    StudyResult,
     Told,
     Value,
     at_largest,
@@ -79,7 +79,7 @@ class Robustness(Study):
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
-        differences = list[PairedDifference]()
+        differences = list[StudyResult]()
         values = list[Value]()
         unit = self.columns["increase"].unit
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):

@@ -13,7 +13,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, PairedDifference, compare, compare_kinds
+from normbench.studies.findings import Findings, StudyResult, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
@@ -82,7 +82,7 @@ class RunningStatistics(Study):
             average(model, norms, batches_on(subject.device, train_batches))
         return evaluate(model, batches, subject.task, subject.device)
 
-    def finding(self, rows: pd.DataFrame) -> list[PairedDifference]:
+    def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         own = rows["statistics"] == "batch"
         running = rows["statistics"] == "running"
         what = "Loss with a batch's own statistics, less that with the running ones"

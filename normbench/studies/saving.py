@@ -21,7 +21,7 @@ from normbench.show.studied import save_study
 from normbench.show.tables import Table
 from normbench.show.tensorboard import folder_name
 from normbench.studies.answers import answer_of
-from normbench.studies.findings import Findings, PairedDifference, Value, keys_of
+from normbench.studies.findings import Findings, StudyResult, Value, keys_of
 from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in
 from normbench.studies.writing import first_sentences, rows_table, write
 
@@ -54,7 +54,7 @@ def save(
     with use_our_style():
         figures = ask(study, "figures", rows, Figure)
     findings = ask(study, "tables", rows, Table, Findings)
-    told = ask(study, "finding", rows, str, Value, PairedDifference)
+    told = ask(study, "finding", rows, str, Value, StudyResult)
     tables, sentences = write(findings, told)
     answer = answer_of(name, command, study.baseline, findings, told, sentences)
     write_bytes(folder / ANSWER_FILE, answer.to_json().encode())

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.results.answer import Verdict
+from normbench.results.rules import Verdict
 from normbench.results.statistics import Interval, exp2, mean_interval
 from normbench.show.tables import Table
 from normbench.studies.findings import (
     Findings,
     FindingsCell,
-    PairedDifference,
+    StudyResult,
     Told,
     Value,
     correct_tests,
@@ -84,16 +84,16 @@ def show_value(value: Any) -> str:
 # ---- sentences
 
 
-def tell(one: Told, tests: Mapping[Hashable, PairedDifference]) -> str:
+def tell(one: Told, tests: Mapping[Hashable, StudyResult]) -> str:
     """Write a sentence. tests: all of the study, corrected."""
-    if isinstance(one, PairedDifference):
+    if isinstance(one, StudyResult):
         return tell_difference(corrected_like(one, tests))
     if isinstance(one, Value):
         return tell_value(one)
     return one
 
 
-def tell_difference(one: PairedDifference) -> str:
+def tell_difference(one: StudyResult) -> str:
     """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
     mean, ends = in_unit(one.mean, one.interval, one.ratio)
     size = f"{number(mean, sign=True)} {one.unit}".rstrip()
@@ -104,7 +104,7 @@ def tell_difference(one: PairedDifference) -> str:
     return f"{one.what}: {size}: {tell_verdict(one)}."
 
 
-def tell_verdict(one: PairedDifference) -> str:
+def tell_verdict(one: StudyResult) -> str:
     """Say what is known of a difference."""
     if one.verdict == Verdict.SAME:
         return "no difference in any seed"
@@ -184,7 +184,7 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
     return Table(key, title, pd.DataFrame(cells), notes, heads)
 
 
-def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) -> Table:
+def write_table(findings: Findings, tests: Mapping[Hashable, StudyResult]) -> Table:
     """Write a table of findings, without the columns in which nothing is known. tests: all of the study, corrected."""
     lines = findings.lines
     columns = {"arm": [label_of(line.arm) for line in lines]}
@@ -200,7 +200,7 @@ def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) 
             counts.append(str(len(seeds)))
         if len(set(counts)) > 1:
             columns["seeds"] = counts
-    differences = list[PairedDifference]()
+    differences = list[StudyResult]()
     for metric in metrics:
         cells = []
         for line in lines:
@@ -215,7 +215,7 @@ def write_table(findings: Findings, tests: Mapping[Hashable, PairedDifference]) 
     return Table(findings.key, findings.title, pd.DataFrame(columns), tuple(notes), heads=1 + len(findings.by))
 
 
-def correct_cell(cell: FindingsCell, tests: Mapping[Hashable, PairedDifference]) -> FindingsCell:
+def correct_cell(cell: FindingsCell, tests: Mapping[Hashable, StudyResult]) -> FindingsCell:
     """Return a cell whose difference has p as it is corrected in the tests of its study."""
     if cell.difference is None:
         return cell
@@ -269,13 +269,13 @@ def write_cell(cell: FindingsCell) -> dict[str, str]:
     return written
 
 
-def is_factor_large(one: PairedDifference) -> bool:
+def is_factor_large(one: StudyResult) -> bool:
     """Tell whether the detectable factor is beyond all measure."""
     factor = one.detectable_factor
     return factor is not None and factor > LARGEST
 
 
-def notes_on(findings: Findings, differences: Sequence[PairedDifference]) -> list[str]:
+def notes_on(findings: Findings, differences: Sequence[StudyResult]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
     against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
     means = "Geometric means" if findings.ratio else "Means"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from normbench.results.answer import ArmDifference, Verdict
 from normbench.results.comparisons import ENOUGH_SEEDS
+from normbench.results.result import Difference
+from normbench.results.rules import Verdict
 from normbench.results.statistics import ALPHA, FEWEST_RANKS, detectable_difference
 from normbench.tell.phrases import Said, amount, corrected_p, corrections, lower_or_higher, pair, seeds_of
 from normbench.wording import bound, count, equals, fixed, join_first, p_value, plain, precision, span, with_unit
@@ -30,7 +31,7 @@ NOT_FOUND = (Verdict.SAME, Verdict.WITHIN, Verdict.UNKNOWN, Verdict.ALIKE)
 RESTING_ON_A_SEED = (Verdict.DIFFERENT, Verdict.POSSIBLE, Verdict.UNKNOWN, Verdict.ALIKE)
 
 
-def say_found(differences: Sequence[ArmDifference], margin: float | None) -> list[list[Said]]:
+def say_found(differences: Sequence[Difference], margin: float | None) -> list[list[Said]]:
     """Say what the differences are, kind by kind, the largest first.
 
     margin: in the metric's unit; differences within it do not matter.
@@ -45,10 +46,10 @@ def say_found(differences: Sequence[ArmDifference], margin: float | None) -> lis
     return found
 
 
-def say_not_found(differences: Sequence[ArmDifference], margin: float | None) -> list[Said]:
+def say_not_found(differences: Sequence[Difference], margin: float | None) -> list[Said]:
     """Say where no difference was found, and where nothing can be said. margin: as `say_found` has it."""
     ordered = largest_first(differences)
-    by_verdict = defaultdict[Verdict, list[ArmDifference]](list)
+    by_verdict = defaultdict[Verdict, list[Difference]](list)
     for one in ordered:
         by_verdict[one.verdict].append(one)
     undecided = []
@@ -65,17 +66,17 @@ def say_not_found(differences: Sequence[ArmDifference], margin: float | None) ->
     return [*told, *undecided]
 
 
-def largest_first(differences: Sequence[ArmDifference]) -> list[ArmDifference]:
+def largest_first(differences: Sequence[Difference]) -> list[Difference]:
     """Return differences by their size; those of one seed, of which nothing is known, last."""
     return sorted(differences, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
 
 
-def say_difference(one: ArmDifference, margin: float | None) -> Said:
+def say_difference(one: Difference, margin: float | None) -> Said:
     """Say what one comparison shows, and what that rests on."""
     return Said(say_verdict(one, margin), say_detail(one))
 
 
-def say_verdict(one: ArmDifference, margin: float | None) -> str:
+def say_verdict(one: Difference, margin: float | None) -> str:
     """Say what one comparison shows, by its verdict; ONE_SEED and NO_SEED have a sentence for all of theirs."""
     match one.verdict:
         case Verdict.DIFFERENT:
@@ -103,7 +104,7 @@ def say_verdict(one: ArmDifference, margin: float | None) -> str:
     raise ValueError(f"{one.verdict} has no sentence for one comparison")
 
 
-def say_detail(one: ArmDifference) -> str:
+def say_detail(one: Difference) -> str:
     """Say what the verdict on one comparison rests on: p, the test of signed ranks, and what one seed decides."""
     parts = []
     if one.verdict == Verdict.DIFFERENT:
@@ -119,7 +120,7 @@ def say_detail(one: ArmDifference) -> str:
     return f"{pair(one)}: {'; '.join(parts)}." if parts else ""
 
 
-def say_deciding(one: ArmDifference, seed: int) -> str:
+def say_deciding(one: Difference, seed: int) -> str:
     """Name the seed without which the verdict would be another, and no p without it, which would invite to drop it."""
     if one.real:
         return f"it rests on seed {seed}, without which it would not be certain: look at its run"
@@ -129,7 +130,7 @@ def say_deciding(one: ArmDifference, seed: int) -> str:
 # ---- a difference, or what may be one
 
 
-def say_different(one: ArmDifference, margin: float | None) -> str:
+def say_different(one: Difference, margin: float | None) -> str:
     """Say what a difference is, and first of one that does not matter that it does not."""
     if is_within(one, margin):
         same = f"{pair(one)} are the same within {name_margin(margin, one)}, though not equal"
@@ -139,7 +140,7 @@ def say_different(one: ArmDifference, margin: float | None) -> str:
     return f"{words}{survivors(one)}{against(one, margin)}."
 
 
-def say_flattered(one: ArmDifference) -> str:
+def say_flattered(one: Difference) -> str:
     """Say that the arm which looks better has lost more runs."""
     lost_by_arm, lost_by_baseline = one.lost
     if one.better:
@@ -155,14 +156,14 @@ def say_flattered(one: ArmDifference) -> str:
     )
 
 
-def say_possible(one: ArmDifference, margin: float | None) -> str:
+def say_possible(one: Difference, margin: float | None) -> str:
     """Say what may be a difference."""
     words = f"{one.arm} may be {better_or_worse(one)} {one.baseline}: {measured(one)}{survivors(one)}"
     uncertain = f"not certain after correction for {corrections(one)}: repeat it with new seeds"
     return f"{words}{against(one, margin)}; {uncertain}."
 
 
-def say_constant(one: ArmDifference) -> str:
+def say_constant(one: Difference) -> str:
     """Say that a difference is the same in each seed."""
     digits = precision(one.mean, None)
     size = with_unit(fixed(abs(one.mean), digits), one.metric.unit)
@@ -172,7 +173,7 @@ def say_constant(one: ArmDifference) -> str:
     )
 
 
-def say_torn(one: ArmDifference) -> str:
+def say_torn(one: Difference) -> str:
     """Say that the runs of an arm end in two groups."""
     first = one.torn[0]
     arms = " and of ".join(group.arm for group in one.torn)
@@ -183,7 +184,7 @@ def say_torn(one: ArmDifference) -> str:
     )
 
 
-def say_untrained(one: ArmDifference) -> str:
+def say_untrained(one: Difference) -> str:
     """Say that two arms are not compared, as one of them did not train."""
     if len(one.untrained) > 1:
         return f"{pair(one)} are not compared: neither of them trained."
@@ -199,7 +200,7 @@ def say_untrained(one: ArmDifference) -> str:
     return f"{words}."
 
 
-def say_assumptions(differences: Sequence[ArmDifference]) -> list[str]:
+def say_assumptions(differences: Sequence[Difference]) -> list[str]:
     """Say what is assumed of few seeds, where a difference was found or may have been."""
     ranks_of_few_seeds = []
     for one in differences:
@@ -221,7 +222,7 @@ def say_assumptions(differences: Sequence[ArmDifference]) -> list[str]:
 # ---- no difference
 
 
-def say_alike(one: ArmDifference, margin: float | None) -> str:
+def say_alike(one: Difference, margin: float | None) -> str:
     """Say that no difference was found, and how large one may be."""
     if margin is None:
         return f"{pair(one)} do not differ by more than {reach_of(one)}."
@@ -229,7 +230,7 @@ def say_alike(one: ArmDifference, margin: float | None) -> str:
     return f"{pair(one)}: no difference was found, but they may differ by up to {most}."
 
 
-def say_alike_all(differences: Sequence[ArmDifference]) -> str:
+def say_alike_all(differences: Sequence[Difference]) -> str:
     """Say in one sentence that no difference was found in many comparisons."""
     arms = join_first([one.arm for one in differences], MOST_ALIKE)
     reach = [one.interval.reach for one in differences if one.interval]
@@ -243,7 +244,7 @@ def say_alike_all(differences: Sequence[ArmDifference]) -> str:
 # ---- nothing can be said
 
 
-def say_one_seed(differences: Sequence[ArmDifference], every: Sequence[ArmDifference]) -> str:
+def say_one_seed(differences: Sequence[Difference], every: Sequence[Difference]) -> str:
     """Say that one seed shows nothing, and what more would show. every: all comparisons."""
     if max(one.tried for one in every) == 1:
         words = "With one seed for each arm nothing can be said about differences:"
@@ -263,7 +264,7 @@ def say_one_seed(differences: Sequence[ArmDifference], every: Sequence[ArmDiffer
     )
 
 
-def say_no_seed(differences: Sequence[ArmDifference]) -> str:
+def say_no_seed(differences: Sequence[Difference]) -> str:
     """Say that no seed has a result in both arms."""
     arms = name_arms(differences)
     return f"{arms}: no seed has a result both there and in the baseline, so there are no values to compare."
@@ -278,36 +279,36 @@ def say_not_compared(arms: int) -> str:
 # ---- parts of sentences
 
 
-def better_or_worse(one: ArmDifference) -> str:
+def better_or_worse(one: Difference) -> str:
     """Say whether an arm is better than its baseline or worse; or different, where the metric does not judge."""
     if not one.metric.judges:
         return "different from"
     return "better than" if one.better else "worse than"
 
 
-def name_arms(differences: Sequence[ArmDifference]) -> str:
+def name_arms(differences: Sequence[Difference]) -> str:
     """Name the arms of some comparisons."""
     return join_first([one.arm for one in differences])
 
 
-def each_seed(one: ArmDifference) -> str:
+def each_seed(one: Difference) -> str:
     """Name all seeds that are compared."""
     survived = " that survived" if one.survived else ""
     return f"each of {count(one.n, 'seed')}{survived}"
 
 
-def survivors(one: ArmDifference) -> str:
+def survivors(one: Difference) -> str:
     """Say that other seeds were lost."""
     return ", among the seeds that survived" if one.survived else ""
 
 
-def measured(one: ArmDifference, whose: str = "its") -> str:
+def measured(one: Difference, whose: str = "its") -> str:
     """Write a difference, its interval, and on how many seeds it was measured."""
     interval = span(one.interval, precision(one.mean, one.interval), sign=True)
     return f"{whose} {one.metric.words} is {amount(one)} {lower_or_higher(one)} (95 %: {interval}; {seeds_of(one)})"
 
 
-def reach_of(one: ArmDifference) -> str:
+def reach_of(one: Difference) -> str:
     """Write how large a difference may be at most, and by how many seeds that is known."""
     reach = one.interval.reach if one.interval else None
     most = with_unit(bound(reach), one.metric.unit)
@@ -315,12 +316,12 @@ def reach_of(one: ArmDifference) -> str:
     return f"{most}{survived} ({seeds_of(one)}, 95 %)"
 
 
-def name_margin(margin: float | None, one: ArmDifference) -> str:
+def name_margin(margin: float | None, one: Difference) -> str:
     """Name the margin."""
     return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
 
 
-def against(one: ArmDifference, margin: float | None) -> str:
+def against(one: Difference, margin: float | None) -> str:
     """Say how a difference compares with the margin."""
     if margin is None or one.interval is None:
         return ""
@@ -332,11 +333,11 @@ def against(one: ArmDifference, margin: float | None) -> str:
     return ""
 
 
-def is_within(one: ArmDifference, margin: float | None) -> bool:
+def is_within(one: Difference, margin: float | None) -> bool:
     """Tell whether a difference is surely too small to matter. margin: None where nobody has said what matters."""
     return margin is not None and one.interval is not None and one.interval.reach <= margin
 
 
-def beyond(one: ArmDifference, margin: float | None) -> str:
+def beyond(one: Difference, margin: float | None) -> str:
     """Say that a difference may be larger than the margin."""
     return "" if margin is None else f", more than {name_margin(margin, one)}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from normbench.config.rules import short_name
 from normbench.evidence.arms import LEARNING_RATE, name_arm
-from normbench.results.answer import Effect, EffectKind
+from normbench.results.result import EffectKind, FactorEffect
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.phrases import Said, amount, corrected_p, pair, seeds_of
 from normbench.wording import bound, count, equals, fixed, in_words, join_first, plain, precision, span, with_unit
@@ -19,7 +19,7 @@ MOST_ARMS = 6  # that are named where an effect shows nothing in them
 NEXT_TO = 0.001  # levels closer than this share of them are the same
 
 
-def say_effects(found: Sequence[Effect]) -> list[list[Said]]:
+def say_effects(found: Sequence[FactorEffect]) -> list[list[Said]]:
     """Say which effects differ or may differ, kind by kind, the largest first; nothing of effects in one seed."""
     shown = [one for one in by_size(found) if not shows_nothing(one)]
     kinds = []
@@ -29,9 +29,9 @@ def say_effects(found: Sequence[Effect]) -> list[list[Said]]:
     return kinds
 
 
-def say_effects_not_found(found: Sequence[Effect]) -> list[str]:
+def say_effects_not_found(found: Sequence[FactorEffect]) -> list[str]:
     """Say where no difference was found, once for all arms with the same effect."""
-    by_name = defaultdict[str, list[Effect]](list)
+    by_name = defaultdict[str, list[FactorEffect]](list)
     for one in by_size(found):
         if shows_nothing(one):
             by_name[name_effect(one)].append(one)
@@ -46,13 +46,13 @@ def say_effects_not_found(found: Sequence[Effect]) -> list[str]:
     return [f"No difference was found in {number} comparisons of effects: {names}."]
 
 
-def by_size(found: Sequence[Effect]) -> list[Effect]:
+def by_size(found: Sequence[FactorEffect]) -> list[FactorEffect]:
     """Return the effects in several seeds, those that may be called differences first, then the largest."""
     several = [one for one in found if one.n > 1]
     return sorted(several, key=lambda one: (not one.real, -abs(one.mean)))
 
 
-def shows_nothing(one: Effect) -> bool:
+def shows_nothing(one: FactorEffect) -> bool:
     """Tell whether an effect on an arm was tested and no difference was found."""
     return one.p is not None and one.p >= ALPHA
 
@@ -60,7 +60,7 @@ def shows_nothing(one: Effect) -> bool:
 # ---- one effect
 
 
-def say_effect(one: Effect) -> str:
+def say_effect(one: FactorEffect) -> str:
     """Say what a factor does to one arm that it does not do to the other."""
     if one.kind == EffectKind.LARGEST:
         return say_largest(one)
@@ -71,7 +71,7 @@ def say_effect(one: Effect) -> str:
     return say_change(one)
 
 
-def say_largest(one: Effect) -> str:
+def say_largest(one: FactorEffect) -> str:
     """Say up to which level both arms train."""
     better, worse = sides(one)
     word = word_of(one)
@@ -87,7 +87,7 @@ def say_largest(one: Effect) -> str:
     return f"{words}, at {levels} {times} times as large {evidence}."
 
 
-def say_area(one: Effect) -> str:
+def say_area(one: FactorEffect) -> str:
     """Say in how much of a grid both arms train."""
     better, worse = sides(one)
     return (
@@ -96,7 +96,7 @@ def say_area(one: Effect) -> str:
     )
 
 
-def say_sensitivity(one: Effect) -> str:
+def say_sensitivity(one: FactorEffect) -> str:
     """Say which arm is more sensitive to the learning rate."""
     better, worse = sides(one)
     verb = "is" if one.real else "may be"
@@ -107,7 +107,7 @@ def say_sensitivity(one: Effect) -> str:
     )
 
 
-def say_change(one: Effect) -> str:
+def say_change(one: FactorEffect) -> str:
     """Say which arm a change, or each doubling, helps or harms more."""
     better, worse = sides(one)
     helps = (sum(better.effects) < 0) == one.metric.lower_is_better
@@ -128,7 +128,7 @@ def say_change(one: Effect) -> str:
     )
 
 
-def say_effect_not_found(name: str, effects: Sequence[Effect]) -> str:
+def say_effect_not_found(name: str, effects: Sequence[FactorEffect]) -> str:
     """Say that no difference was found in an effect on arms, and how large one may be. name: of the effect."""
     first = effects[0]
     effect = "in its effect " if first.kind in (EffectKind.CHANGE, EffectKind.SLOPE) else ""
@@ -157,7 +157,7 @@ class Side(NamedTuple):
     effects: tuple[float, ...]
 
 
-def sides(one: Effect) -> tuple[Side, Side]:
+def sides(one: FactorEffect) -> tuple[Side, Side]:
     """Return the arm and its baseline, first the one for which the effects are better."""
     arm = Side(one.arm, one.own)
     baseline = Side(one.baseline, one.other)
@@ -166,12 +166,12 @@ def sides(one: Effect) -> tuple[Side, Side]:
     return (arm, baseline) if arm_is_better else (baseline, arm)
 
 
-def word_of(one: Effect) -> str:
+def word_of(one: FactorEffect) -> str:
     """Name the factor."""
     return "learning rate" if one.factor == LEARNING_RATE else short_name(one.factor)
 
 
-def name_effect(one: Effect) -> str:
+def name_effect(one: FactorEffect) -> str:
     """Name an effect by what has it, such as `warmup=0.1 instead of 0`."""
     if one.kind == EffectKind.CHANGE:
         usual, changed = one.levels[0], one.levels[-1]
@@ -185,7 +185,7 @@ def name_effect(one: Effect) -> str:
     return "The sensitivity to the learning rate"
 
 
-def gap_of(one: Effect) -> Interval | None:
+def gap_of(one: FactorEffect) -> Interval | None:
     """Return the interval of a difference with the sign that makes its mean positive."""
     interval = one.interval
     if interval and one.mean < 0:
@@ -193,7 +193,7 @@ def gap_of(one: Effect) -> Interval | None:
     return interval
 
 
-def write_evidence(one: Effect, ratios: str = "") -> str:
+def write_evidence(one: FactorEffect, ratios: str = "") -> str:
     """Write interval and seeds, in brackets. ratios: the interval, where it is one of ratios."""
     words = ""
     if one.interval:
@@ -205,7 +205,7 @@ def write_evidence(one: Effect, ratios: str = "") -> str:
     return f"({words})"
 
 
-def say_detail(one: Effect) -> str:
+def say_detail(one: FactorEffect) -> str:
     """Say what an effect rests on; nothing where it was not tested."""
     if one.p is None:
         return ""
@@ -218,7 +218,7 @@ def mean_share(shares: Sequence[float]) -> str:
     return fixed(sum(shares) / len(shares), 0)
 
 
-def mean_size(one: Effect, effects: Sequence[float]) -> str:
+def mean_size(one: FactorEffect, effects: Sequence[float]) -> str:
     """Write the size of the mean of effects."""
     mean = sum(effects) / one.n
     return fixed(abs(mean), precision(one.mean, one.interval))
@@ -229,7 +229,7 @@ def direction(effects: Sequence[float]) -> str:
     return "falls" if sum(effects) < 0 else "rises"
 
 
-def write_levels(one: Effect, effects: Sequence[float]) -> str:
+def write_levels(one: FactorEffect, effects: Sequence[float]) -> str:
     """Write the levels up to which seeds train. effects: their logarithms to base 2."""
     low, high = 2 ** min(effects), 2 ** max(effects)
     lowest_tried, largest_tried = one.levels[0], one.levels[-1]

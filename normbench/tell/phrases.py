@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from normbench.results.answer import Paired, StatedTest
+from normbench.results.result import Paired, Result
 from normbench.wording import count, equals, fixed, precision, with_unit
 
 
@@ -18,7 +18,7 @@ class Said(NamedTuple):
     detail: str = ""
 
 
-def pair(one: StatedTest) -> str:
+def pair(one: Result) -> str:
     """Name both arms."""
     return f"{one.arm} and {one.baseline}"
 
@@ -41,12 +41,12 @@ def seeds_of(one: Paired) -> str:
     return count(one.n, "seed")
 
 
-def corrected_p(one: StatedTest) -> str:
+def corrected_p(one: Result) -> str:
     """Write the corrected p, and that Holm corrected it, where it is one of several tests."""
     holm = " after Holm" if one.family > 1 else ""
     return f"p {equals(one.corrected)}{holm}"
 
 
-def corrections(one: StatedTest) -> str:
+def corrections(one: Result) -> str:
     """Say what p is corrected for."""
     return "more learning rates" if one.family == 1 else f"{one.family} tests"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.results.answer import Scaling
+from normbench.results.result import Scaling
 from normbench.results.statistics import ALPHA
 from normbench.tell.phrases import Said, corrected_p, corrections, pair, seeds_of
 from normbench.wording import bound, equals, fixed, join_first, precision, rounded_count, span, with_unit

@@ -19,7 +19,6 @@ from normbench.results.answer import (
     Answer,
     ArmResult,
     Cause,
-    Losses,
     NextStep,
     Question,
     Reason,
@@ -28,6 +27,7 @@ from normbench.results.answer import (
     StepKind,
     Stuck,
 )
+from normbench.results.result import Losses
 from normbench.results.statistics import ALPHA
 from normbench.tell.difference_sentences import say_assumptions, say_found, say_not_compared, say_not_found
 from normbench.tell.effect_sentences import say_effects, say_effects_not_found

@@ -9,7 +9,7 @@ from normbench.evidence.facts import ran_as
 from normbench.evidence.measures import Metric
 from normbench.evidence.study import RecordedStudy, choose_contenders
 from normbench.evidence.yardstick import metrics_of
-from normbench.results.family import Judgement, judge
+from normbench.results.family import Family, make_tests
 from normbench.show.figures.differences import draw_forest
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.finals import (
@@ -32,7 +32,7 @@ def draw_all(
     baseline: Baseline,
     metrics: Sequence[Metric] = (),
     width: float = COLUMN,
-    judgement: Judgement | None = None,
+    family: Family | None = None,
 ) -> list[Figure]:
     """Draw every figure that a study can fill, in the order of a report.
 
@@ -41,11 +41,11 @@ def draw_all(
         baseline: the settings in which the partner of an arm differs from it.
         metrics: by which the arms are judged, the primary one first; by default those that suit the task.
         width: of each figure, in inches.
-        judgement: the tests in the primary metric; by default they are made.
+        family: the results in the primary metric; by default they are tested.
     """
     arms, chosen = choose_contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
-    tests = judgement or judge(study, arms, baseline, primary)
+    tests = family or make_tests(study, arms, baseline, primary)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
     of_lines = note + not_finished(arms) + mean_of_groups(arms, primary)
     of_loss = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
@@ -56,8 +56,8 @@ def draw_all(
         figures += draw_interactions(arms, baseline, primary, note)
         figures += draw_survival(arms, baseline, note)
         figures += draw_maps(study, primary)
-        figures += draw_forest(tests.comparisons, arms, note)
-        figures += draw_sizes(tests.ladders, arms, note)
+        figures += draw_forest(tests.differences, arms, note)
+        figures += draw_sizes(tests.scaling, arms, note)
         if others:
             figures += draw_lines("bleu-val-epochs", arms, of_lines)
             figures += draw_lines("accuracy-val-steps", arms, of_lines)

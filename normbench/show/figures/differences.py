@@ -11,7 +11,7 @@ import pandas as pd
 
 from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
-from normbench.results.comparisons import Comparison
+from normbench.results.result import Difference
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Drawing, Figure, make_figures
 from normbench.show.figures.panes import LINE, ROOM, blank, breadth, gid_of, near_range, wrap
@@ -34,7 +34,7 @@ class Row:
     name: of the arm, in full. lines: the words above what is drawn. numbers: those at the right.
     """
 
-    one: Comparison
+    one: Difference
     entry: Entry
     name: str
     lines: list[str]
@@ -50,16 +50,16 @@ class Range:
     title: str = ""
 
 
-def draw_forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) -> list[Figure]:
+def draw_forest(differences: Sequence[Difference], arms: Sequence[Arm], note: str) -> list[Figure]:
     """Draw a row for each arm that has a baseline; nothing where no comparison has two seeds."""
-    several = [one for one in comparisons if one.n > 1]
+    several = [one for one in differences if one.n > 1]
     shown, more = take_first(several, MOST_ROWS, "rows")
     if not shown:
         return []
     metric = shown[0].metric
     shown = sorted(shown, key=rank)
     data = data_of(shown)
-    cut = [one.arm.name for one in several[MOST_ROWS:]]
+    cut = [one.arm for one in several[MOST_ROWS:]]
     more += tell_absent(arms, data, cut, NO_MEAN_YET)
     ranges = ranges_of(data, metric)
     rows = write_rows(shown, arms, len(ranges))
@@ -79,17 +79,17 @@ def draw_forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: st
 # ---- the numbers
 
 
-def rank(one: Comparison) -> tuple[bool, float]:
+def rank(one: Difference) -> tuple[bool, float]:
     """Return a key that sorts the best first and those without a mean last."""
     badness = one.mean if one.metric.lower_is_better else -one.mean
     return bool(one.torn), badness
 
 
-def data_of(shown: Sequence[Comparison]) -> pd.DataFrame:
+def data_of(shown: Sequence[Difference]) -> pd.DataFrame:
     """Return a row for all that is drawn: each comparison's mean, NaN where it has none, and each of its seeds."""
     rows: list[dict[str, Any]] = []
     for one in shown:
-        both = {"arm": one.arm.name, "baseline": one.baseline.name}
+        both = {"arm": one.arm, "baseline": one.baseline}
         mean = np.nan if one.torn else one.mean
         low, high = one.interval or (np.nan, np.nan)
         summary = {"difference": mean, "low": low, "high": high, "corrected_p": one.corrected}
@@ -113,15 +113,15 @@ def ranges_of(data: pd.DataFrame, metric: Metric) -> list[Range]:
 # ---- the words
 
 
-def baselines_of(shown: Sequence[Comparison]) -> list[str]:
+def baselines_of(shown: Sequence[Difference]) -> list[str]:
     """Return the names of the baselines, each once."""
     names: dict[str, None] = {}
     for one in shown:
-        names[one.baseline.name] = None
+        names[one.baseline] = None
     return list(names)
 
 
-def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> list[Row]:
+def write_rows(shown: Sequence[Difference], arms: Sequence[Arm], panes: int) -> list[Row]:
     """Return the rows of the plot, with the names of arms, and of baselines where there are several, in lines that fit.
 
     panes: how many axes stand side by side.
@@ -135,36 +135,38 @@ def write_rows(shown: Sequence[Comparison], arms: Sequence[Arm], panes: int) -> 
     if panes == 1:  # numbers stand beside the names
         room -= max(map(breadth, numbers)) + SIDE
     has_one_baseline = len(baselines_of(shown)) == 1
+    arm_named = {arm.name: arm for arm in arms}
     rows = []
     for one, told in zip(shown, numbers, strict=True):
-        name = one.arm.name
-        label = name_settings(one.arm, list(one.arm.settings))
+        name = one.arm
+        arm = arm_named[one.arm]
+        label = name_settings(arm, list(arm.settings))
         if not has_one_baseline:
-            against = f" − {other_settings(one)}"
+            against = f" − {other_settings(arm, arm_named[one.baseline])}"
             name += against
             label += against
         lines = wrap(label, room)
-        rows.append(Row(one, entries[one.arm.name], name, lines, told))
+        rows.append(Row(one, entries[one.arm], name, lines, told))
     return rows
 
 
-def other_settings(one: Comparison) -> str:
+def other_settings(arm: Arm, baseline: Arm) -> str:
     """Name a baseline by the settings in which it differs from the arm."""
     others = {}
-    for key, value in one.baseline.settings.items():
-        if one.arm.settings.get(key) != value:
+    for key, value in baseline.settings.items():
+        if arm.settings.get(key) != value:
             others[key] = value
     return Arm(others).name
 
 
-def write_mean(one: Comparison) -> str:
+def write_mean(one: Difference) -> str:
     """Write the mean of a comparison, or that its arms have none."""
     if one.torn:
         return TORN
     return fixed(one.mean, precision(one.mean, one.interval), sign=True)
 
 
-def write_mean_and_interval(one: Comparison) -> str:
+def write_mean_and_interval(one: Difference) -> str:
     """Write the mean of a comparison, and its interval where it has one."""
     mean, interval = write_mean(one), one.interval
     if interval is None:
@@ -200,7 +202,7 @@ def draw_rows(rows: Sequence[Row], ranges: Sequence[Range], metric: Metric) -> A
     left, right = panes[0], panes[-1]
     for place, row in enumerate(rows):
         above = place - 0.07 / row_height
-        how = {"va": "bottom", "linespacing": 1.0, "gid": gid_of(row.one.arm, "")}
+        how = {"va": "bottom", "linespacing": 1.0, "gid": gid_of(row.entry.arm, "")}
         left.text(0, above, "\n".join(row.lines), transform=left.get_yaxis_transform(), **how)
         right.text(1, above, row.numbers, transform=right.get_yaxis_transform(), ha="right", **how)
     lowest = len(rows) - 1 + 0.22 / row_height  # dots of the last row stand below it
@@ -225,12 +227,12 @@ def draw_pane(axes: Axes, shown: Range, rows: Sequence[Row]) -> None:
         draw_difference(axes, place, row.one, row.entry)
 
 
-def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
+def draw_difference(axes: Axes, place: int, one: Difference, entry: Entry) -> None:
     """Draw one comparison: its mean and interval, each seed below them, and an arrow to a mean beyond the axes.
 
     Where the runs of an arm end in two groups, only the seeds are drawn.
     """
-    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(one.arm, write_mean_and_interval(one))}
+    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, write_mean_and_interval(one))}
     apart = min(0.06, 0.24 / one.n)
     heights = place + 0.2 + apart * np.arange(one.n)
     axes.plot(one.values, heights, ".", markersize=3, markeredgewidth=0, **look)
