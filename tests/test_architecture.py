@@ -49,8 +49,8 @@ PARTS: dict[str, set[str]] = {
     "results": {"config", "evidence", "record"},
     "tell": {"config", "evidence", "record", "results"},
     "show": {"config", "evidence", "record", "results", "tell"},
-    "sweep": {"build", "config", "record", "runs", "scratch"},
-    "contract": {"build", "config", "models", "training", "translation"},
+    "sweep": {"build", "config", "record", "runs", "scratch", "training"},
+    "contract": {"build", "config", "models", "norms", "training", "translation"},
     "studies": {
         "build", "config", "contract", "evidence", "hosts", "norms", "probes", "record", "results", "runs", "show",
         "sweep", "tell", "training",

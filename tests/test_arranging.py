@@ -38,7 +38,7 @@ from normbench.data.text import Texts
 from normbench.errors import UsageError
 from normbench.hosts.classes import read_classes
 from normbench.runs.load import TrainedRun
-from normbench.runs.plan import prepare
+from normbench.runs.plan import compare_classes, prepare
 from normbench.training import checkpoint
 from normbench.types import Data
 
@@ -387,7 +387,7 @@ def test_weights_with_other_classes_are_told(tmp_path: Path) -> None:
         "number": ["a", "b"],
     }.items():
         torch.save({"classes": names}, weights)
-        said[key] = build.compare_classes(model, data)
+        said[key] = compare_classes(model, data)
     assert (
         "the classes of the data in another order: its output 2 stood for 10, and here it stands for 2" in said["order"]
     )

@@ -25,6 +25,7 @@ from normbench.runs.plan import prepare
 from normbench.runs.summary import comparison_command
 from normbench.studies.folding import fold
 from normbench.studies.frame import make_study, study_class
+from normbench.training.devices import seed_draws
 from normbench.training.precision import make_precision
 from normbench.training.step import Stepper
 from normbench.types import ImageClassification, LanguageModeling, Model, Task, TextClassification
@@ -151,7 +152,7 @@ def test_norm_own_is_the_librarys_own_training_loop_step_for_step(host: str) -> 
         words += ["model.config.hidden_dropout_prob=0", "model.config.attention_probs_dropout_prob=0"]
     tree, task = tree_of(host, *words)
     *_, ours = trained(host, STEPS, *words)
-    with build.seed_draws(0, "model"):
+    with seed_draws(0, "model"):
         model = plain_host(host).train()
     own = [name for name in ours["model"] if "num_batches" not in name]
     assert {name.removeprefix("host.") for name in own} == {n for n in model.state_dict() if "num_batches" not in n}

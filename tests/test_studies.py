@@ -18,11 +18,11 @@ import torch
 from scipy import stats
 from support import REPOSITORY, refused
 
-from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
 from normbench.evidence.measures import Metric
+from normbench.runs.identity import source_digest
 from normbench.settings import Setting, key_of
 from normbench.show.figures.figure import Figure
 from normbench.show.studied import read_study, studies_below

@@ -24,7 +24,9 @@ from normbench.contract import checks, trials
 from normbench.contract.checks import Check, Fact, NotApplicable, difference, expect, expect_small
 from normbench.contract.trials import ModulePart, run, run_both
 from normbench.errors import ContractError, explain
+from normbench.norms.foreign import accept_mask, takes_place
 from normbench.processes import begin_trial
+from normbench.training.devices import seed_draws
 from normbench.types import NormFacts, Site
 
 SITE = Site("mlp", 0, depth=2, branches=4)
@@ -87,7 +89,7 @@ class NormPart(ModulePart):
     def module(self, layout: str = "sequence", **changes: Any) -> nn.Module:
         """Return the norm as a model would make it, with some settings changed."""
         factory = self.factory(**changes)
-        with build.seed_draws(0, "norm", SITE.name):
+        with seed_draws(0, "norm", SITE.name):
             made: nn.Module = factory(self.width, channel_dim=trials.channel_dim(layout), site=SITE)
         return made
 
@@ -184,7 +186,7 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
 
 def counts_padding(part: NormPart) -> str | Fact:
     """Tell whether in training outputs at real tokens depend on the padding, which its mask shows."""
-    norm = build.accept_mask(part.trained("sequence"))
+    norm = accept_mask(part.trained("sequence"))
     x = part.input("sequence")
     positions = x.shape[1]
     lengths = torch.arange(positions, 0, -2)[: len(x)]  # each text shorter than the one before
@@ -355,7 +357,7 @@ def sees_future(part: NormPart) -> str | Fact:
     figure = f"{word} (deviation {in_training:.1e} in training, {in_evaluation:.1e} in evaluation)"
     if part.facts is None:
         constructor = resolve("norm", part.tree["norm"]).maker
-        if word != "never" and build.takes_place(constructor):  # train measures the others
+        if word != "never" and takes_place(constructor):  # train measures the others
             figure += ": declare it as facts.sees_future, or train cannot warn of it"
         return Fact(word != "never", figure)
     return expect(word == part.facts.sees_future, f"{figure}, facts.sees_future={part.facts.sees_future}")

@@ -14,6 +14,7 @@ from normbench import build
 from normbench.config.recipe import resolve
 from normbench.contract import checks, trials
 from normbench.contract.checks import Check, NotApplicable, expect
+from normbench.training.devices import seed_draws
 from normbench.types import Branch, Placement, Site
 
 LAYER = 1  # of a stack of this depth
@@ -62,7 +63,7 @@ class PlacementPart(trials.ModulePart):
         section = trials.sections("norm")[norm]
         norms = build.NormsBySite(build.factory(resolve("norm", section)), seed=0)
         by_role = dict(zip(("attention", "mlp"), branches, strict=False))
-        with build.seed_draws(0, "placement", site.name):
+        with seed_draws(0, "placement", site.name):
             made: Placement = self.factory()(by_role, norms, site)
         return made, norms.made
 

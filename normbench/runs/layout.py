@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from normbench.build import Assembled, factory, seed_draws
+from normbench.build import Assembled, factory
 from normbench.config.recipe import Part, Recipe
 from normbench.config.rules import best_rule
 from normbench.runs.flow import draw_block
+from normbench.training.devices import seed_draws
 from normbench.types import Block, Site, norms_in
 
 Told = TypeVar("Told", bound=Hashable)

@@ -103,7 +103,7 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
     """
     from normbench import build
     from normbench.training.checkpoint import Checkpoints
-    from normbench.training.devices import make_current
+    from normbench.training.devices import make_current, resolve_device
 
     if which not in ("last", "best"):
         raise UsageError(f"which={which} is unknown: use last or best")
@@ -113,7 +113,7 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
         raise UsageError(f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and {cure}")
     if ema and state.get("average") is None:
         raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
-    target = build.resolve_device(str(device))
+    target = resolve_device(str(device))
     try:
         model, _ = build.build_model(Recipe(run.tree), run.task(), run.tree["seed"])
         weights = state["average"]["model"] if ema else state["model"]

@@ -15,6 +15,7 @@ import torch
 
 from normbench import build
 from normbench.config.compose import Config
+from normbench.config.recipe import Part
 from normbench.config.refusals import DEVICE, EXTEND, LAUNCHER, PROCESSES, STACK
 from normbench.config.rules import RULES, read_rule
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
@@ -22,7 +23,9 @@ from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
 from normbench.runs.extension import check_extension, extend
 from normbench.runs.finding import find_parent
-from normbench.settings import Tree, key_of
+from normbench.runs.identity import digest_weights, own_code
+from normbench.settings import Tree, key_of, printable
+from normbench.training.devices import resolve_device
 from normbench.training.parallel import from_environment
 from normbench.types import Data, Model, NormFacts
 
@@ -103,7 +106,7 @@ def prepare(
         parent = RunDirectory(find_parent(config.tree["extend"]))
         config = extend(config, parent, trust)
     if device is None:
-        device = from_environment().place(build.resolve_device(config.closed.device))
+        device = from_environment().place(resolve_device(config.closed.device))
     making = {
         DEVICE: device.type,
         PROCESSES: from_environment().size,
@@ -117,7 +120,7 @@ def prepare(
     data = choose_arrangement(config, data, parent)
     for line in data.notes():
         say_once(line)
-    other_classes = build.compare_classes(config.recipe["model"], data)
+    other_classes = compare_classes(config.recipe["model"], data)
     if other_classes:
         say_once(f"warning: {other_classes}")
     config = fit_to_data(config, data, parent)
@@ -218,6 +221,19 @@ def say_once(line: str) -> None:
         logging.getLogger("normbench").info("%s", line)
 
 
+def compare_classes(model: Part, data: Data) -> str:
+    """Say where the outputs of given weights stand for other classes than the data's; empty where that is not so."""
+    classes = list(getattr(data, "classes", ()))
+    noted = model.made.classes_noted(model.settings) if classes else None
+    if noted is None or noted == classes or len(noted) != len(classes):  # of others the output layer starts anew
+        return ""
+    place = next(number for number, name in enumerate(classes) if name != noted[number])
+    weights = f"model.weights={model.settings['weights']}"
+    how = "the classes of the data in another order" if sorted(noted) == sorted(classes) else "other classes"
+    what = f"{weights} was trained on {how}: its output {place} stood for {printable(noted[place]):.80}"
+    return f"{what}, and here it stands for {printable(classes[place]):.80}, so it is wrong until it is trained again"
+
+
 # ---- what is refused
 
 
@@ -270,12 +286,12 @@ def directory_of(
         "threads": threads,
         "extends": parent.path.name if parent else None,
     }
-    code = build.own_code(config.recipe)
+    code = own_code(config.recipe)
     if RULES in tree:
         content["rules"] = list(tree[RULES])  # whose order plays a part
     if code:  # a class that its author has changed makes another run
         content["code"] = code
-    weights = build.digest_weights(config.recipe["model"])
+    weights = digest_weights(config.recipe["model"])
     if weights:
         content["weights"] = weights
     if stack > 1:

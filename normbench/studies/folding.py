@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError, explain
 from normbench.hosts.adapters import our_norm, qualified_name, read_adapter
@@ -36,6 +35,7 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean, weight_of
 from normbench.studies.timing import median_interval, time_in_turn
 from normbench.studies.writing import show_value
+from normbench.training.devices import resolve_device
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
 from normbench.types import PADDING, Batch, Model, Norm

@@ -24,6 +24,7 @@ from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
 from normbench.evidence.baselines import OF_HOST
 from normbench.record.directory import fingerprint
+from normbench.runs.identity import digest_weights, own_code, source_digest
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
 from normbench.settings import Setting, Tree, key_of
@@ -124,9 +125,9 @@ class Subject:
             "config": without(self.tree, UNHASHED_KEYS),
             "device": device_name(self.device),
             "weights": saved,
-            "code": [our_code(), build.own_code(self.recipe), build.source_digest(type(study))],
+            "code": [our_code(), own_code(self.recipe), source_digest(type(study))],
         }
-        given_weights = build.digest_weights(self.recipe["model"])
+        given_weights = digest_weights(self.recipe["model"])
         if given_weights:
             content["given_weights"] = given_weights
         return fingerprint(content)

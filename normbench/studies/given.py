@@ -32,6 +32,7 @@ from normbench.runs.finding import find_run
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import prepare
 from normbench.settings import LIKE_HOST, Tree, drop_keys, key_of
+from normbench.training.devices import resolve_device
 from normbench.training.evaluation import to_device
 from normbench.types import Batch, Data, Model
 
@@ -213,7 +214,7 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     run = TrainedRun(path, trust)
     refuse_other_words(words, path)
     config = compose.read(words_beside(run, words))
-    device = build.resolve_device(config.closed.device)
+    device = resolve_device(config.closed.device)
     if config.closed.threads:
         torch.set_num_threads(config.closed.threads)
     tree = tree_with_norms(run.tree, config)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.build import facts_of, lay_out, seed_draws
+from normbench.build import facts_of, lay_out
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.errors import UsageError
 from normbench.hosts import Adapter
@@ -26,6 +26,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.findings import Column, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
+from normbench.training.devices import seed_draws
 from normbench.training.evaluation import to_device
 from normbench.wording import count
 

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.build import seed_draws
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
@@ -27,6 +26,7 @@ from normbench.studies.findings import (
     values_of,
 )
 from normbench.studies.frame import Row, Study, Subject
+from normbench.training.devices import seed_draws
 from normbench.training.evaluation import evaluate
 from normbench.types import Model
 

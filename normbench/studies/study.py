@@ -21,7 +21,6 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from normbench import build
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
@@ -51,7 +50,7 @@ from normbench.sweep.folder import say
 from normbench.sweep.plan import PlannedRun, SweepPlan
 from normbench.sweep.sweep import Sweep, plan_sweep, report_nothing
 from normbench.sweep.words import AS_IT_IS, TIE
-from normbench.training.devices import allow_tf32, make_current
+from normbench.training.devices import allow_tf32, make_current, resolve_device
 from normbench.types import Data
 from normbench.wording import count
 
@@ -126,7 +125,7 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
         UsageError: there are none, they are of several tasks, or one has a class of somebody's and no trust.
     """
     runs, *of_other_tasks = read_studies(folders)
-    resolved = build.resolve_device(device)
+    resolved = resolve_device(device)
     if of_other_tasks:
         given = ", ".join(map(str, folders))
         raise UsageError(f"{given} hold runs of several tasks: give folders of runs of one task")

@@ -16,7 +16,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 
-from normbench.build import make_data, resolve_device
+from normbench.build import make_data
 from normbench.config import compose
 from normbench.config.recipe import Recipe
 from normbench.config.rules import is_rule
@@ -28,6 +28,7 @@ from normbench.settings import Tree, drop_keys, key_of, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Here, Launcher
 from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, read_settings, settings_in
+from normbench.training.devices import resolve_device
 from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.

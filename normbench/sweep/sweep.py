@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 
-from normbench.build import is_here
 from normbench.config.signatures import import_target
 from normbench.config.trust import check_words
 from normbench.errors import RunFailure, UsageError, explain
@@ -55,6 +54,7 @@ from normbench.sweep.plan import (
 )
 from normbench.sweep.words import HOW, ONCE, SweepConfig, read_settings, settings_in
 from normbench.sweep.work import Execution
+from normbench.training.devices import is_here
 
 Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+
+from normbench.errors import UsageError
+from normbench.types import stable_seed
 
 
 def make_current(device: torch.device) -> None:
@@ -39,3 +43,59 @@ def seed_generators(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
+
+
+@contextmanager
+def seed_draws(*words: object) -> Iterator[None]:
+    """Let what is drawn inside from torch's random numbers on the CPU follow from the words; outside they stay."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stable_seed(*words))
+        yield
+
+
+# ---- which there are
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of this name; `auto` takes a GPU where there is one.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
+    if name == "auto":
+        name = best_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
+    there = device_count(device.type)
+    if (device.index or 0) >= there:
+        raise UsageError(f"device={name} is not there: this machine has {there} {device.type} devices; use cpu")
+    return device
+
+
+def best_device() -> str:
+    """Return the name of a GPU where there is one, else of the CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def device_count(kind: str) -> int:
+    """Return how many devices of a kind this machine has; of one that torch cannot count, one."""
+    if kind == "cuda":
+        return torch.cuda.device_count()
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    return 1
+
+
+def is_here(device: str) -> bool:
+    """Tell whether this machine has a device."""
+    try:
+        resolve_device(device)
+    except UsageError:
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""A model of a recipe, with its norms and placements where they stand, and its starting weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from normbench.build.parts import factory
+from normbench.build.places import ByPlace, NormsByPlace, NormsBySite
+from normbench.build.treatments import TreatedAs, TreatedModule, choose_treatments
+from normbench.config.recipe import Recipe, help_command
+from normbench.errors import ContractError, UsageError
+from normbench.models import initialize
+from normbench.training.devices import seed_draws
+from normbench.types import Block, Branch, Model, NormFactory, Placement, Site, Task
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A model as its classes make it.
+
+    Attributes:
+        model: with what they draw of their own.
+        norms: by the name of their site.
+        norm_sections: the section of the norm at each site, None where there is no norm.
+        placement_sections: the section of the placement of each block.
+        weight_sections: the section of the treatment of the weights at each place, None where there is none.
+        treated: what has a weight that will be treated.
+    """
+
+    model: Model
+    norms: dict[str, nn.Module]
+    norm_sections: Mapping[Site, str | None]
+    placement_sections: Mapping[Site, str | None]
+    weight_sections: Mapping[Site, str | None]
+    treated: list[TreatedModule]
+
+    def treat_weights(self, seed: int) -> None:
+        """Treat the weights, which have their start."""
+        for each in self.treated:
+            module: Any = each.module
+            with seed_draws(seed, "weights", each.name):
+                each.treatment.apply(module, each.site)
+            module.treated_as = TreatedAs(each.treatment, each.site)
+
+
+def assemble(recipe: Recipe, task: Task, seed: int) -> Assembled:
+    """Make a model, its norms and its placements.
+
+    What the model itself draws does not depend on what norms and placements draw in between, so that it starts alike
+    with any of them.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    norms_by_place = NormsByPlace(recipe)
+    placements_by_place = ByPlace(recipe, "placement")
+    norms = NormsBySite(norms_by_place, seed)
+
+    def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
+        make_placement = placements_by_place.make_at(site)
+        with seed_draws(seed, "placement", site.name):
+            return make_placement(branches, norm, site)
+
+    with seed_draws(seed, "model"):
+        model: Model = factory(recipe["model"])(task, norms, place)
+    if type(model).anatomy is Model.anatomy and not hasattr(model, "blocks"):
+        what = f"{recipe['model'].where} has no blocks"
+        raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
+    norms_by_place.check_used()
+    placements_by_place.check_used()
+    check_streams(model, placements_by_place.sections)
+    made = dict(model.anatomy().norms) if model.hosted else norms.made  # norm=own is none of those that were made
+    treated, weight_sections = choose_treatments(recipe, model, made.values())
+    return Assembled(
+        model=model,
+        norms=made,
+        norm_sections=norms_by_place.sections,
+        placement_sections=placements_by_place.sections,
+        weight_sections=weight_sections,
+        treated=treated,
+    )
+
+
+def check_streams(model: Model, sections: Mapping[Site, str | None]) -> None:
+    """Refuse a stack of blocks whose placements do not have the same streams.
+
+    Args:
+        model: the model.
+        sections: the section of the placement of each block.
+
+    Raises:
+        UsageError: with the first two placements that do not go together.
+    """
+    section_at_layer = {site.layer: section for site, section in sections.items()}
+    first_of_side: dict[str, Block] = {}
+    for block in model.anatomy().blocks:
+        first = first_of_side.setdefault(block.side, block)
+        if max(first.streams, block.streams) == 1:
+            continue
+        has_same_streams = type(first.module) is type(block.module) and first.streams == block.streams
+        if not has_same_streams:
+            both = []
+            for each in (first, block):
+                what = "1 stream" if each.streams == 1 else f"{each.streams} streams"
+                where = f"block {each.layer} ({section_at_layer.get(each.layer)})"
+                both.append(f"{type(each.module).__name__} in {where} has {what}")
+            cure = "give all blocks of a stack the same placement, or choose among those with one stream"
+            raise UsageError(f"{both[0]}, and {both[1]} of its own: {cure}")
+
+
+def build_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """Return the model as its classes make it, to be given other weights, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    made = assemble(recipe, task, seed)
+    made.treat_weights(seed)
+    return made.model, made.norms
+
+
+def lay_out(recipe: Recipe, task: Task) -> Assembled:
+    """Make a model without memory for its weights, to see what stands where.
+
+    Raises:
+        UsageError: a setting that does not fit, or a rule that fits no place.
+    """
+    with suppress(Exception), torch.device("meta"):
+        return assemble(recipe, task, seed=0)
+    return assemble(recipe, task, seed=0)  # some classes need numbers; what is wrong shows here too
+
+
+def make_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """Return the model with its starting weights, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    made = start_model(recipe, task, seed)
+    return made.model, made.norms
+
+
+def start_model(recipe: Recipe, task: Task, seed: int) -> Assembled:
+    """Make a model with its starting weights.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    made = assemble(recipe, task, seed)
+    initialize(made.model, factory(recipe["init"])(), seed, made.norms.values())
+    made.treat_weights(seed)
+    freeze_others(made.model, made.norms.values(), recipe.tree.get("trainer", {}).get("train", "all"))
+    return made
+
+
+def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> None:
+    """Let only some parameters be trained, as `trainer.train` says; all others stay as they start.
+
+    Raises:
+        UsageError: there are none of a kind that is to be trained.
+    """
+    if trained == "all":
+        return
+    kept = set[nn.Parameter]()
+    if "norms" in trained:
+        for norm in norms:
+            kept.update(norm.parameters())
+        if not kept:
+            why = "the norms of this model have no parameters"
+            raise UsageError(f"trainer.train={trained}: {why}, choose a norm that has, with norm.affine=true")
+    if "head" in trained:
+        head = getattr(model, "head", None)
+        own = [] if head is None else list(head.parameters())
+        if not own:
+            why = "this model has no output layer of its own"
+            raise UsageError(f"trainer.train={trained}: {why}, set model.tied=false or choose another model")
+        kept.update(own)
+    for parameter in model.parameters():
+        if parameter not in kept:
+            parameter.requires_grad_(False)
