@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -340,6 +341,15 @@ def gap(run: RecordedRun) -> float:
     return final(run, loss_on("val")) - final(run, loss_on("train"))
 
 
+@cache  # runs of a study have the same tags
+def block_of(tag: str, tags: str) -> int | None:
+    """Return of which block a tag is, 0 for the whole network; None where it is not of the form that `tags` has."""
+    match = re.fullmatch(tags, tag)
+    if not match:
+        return None
+    return int(match[1]) if match.groups() else 0
+
+
 def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
     """Return what a run has logged under tags of some form, by the number of the block; 0 for the whole network.
 
@@ -347,9 +357,8 @@ def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
     """
     parts: dict[int, list[Curve]] = defaultdict(list)
     for tag, curve in run.curves.items():
-        match = re.fullmatch(tags, tag)
-        if match:
-            block = int(match[1]) if match.groups() else 0
+        block = block_of(tag, tags)
+        if block is not None:
             parts[block].append(curve)
     found = {}
     for block, curves in sorted(parts.items()):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from normbench.config.rules import RULES, is_rule
-from normbench.record.directory import ENDED, RunDirectory
+from normbench.record.directory import BLOCKS, ENDED, RunDirectory
 from normbench.record.metrics import UNREADABLE, logged_lines
 from normbench.runs.reading import DamagedRun, check_configuration, read_record
 from normbench.settings import flat
@@ -76,7 +76,7 @@ class RecordedRun:
         """Return the newest session."""
         return self.sessions[-1]
 
-    @property
+    @cached_property
     def rules(self) -> list[str]:
         """Return the keys of its rules for places, such as `norm@qk`, in the order in which they were given."""
         return [key for key in self.session["choices"] if is_rule(key)]
@@ -120,6 +120,11 @@ class RecordedRun:
     def host_share(self) -> float:
         """Return the share of a step's time for which a GPU's host was at work on it; NaN where that is not known."""
         return float(self.ledger.get("host_share_of_step") or "nan")
+
+    @property
+    def drawing(self) -> str:
+        """Return the blocks of its model as they are drawn; empty for a run of an older version."""
+        return str(self.session.get(BLOCKS) or "")
 
     @property
     def ended(self) -> bool:

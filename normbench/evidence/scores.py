@@ -33,9 +33,10 @@ def count_spikes(values: Sequence[float] | np.ndarray, *, history: int = 1_000, 
     values: losses or gradient norms in the order of steps; what is not finite is left out. Returns the spikes and how
     many points were judged: those with `fewest` points before them, as with few, noise alone reaches 7 deviations.
     """
-    series = pd.Series(values, dtype=float)
-    series = series[np.isfinite(series)]
+    points = np.asarray(values, dtype=float)
+    points = points[np.isfinite(points)]
+    series = pd.Series(points)
     before = series.shift().rolling(history, min_periods=fewest)
-    distance = (series - before.mean()).abs()
-    spikes = (distance >= SPIKE * before.std()) & (distance > 0)
-    return int(spikes.sum()), max(len(series) - fewest, 0)
+    distance = np.abs(points - before.mean().to_numpy())
+    spikes = (distance >= SPIKE * before.std().to_numpy()) & (distance > 0)
+    return int(spikes.sum()), max(len(points) - fewest, 0)

@@ -32,7 +32,7 @@ from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.finding import run_directories
 from normbench.runs.reading import DamagedRun
-from normbench.settings import key_of
+from normbench.settings import drop_keys, key_of
 
 # Several settings may tell the same runs apart, and one of them names the arm. They are tried in this order, then all
 # others by their names, and the learning rate last: it mostly follows from another setting, and was not chosen.
@@ -73,6 +73,15 @@ class RecordedStudy:
     def task(self) -> str:
         """Return the kind of task of its runs."""
         return self.runs[0].task
+
+    @cached_property
+    def kinds(self) -> list[RecordedRun]:
+        """Return the first run of each kind: runs of one kind have the same settings but for the seed."""
+        first = dict[frozenset[tuple[str, Any]], RecordedRun]()
+        for run in self.runs:
+            settings = drop_keys(self.settings_of(run), "seed")
+            first.setdefault(frozenset(settings.items()), run)
+        return [*first.values()]
 
     @property
     def pairs(self) -> list[tuple[Arm, RecordedRun]]:
@@ -138,7 +147,7 @@ class RecordedStudy:
         """Tell whether the learning rate of every run grew until it no longer learned, and so took all rates."""
         return all(run.ramp for run in self.runs)
 
-    @property
+    @cached_property
     def plans(self) -> list[list[str]]:
         """Return the words of each sweep that noted them beside the runs."""
         found = []

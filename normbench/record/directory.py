@@ -21,6 +21,7 @@ from normbench.record.shapes import EXTENDED
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 RECORD = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")  # what a report rests on
+BLOCKS = "blocks"  # of a session, and the tag of a text: the blocks of the model as they are drawn
 # What must be the same for a continuation to give the same bits.
 DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
 

@@ -27,6 +27,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
+from normbench.record.directory import BLOCKS
 from normbench.record.files import keep_damaged, sync_directory, write_atomically
 from normbench.record.loggers import Histogram, Lines, Scalar
 from normbench.record.metrics import is_of_evaluation, logged_lines
@@ -40,7 +41,6 @@ with suppress(ImportError):
 
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 PAGE = "config"  # the tag of the page that tells of the run as a whole
-BLOCKS = "blocks"  # the tag of its blocks as they are drawn; other texts belong to steps
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
 RESULTS = ("loss", "accuracy", "perplexity", "bleu")  # what tasks may be judged by, each with its own

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from normbench.config.rules import is_rule
 from normbench.evidence.study import RecordedStudy
-from normbench.record.tensorboard import BLOCKS
 from normbench.settings import printable
 
 DRAWN = ("scheme", "placement")  # the settings of which a drawing shows what they are; and rules
@@ -37,9 +36,9 @@ def draw_arms(study: RecordedStudy) -> list[DrawnArms]:
         return []
     arms_of = defaultdict[str, list[str]](list)
     for arm in study.arms:
-        drawing = arm.runs[0].session.get(BLOCKS)
+        drawing = arm.runs[0].drawing
         if drawing:
-            arms_of[printable(str(drawing))].append(arm.name)
+            arms_of[printable(drawing)].append(arm.name)
     found = []
     for text, names in arms_of.items():
         columns = max(len(line) for line in text.splitlines())

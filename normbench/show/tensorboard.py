@@ -15,7 +15,8 @@ from normbench.errors import UsageError
 from normbench.evidence.arms import Arm
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, read_studies, study_of
-from normbench.record.tensorboard import BLOCKS, TensorBoard, in_fixed_width
+from normbench.record.directory import BLOCKS
+from normbench.record.tensorboard import TensorBoard, in_fixed_width
 
 ARMS = "arms"  # the folder, beside the runs
 MARK = ".normbench"  # the file in it that says whose it is
@@ -90,7 +91,7 @@ def write_study(study: RecordedStudy, folder: Path) -> None:
         logged = means_by_step(arm)
         board = TensorBoard(path, 0)
         board.draw({"arms: mean ± standard deviation over seeds": charts})
-        blocks = arm.runs[0].session.get(BLOCKS)
+        blocks = arm.runs[0].drawing
         if blocks:
             board.texts(0, {BLOCKS: in_fixed_width(blocks)})
         for step in sorted(logged):

@@ -108,10 +108,10 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         return join(read(run) for run in runs)
 
     def describe_part(group: str) -> str:
-        return describe(lambda run: part_in_words(study, run, group, aside))
+        return join(part_in_words(study, run, group, aside) for run in study.kinds)
 
     def describe_option(group: str) -> str:
-        return describe(lambda run: option_in_words(study, run, group, aside))
+        return join(option_in_words(study, run, group, aside) for run in study.kinds)
 
     return Setup(
         factors=tuple(factor_in_words(study, factor) for factor in factors(study)),
@@ -148,7 +148,7 @@ def options_of(study: RecordedStudy) -> dict[str, str]:
     """Return the names of data, model and optimizer, and what was changed of them, by group."""
     found = {}
     for group in SHOWN_GROUPS:
-        found[group] = join(option_in_words(study, run, group, study.varied) for run in study.runs)
+        found[group] = join(option_in_words(study, run, group, study.varied) for run in study.kinds)
     return found
 
 
@@ -264,7 +264,7 @@ def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
     words = []
     for group in ("norm", "placement"):
         if group not in varied:
-            option = join(option_in_words(study, run, group, ()) for run in study.runs)
+            option = join(option_in_words(study, run, group, ()) for run in study.kinds)
             words.append(f"{group} is {option}")
     runs_by_rule = defaultdict[str, list[RecordedRun]](list)
     for run in study.runs:
