@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
 from data_helpers import write_parquet, write_table
+from pyarrow import parquet
 
 from normbench.cli import main
 from normbench.data import own_texts
@@ -114,6 +116,30 @@ def test_what_datasets_writes_keeps_its_classes(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "t", {"text": PLAIN["text"], "label": [0, 1] * 30}, features, "train")
     for path in (file, tmp_path / "t"):
         assert own(path).classes == ("owl", "cat", "dog")
+
+
+def declare(path: Path, about: str, **columns: Any) -> Path:
+    """Write a table with what stands where `datasets` names classes."""
+    parquet.write_table(pa.table(PLAIN | columns).replace_schema_metadata({"huggingface": about}), path)
+    return path
+
+
+def test_two_tables_that_number_classes_in_two_ways_are_refused(tmp_path: Path) -> None:
+    for name, names in (("train", ["owl", "cat"]), ("test", ["cat", "owl"])):
+        about = json.dumps({"info": {"features": {"label": {"names": names}}}})
+        declare(tmp_path / f"{name}.parquet", about, label=[0, 1] * 30)
+    with pytest.raises(
+        UsageError, match=r"test.parquet declares the classes \['cat', 'owl'\], and train.parquet \['owl"
+    ):
+        own(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "about", ["no JSON", "[1]", '{"info": null}', '{"info": {"features": {"label": {"names": 3}}}}']
+)
+def test_what_others_write_where_datasets_names_classes_names_none(tmp_path: Path, about: str) -> None:
+    declare(tmp_path / "t.parquet", about)
+    assert own(tmp_path / "t.parquet").classes == own(write(tmp_path / "t.csv", PLAIN)).classes
 
 
 def test_a_text_of_megabytes_is_one_row(tmp_path: Path) -> None:

@@ -436,7 +436,7 @@ def load_texts(
     first, _ = files[0]
     rows["label"] = pd.Series(labels_as_written(first, rows["label"].tolist()), dtype=object)
     try:
-        rows, labels, old_labels = number_rows(rows, declared_classes(first, columns.label), where)
+        rows, labels, old_labels = number_rows(rows, classes_of_tables(files, columns.label), where)
     except UnicodeError as fault:  # half of a character
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED_TEXTS}") from fault
     identities = [text.encode() for text in rows["text"]]
@@ -459,6 +459,22 @@ def load_texts(
     numbers = rows["class"].to_numpy()
     arrays, facts = encode(rows["text"].tolist(), numbers, labels.classes, divide(counts), equal=marks)
     return note_earlier(add_equal(arrays, kinds, counts), facts, before)
+
+
+def classes_of_tables(files: Sequence[tuple[Path, str | None]], column: str) -> list[str] | None:
+    """Return the names of the classes that tables declare; None where they declare none.
+
+    Raises:
+        UsageError: one declares others than the first, so that the same number stands for two classes.
+    """
+    first, *others = [file for file, _ in files]
+    declared = declared_classes(first, column)
+    for other in others:
+        names = declared_classes(other, column)
+        if names != declared:
+            what = f"{first.name} declares the classes {declared!r:.80}, and {other.name} {names!r:.80}"
+            raise UsageError(f"data.path={first.parent} has tables of other classes: {what}; write both with the same")
+    return declared
 
 
 def divide(counts: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,9 @@ def declared_classes(path: Path, column: str) -> list[str] | None:
     from pyarrow import parquet
 
     metadata = parquet.read_schema(path).metadata or {}
-    about = json.loads(metadata.get(b"huggingface", "{}"))
-    features = about.get("info", {}).get("features", {})
-    names: list[str] | None = features.get(column, {}).get("names")
-    return names
+    about: Any = None
+    with suppress(ValueError):  # of what another program has written under this key
+        about = json.loads(metadata.get(b"huggingface", "{}"))
+    for key in ("info", "features", column, "names"):
+        about = about.get(key) if isinstance(about, Mapping) else None
+    return about if isinstance(about, list) and all(isinstance(name, str) for name in about) else None
