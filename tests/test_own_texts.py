@@ -129,7 +129,7 @@ def test_two_tables_that_number_classes_in_two_ways_are_refused(tmp_path: Path) 
         about = json.dumps({"info": {"features": {"label": {"names": names}}}})
         declare(tmp_path / f"{name}.parquet", about, label=[0, 1] * 30)
     with pytest.raises(
-        UsageError, match=r"test.parquet declares the classes \['cat', 'owl'\], and train.parquet \['owl"
+        UsageError, match=r"test.parquet declares the classes .*'cat', 'owl'.*, and train.parquet"
     ):
         own(tmp_path)
 
