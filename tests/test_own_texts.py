@@ -128,9 +128,7 @@ def test_two_tables_that_number_classes_in_two_ways_are_refused(tmp_path: Path) 
     for name, names in (("train", ["owl", "cat"]), ("test", ["cat", "owl"])):
         about = json.dumps({"info": {"features": {"label": {"names": names}}}})
         declare(tmp_path / f"{name}.parquet", about, label=[0, 1] * 30)
-    with pytest.raises(
-        UsageError, match=r"test.parquet declares the classes .*'cat', 'owl'.*, and train.parquet"
-    ):
+    with pytest.raises(UsageError, match=r"test.parquet declares the classes .*'cat', 'owl'.*, and train.parquet"):
         own(tmp_path)
 
 
