@@ -17,15 +17,16 @@ from normbench.evidence.study import read_studies
 from normbench.record.digests import write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
-from normbench.results.answer import Caveat, CaveatKind, StepKind
-from normbench.results.fairness import find_caveats, records_of
-from normbench.results.fairness_rules import SHOULD_BE_ALIKE
+from normbench.results.answer import StepKind
+from normbench.results.caveat import Caveat, CaveatKind
+from normbench.results.caveats import Case, find_caveats, records_of
+from normbench.results.recorded_facts import SHOULD_BE_ALIKE
 from normbench.tell.methods import write_methods
 
 
 def beside_rates(folder: Path) -> list[Caveat]:
     """Return what is found beside one learning rate for all arms."""
-    return [one for one in find_caveats(read_study([folder])) if one.kind != CaveatKind.LEARNING_RATE]
+    return [one for one in find_caveats(Case(read_study([folder]))) if one.kind != CaveatKind.LEARNING_RATE]
 
 
 def caveats(folder: Path) -> dict[CaveatKind, Caveat]:
@@ -168,7 +169,7 @@ def test_what_an_option_sets_is_no_difference_and_what_a_person_sets_is(tmp_path
 def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) -> None:
     for norm, seed, ms in (("layernorm", 0, 10.0), ("layernorm", 1, 14.0), ("rmsnorm", 0, 10.0), ("rmsnorm", 1, 21.0)):
         make_run(tmp_path, norm=norm, seed=seed, step_ms=ms, ledger={"eps": len(norm)})
-    _, eps, times = find_caveats(read_study([tmp_path]))
+    _, eps, times = find_caveats(Case(read_study([tmp_path])))
     assert (eps.serious, times.serious) == (True, False)  # what may decide it first
     (unsteady,) = times.found
     assert unsteady.arms == RMSNORM and unsteady.numbers == {"ratio": pytest.approx(2.1)}
@@ -228,11 +229,11 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     noted = [{"arm": {"norm": "layernorm"}, "lr": 1e-3, "edge": None}]
     noted.append({"arm": {"norm": "rmsnorm"}, "lr": 3e-3, "edge": "highest"})
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    edge, fair = find_caveats(read_study([tmp_path]))
+    edge, fair = find_caveats(Case(read_study([tmp_path])))
     assert {edge.kind, fair.kind} == {CaveatKind.LEARNING_RATE} and (edge.serious, fair.serious) == (True, False)
     assert values(edge) == {"highest": RMSNORM} and values(fair) == {"0.001": LAYERNORM, "0.003": RMSNORM}
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
-    (one,) = find_caveats(read_study([tmp_path]))
+    (one,) = find_caveats(Case(read_study([tmp_path])))
     assert one.serious and one.kind == CaveatKind.SETTINGS and values(one)["0.5"] == ("dyt",)
 
 
@@ -261,7 +262,7 @@ def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> 
     make_study(tmp_path, {"layernorm": [2.0], "rmsnorm": [2.0]})
     noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    (one,) = find_caveats(read_study([tmp_path]))
+    (one,) = find_caveats(Case(read_study([tmp_path])))
     assert not one.serious and values(one) == {"0.001": ("layernorm", "rmsnorm")}
 
 

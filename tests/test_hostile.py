@@ -24,8 +24,8 @@ from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
 from normbench.record.files import inside
 from normbench.record.loggers import Lines
-from normbench.results.answer import Evidence, NextStep, StepKind
-from normbench.results.caveat_sentences import say_chosen_for_none
+from normbench.results.answer import NextStep, StepKind
+from normbench.results.caveats import say_chosen_for_none
 from normbench.runs.plan import prepare
 from normbench.settings import key_of
 from normbench.show.tensorboard import folder_name
@@ -210,9 +210,7 @@ def test_a_command_with_words_of_somebody_else_comes_with_a_warning(
     told = caution("normbench sweep norm._target_=hostile.Norm seed=0,1")
     assert "if you trust whoever made it: norm._target_=hostile.Norm may run code of theirs" in told
     own = caution("normbench sweep and sweep.lr=auto")  # as where no sweep has made the runs
-    assert own == "" and "may run code of theirs" in say_chosen_for_none(
-        Evidence("0.1", ()), "normbench sweep logger=wandb"
-    )
+    assert own == "" and "may run code of theirs" in say_chosen_for_none("0.1", "normbench sweep logger=wandb")
     entry = Entry("run", {}, 0, 3, ["norm._target_=hostile.Norm"])
     assert show_failures([Standing(entry, "failed", cause="boom")], "normbench sweep", are_given=False) == 1
     assert "repeat it (if you trust whoever made it: norm._target_=hostile.Norm" in capsys.readouterr().out

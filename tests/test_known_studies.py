@@ -8,7 +8,8 @@ import pytest
 from known_studies import STUDIES
 from made_runs import make_report
 
-from normbench.results.answer import Answer, CaveatKind, Evidence, ReasonKind, StepKind
+from normbench.results.answer import Answer, ReasonKind, StepKind
+from normbench.results.caveat import CaveatKind, Evidence
 from normbench.results.result import Difference, EffectKind
 from normbench.results.rules import Verdict
 from normbench.show.report import Report, save

@@ -12,8 +12,8 @@ from made_runs import make_report, make_run, read_study
 from support import IMAGES, TEXT, TEXTS
 from test_report import table
 
-from normbench.results.answer import Caveat, CaveatKind
-from normbench.results.fairness import find_caveats
+from normbench.results.caveat import Caveat, CaveatKind
+from normbench.results.caveats import Case, find_caveats
 from normbench.training.launches import COUNTED, EarlySteps, Launches
 from normbench.types import Norm, Task
 
@@ -130,7 +130,7 @@ def test_without_a_count_no_host_is_timed() -> None:
 def waiting(folder: Path) -> list[Caveat]:
     """Return what a report finds of hosts that keep their GPUs waiting."""
     found = []
-    for one in find_caveats(read_study([folder])):
+    for one in find_caveats(Case(read_study([folder]))):
         if one.kind == CaveatKind.STEP_TIMES and any("operators" in evidence.numbers for evidence in one.found):
             found.append(one)
     return found

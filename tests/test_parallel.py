@@ -24,7 +24,7 @@ from tiny_runs import run_directory, slow
 
 from normbench.config.compose import read
 from normbench.errors import is_out_of_memory
-from normbench.results.answer import CaveatKind
+from normbench.results.caveat import CaveatKind
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.parallel import is_lost

@@ -17,7 +17,8 @@ from support import refused
 import normbench
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
-from normbench.results.answer import VERSION, Answer, CaveatKind, StepKind
+from normbench.results.answer import VERSION, Answer, StepKind
+from normbench.results.caveat import CaveatKind
 from normbench.results.examine import Request
 from normbench.results.result import EffectKind
 from normbench.results.rules import Verdict

@@ -20,9 +20,10 @@ from normbench.errors import UsageError
 from normbench.evidence.baselines import given_baseline
 from normbench.evidence.measures import comparable, seconds_at
 from normbench.evidence.run import RecordedRun
-from normbench.results.answer import CaveatKind, NextStep, StepKind
+from normbench.results.answer import NextStep, StepKind
 from normbench.results.causes import confirm_elsewhere
-from normbench.results.fairness import own_rates
+from normbench.results.caveat import CaveatKind
+from normbench.results.caveats import own_rates
 from normbench.results.rules import Verdict
 from normbench.results.statistics import seeds_needed
 from normbench.show.drawings import draw_arms

@@ -16,10 +16,11 @@ from test_sentences import LOSS, arm
 
 from normbench.evidence.arms import Arm
 from normbench.evidence.study import RecordedStudy, read_studies
-from normbench.results.answer import Answer, CaveatKind
+from normbench.results.answer import Answer
+from normbench.results.caveat import CaveatKind
+from normbench.results.caveats import Case, rates_of_sizes
 from normbench.results.comparisons import compare_all
 from normbench.results.examine import Request, examine
-from normbench.results.fairness import rates_of_sizes
 from normbench.results.family import correct, make_tests
 from normbench.results.result import EffectKind, Scaling
 from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at, slope_weights
@@ -278,9 +279,8 @@ def test_the_answer_keeps_it(tmp_path: Path) -> None:
         "0.005", "0.0025", "0.001"
     ]  # fmt: skip
     tried = replace(study, varied=(*study.varied, "optim.lr"))
-    assert not [*rates_of_sizes(tried, report.arms, report.family.scaling)] and not [
-        *rates_of_sizes(study, report.arms, ())
-    ]
+    case = Case(tried, report.arms, ladders=report.family.scaling)
+    assert not [*rates_of_sizes(case)] and not [*rates_of_sizes(Case(study, report.arms))]
     (figure,) = draw_sizes(report.family.scaling, report.arms, "")
     drawn = figure.data.set_index("kind")
     assert drawn.loc["extrapolated", "parameters"].max() == 50_000_000

@@ -16,9 +16,9 @@ from normbench.evidence.measures import Metric, accuracy_on, loss_on
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, choose_contenders
 from normbench.results.answer import Answer, ArmResult, Cause, Question, Stuck
+from normbench.results.caveats import Case, few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.results.comparisons import compare_all
 from normbench.results.examine import state_arms
-from normbench.results.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.results.family import Family, correct, make_tests
 from normbench.results.result import Difference, Losses
 from normbench.results.statistics import fisher_p, least_fisher_p
@@ -57,6 +57,11 @@ def comparisons(
 ) -> tuple[Difference, ...]:
     """Each arm against layernorm."""
     return correct(compare_all(every_arm(arms, base, metric), {"norm": "layernorm"}, metric))
+
+
+def case_of(arms: Sequence[Arm], differences: Sequence[Difference]) -> Case:
+    """What caveats of arms and of their differences are read from."""
+    return Case(RecordedStudy((), tuple(arms), ("norm",), ()), arms, differences)
 
 
 def words(found: Sequence[Difference], margin: float | None = None) -> str:
@@ -167,7 +172,7 @@ def test_survivors_are_said_to_be() -> None:
         "survived in both, the validation loss of rmsnorm is 0.59 nats lower."
     )
     assert details(found) == "rmsnorm and layernorm: with lost runs ranked last, p = 0.750 (signed ranks)."
-    (one,) = lost_runs(every_arm(ends), found)
+    (one,) = lost_runs(case_of(every_arm(ends), found))
     (evidence,) = one.found
     assert (evidence.value, evidence.arms, evidence.numbers) == ("diverged", ("rmsnorm",), {"lost": 2, "runs": 5})
     worse = [1.4, 1.41, 1.42, 1.43, 1.44]
@@ -181,7 +186,7 @@ def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
     under_way = {"rmsnorm": [*NEAR[:4], "running"]}
     found = comparisons(under_way)
-    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not [*lost_runs(every_arm(under_way), found)]
+    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not [*lost_runs(case_of(every_arm(under_way), found))]
 
 
 # ---- runs that are lost
@@ -307,7 +312,7 @@ def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
     study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, 1.6], rmsnorm_1=[2.0, 2.1], rmsnorm_3=[1.5, "running"])
     arms, chosen = choose_contenders(study, {"norm": "layernorm"})
     assert chosen and [one.runs[0].summary["metrics"]["loss/val"] for one in arms] == [1.5, 1.5]
-    (caveat,) = open_rates(study)
+    (caveat,) = open_rates(Case(study))
     assert caveat.serious and caveat.text.endswith("not final, as lr 0.003 lacks seed 1")
     assert [(one.value, one.arms, one.seeds) for one in caveat.found] == [("0.003", ("rmsnorm",), (1,))]
 
@@ -315,7 +320,7 @@ def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
 def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_ended() -> None:
     for lost in ("diverged", "out_of_memory"):
         study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, lost])
-        assert best_rate(study.arms).settings["optim.lr"] == 1e-3 and not list(open_rates(study))
+        assert best_rate(study.arms).settings["optim.lr"] == 1e-3 and not list(open_rates(Case(study)))
     study = rates(layernorm_1=[2.0, 1.0, "failed"], layernorm_3=[1.9, "interrupted", 3.0], layernorm_10=["running"])
     assert best_rate(study.arms).settings["optim.lr"] == 3e-3  # by seed 0, the only one of both
 
@@ -342,27 +347,29 @@ def test_small_validation_sets_say_their_own_uncertainty() -> None:
     arms = [arm([98.0, 98.3], ACCURACY, norm=norm) for norm in ("layernorm", "rmsnorm")]
     found = compare_all(arms, {"norm": "layernorm"}, ACCURACY)
     arms[0].runs[0].sessions[0]["data"] = {"val_images": 297}
-    (one,) = few_examples(arms, found)
+    (one,) = few_examples(case_of(arms, found))
     (evidence,) = one.found
     standard_error = (0.98 * 0.02 / 297) ** 0.5
     assert evidence.arms == ("layernorm",)
     assert evidence.numbers == pytest.approx({"examples": 297, "accuracy": 0.98, "standard_error": standard_error})
     assert "each of which counts 0.34 points" in one.text and "98.0 % would differ by about 0.8 points" in one.text
     arms[0].runs[0].sessions[0]["data"] = {"val_images": 50_000}
-    assert not [*few_examples(arms, found)] and not [*few_examples(arms, comparisons({"rmsnorm": BASE}))]
+    assert not [*few_examples(case_of(arms, found))] and not [
+        *few_examples(case_of(arms, comparisons({"rmsnorm": BASE})))
+    ]
 
 
 def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
     base = [2.0 + 0.01 * seed for seed in range(6)]
     ours = [loss + more for loss, more in zip(base, (0.01, 0.012, 0.009, 0.011, 0.01, 0.5), strict=True)]
-    (one,) = skewed_differences(comparisons({"rmsnorm": ours}, base))
+    (one,) = skewed_differences(case_of([], comparisons({"rmsnorm": ours}, base)))
     assert one.found[0].arms == ("rmsnorm", "layernorm")
     assert one.found[0].numbers == {"ranks": 6, "ranked_p": pytest.approx(2 / 2**6)}
     assert one.text.endswith("the test of signed ranks gives p = 0.031")
-    (one,) = skewed_differences(comparisons({"rmsnorm": ours[1:]}, base[1:]))
+    (one,) = skewed_differences(case_of([], comparisons({"rmsnorm": ours[1:]}, base[1:])))
     assert one.found[0].numbers == {"ranks": 5, "ranked_p": pytest.approx(2 / 2**5)}
     assert one.text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
-    (one,) = skewed_differences(comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base))
+    (one,) = skewed_differences(case_of([], comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base)))
     assert one.found[0].numbers["ranks"] == 6  # the lost run is the last one
 
 
@@ -370,10 +377,10 @@ def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() ->
     layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates_tried=4)
     found = correct(compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS))
     assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
-    (one,) = unequal_choices([layernorm, dyt], found)
+    (one,) = unequal_choices(case_of([layernorm, dyt], found))
     assert [(side.arms[0], side.numbers["rates"]) for side in one.found] == [("dyt", 4), ("layernorm", 1)]
     assert one.text.endswith(", so p is multiplied by 4")
-    assert [*unequal_choices([layernorm, replace(dyt, rates_tried=1)], comparisons({"dyt": WORSE}))] == []
+    assert [*unequal_choices(case_of([layernorm, replace(dyt, rates_tried=1)], comparisons({"dyt": WORSE})))] == []
     many = correct(compare_all([layernorm, replace(dyt, rates_tried=100_000)], {"norm": "layernorm"}, LOSS))
     assert words(many).endswith("; not certain after correction for more learning rates: repeat it with new seeds.")
     assert "; after correction for more learning rates p = 0.930; signed ranks " in details(many)

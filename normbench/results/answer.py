@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from normbench.evidence.measures import Metric
+from normbench.results.caveat import Caveat
 from normbench.results.result import Difference, FactorEffect, Losses, Scaling
 from normbench.results.statistics import Interval
 
@@ -185,75 +186,6 @@ class Cause:
     arm: str
     baseline: str | None
     reasons: tuple[Reason, ...]
-
-
-# ---- caveats
-
-
-class CaveatKind(StrEnum):
-    """What makes a comparison unfair."""
-
-    DAMAGED_RUN = "damaged run"
-    DAMAGED_RECORD = "damaged record"
-    UNEQUAL_STEPS = "unequal steps"
-    UNEQUAL_SAMPLES = "unequal samples"
-    DATA = "different data"
-    MACHINES = "different machines"
-    THREADS = "different threads"
-    PROCESSES = "different processes"
-    VERSIONS = "different versions"
-    LEDGER = "ledger"
-    LEAK = "leaking norm"
-    PADDING = "padding"
-    BATCH_OF_ONE = "batch of one"
-    UNFINISHED = "unfinished runs"
-    TORN_LINE = "torn line"
-    DOUBLES = "doubles"
-    SETTINGS = "settings"
-    MISSING_SEEDS = "missing seeds"
-    MISSING_RUNS = "missing runs"
-    LOST_RUNS = "lost runs"
-    LEARNING_RATE = "learning rate"
-    RAMP = "growing learning rate"
-    STEP_TIMES = "step times"
-    SKEWED = "skewed differences"
-    FEW_EXAMPLES = "few examples"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What shows that something is unfair.
-
-    Attributes:
-        value: what arms have, or why a run is missing, in words; empty where the other fields say all.
-        arms: their names.
-        runs: their names.
-        seeds: those that are missing.
-        numbers: what was counted or measured, by name.
-    """
-
-    value: str
-    arms: tuple[str, ...]
-    runs: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caveat:
-    """What is unfair.
-
-    Attributes:
-        kind: what makes the comparison unfair.
-        serious: whether it may decide which arm is better.
-        found: what shows it.
-        text: the sentence made of what is found.
-    """
-
-    kind: CaveatKind
-    serious: bool = True
-    found: tuple[Evidence, ...]
-    text: str
 
 
 # ---- what to do next

@@ -15,7 +15,7 @@ from normbench.evidence.measures import NAN, TRAINING_LOSS, finite_numbers, fini
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy
 from normbench.results.answer import Cause, NextStep, Reason, ReasonKind, Remedy, StepKind
-from normbench.results.fairness import own_rates
+from normbench.results.caveats import own_rates
 from normbench.results.result import Difference
 from normbench.results.rules import Verdict
 from normbench.results.statistics import seeds_needed

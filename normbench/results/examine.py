@@ -29,8 +29,8 @@ from normbench.results.answer import (
     Stuck,
 )
 from normbench.results.causes import causes_of, next_steps, read_probes
+from normbench.results.caveats import Case, differences_of_schemes, find_caveats
 from normbench.results.comparisons import compare_all, in_two_groups
-from normbench.results.fairness import differences_of_schemes, find_caveats
 from normbench.results.family import Family, correct, make_tests
 from normbench.results.result import Difference
 from normbench.results.statistics import mean_interval
@@ -125,8 +125,14 @@ def examine(
     blocks = activations_frame(study.arms)
     compared_blocks = activations_frame(arms) if rates_chosen else blocks
     readings_of = {arm.name: read_probes(arm, compared_blocks) for arm in arms}
-    chosen_by_what_is_reported = rates_chosen and not yardstick.primary.tag.endswith("/test")
-    caveats = find_caveats(study, chosen_by_what_is_reported, arms, family.differences, family.scaling, missing)
+    case = Case(
+        study=study,
+        arms=arms,
+        differences=family.differences,
+        ladders=family.scaling,
+        missing=missing or {},
+        chosen_by_what_is_reported=rates_chosen and not yardstick.primary.tag.endswith("/test"),
+    )
     answer = Answer(
         question=state_question(study, yardstick.primary, margin),
         baseline=baseline,
@@ -137,7 +143,7 @@ def examine(
         effects=family.effects,
         losses=family.losses,
         causes=causes_of(arms, readings_of, family.differences),
-        caveats=caveats,
+        caveats=find_caveats(case),
         next=next_steps(study, arms, readings_of, family.differences, margin),
         damaged=dict(study.damaged),
         missing=dict(missing or {}),

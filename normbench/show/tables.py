@@ -19,7 +19,8 @@ from normbench.evidence.measures import IN_BLOCKS, Metric, evaluations_in_words,
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import ASIDE, RecordedStudy
 from normbench.evidence.yardstick import Yardstick
-from normbench.results.answer import ArmResult, Caveat, CaveatKind
+from normbench.results.answer import ArmResult
+from normbench.results.caveat import Caveat, CaveatKind
 from normbench.results.comparisons import by_seed, in_two_groups
 from normbench.results.result import Difference, DifferenceAtSize, EffectKind, FactorEffect, Paired, Scaling
 from normbench.results.rules import Verdict

@@ -20,7 +20,7 @@ from normbench.evidence import facts
 from normbench.evidence.arms import LEARNING_RATE, Arm, sort_keys
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, candidate_settings
-from normbench.results.fairness import asked_for, keys_of_schemes
+from normbench.results.caveats import asked_for, keys_of_schemes
 from normbench.settings import Setting, either, flat
 from normbench.tell.references import in_brackets, works_of
 from normbench.wording import count, in_words, join_first, one_line

@@ -13,7 +13,7 @@ from typing import Any
 from normbench.evidence.arms import Arm
 from normbench.evidence.facts import SHOWN_OF_A_HASH, short_commit
 from normbench.evidence.run import RecordedRun
-from normbench.results.answer import CaveatKind
+from normbench.results.caveat import CaveatKind
 
 
 @dataclass(frozen=True)
