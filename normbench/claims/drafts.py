@@ -65,11 +65,11 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
     if name in claim_files(others) or path.exists():
         raise UsageError(f"there is a claim {name} already: give another name")
     sweep = SweepFolder(folder)
-    notes = [note for note in sweep.read_notes() if note["words"]]
+    notes = [note for note in sweep.read_notes() if note.words]
     entries = sweep.read_plans()
     if not notes or not entries:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/sweep")
-    words = own_words(notes[-1]["words"])
+    words = own_words(notes[-1].words)
     if not trust:
         check_words(words, folder)
     text = fill_draft(name, words, entries)

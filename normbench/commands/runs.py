@@ -113,7 +113,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     notes = sweep.read_notes()
     standings = [sweep.read_standing(entry) for entry in sweep.read_plans()]
     states: set[str] = {one.state for one in standings}
-    if not all(note["runs"] for note in notes):
+    if not all(note.runs for note in notes):
         states.add("waiting")
     if sweep.damaged_notes():
         states.add("damaged")
@@ -123,7 +123,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     for worse in ("damaged", "failed", "waiting", "running"):
         if worse in states:
             state = worse
-    can_go_on = any(note["words"] for note in notes)  # a sweep of runs that choose rates goes on with those it is for
+    can_go_on = any(note.words for note in notes)  # a sweep of runs that choose rates goes on with those it is for
     command = sweep.command() if can_go_on and state in ("waiting", "failed") else ""
     return Line(name, last_change(sweep.path, sweep.notes), state, summarize(standings), command=command)
 

@@ -28,8 +28,8 @@ from normbench.evidence.run import RecordedRun, read_run
 from normbench.processes import run_beside
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
-from normbench.record.files import read_json
-from normbench.record.shapes import CHOICE_FILE
+from normbench.record.files import read_form, read_json
+from normbench.record.shapes import CHOICE_FILE, PlannedWords
 from normbench.runs.finding import run_directories
 from normbench.runs.reading import DamagedRun
 from normbench.settings import drop_keys, key_of
@@ -153,9 +153,9 @@ class RecordedStudy:
         found = []
         for folder in {run.path.parent for run in self.runs}:
             for file in folder.glob(".sweep/plans/*.json"):
-                note = read_json(file, {"words": [str]})
-                if note:
-                    found.append(note["words"])
+                plan = read_form(file, PlannedWords)
+                if plan:
+                    found.append(plan["words"])
         return found
 
     def command(self, **changes: str | None) -> str:

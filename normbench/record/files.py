@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from msgspec import ValidationError, convert
 
 from normbench.errors import UsageError
-from normbench.record.shapes import SHAPES, Shape, fits
+from normbench.record.shapes import FORMS, Form, Shape, fits, has_form
 from normbench.settings import printable
 
 LARGEST = 1 << 24  # bytes of a JSON or YAML
@@ -95,19 +96,30 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
-    """Return a JSON object, or None where the file is missing, damaged, or does not have the shape of its kind."""
-    return read_object(path, json.loads, shape)
+    """Return all that a JSON holds, or None where it is missing, damaged, or not of the form of its name."""
+    content = read_object(path, json.loads)
+    return content if shape is None or fits(content, shape) else None
 
 
-def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
-    """Return what a JSON or YAML holds, or None where it is missing, damaged, or not of the shape of its kind."""
-    expected = shape or SHAPES.get(path.name, {})
+def read_object(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+    """Return all that a JSON or YAML holds, or None as `read_json` does."""
+    content: dict[str, Any] | None = read_content(path, parse)
+    return content if has_form(content, FORMS.get(path.name, dict)) else None
+
+
+def read_form(path: Path, form: type[Form]) -> Form | None:
+    """Return what a JSON holds as a type, or None where it is missing, damaged, or something else."""
+    try:
+        return convert(read_content(path, json.loads), form, str_keys=True)
+    except ValidationError:
+        return None
+
+
+def read_content(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Return what a file holds, without characters that steer a terminal; None where it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        if path.stat().st_size > LARGEST:
-            return None
-        content: dict[str, Any] = sanitize(parse(read_bytes(path).decode()))
-        if fits(content, expected):
-            return content
+        if path.stat().st_size <= LARGEST:
+            return sanitize(parse(read_bytes(path).decode()))
     return None
 
 

@@ -26,10 +26,9 @@ from normbench.evidence.measures import (
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.scores import learning_rate_sensitivity
 from normbench.evidence.study import RecordedStudy
-from normbench.record.shapes import NUMBER, fits
+from normbench.record.shapes import TriedRate, has_form
 from normbench.results.comparisons import LOST
 
-CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # the form of what a sweep notes of an arm's rates
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
 
@@ -213,7 +212,7 @@ def searches(study: RecordedStudy) -> list[Search]:
     without_runs = list[Search]()
     for noted in study.noted.values():
         for choice in noted:
-            if not fits(choice.get("curve"), CURVE):
+            if not has_form(choice.get("curve"), list[TriedRate]):
                 continue
             losses = {}
             for point in choice["curve"]:

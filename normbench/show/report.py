@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import pandas as pd
 
@@ -14,7 +15,7 @@ from normbench.evidence.frame import runs_frame
 from normbench.evidence.measures import final, seconds_at
 from normbench.evidence.study import RecordedStudy
 from normbench.processes import run_beside
-from normbench.record.files import inside, make_folder, read_json, remove_written, write_bytes, write_json
+from normbench.record.files import inside, make_folder, read_form, remove_written, write_bytes, write_json
 from normbench.results.examine import Examination, Request, examine, examine_all
 from normbench.results.sensitivity import areas, failing_settings, searches, tried_levels
 from normbench.show import latex, tables
@@ -36,6 +37,12 @@ from normbench.wording import duration, fixed, join_first
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
+
+
+class Written(TypedDict):
+    """What WRITTEN holds."""
+
+    files: list[str]
 
 
 @dataclass(frozen=True)
@@ -303,7 +310,8 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> None:
     for name in files:
         for left_over in (out / name).parent.glob(f".{Path(name).name}.*.tmp"):
             left_over.unlink()
-    older = (read_json(out / WRITTEN, {"files": [str]}) or {"files": []})["files"]
+    written_before = read_form(out / WRITTEN, Written)
+    older = written_before["files"] if written_before else []
     write_json(out / WRITTEN, {"files": sorted({*older, *files})})  # first, in case writing is cut short
     for name, content in files.items():
         write_bytes(out / name, content)

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import pandas as pd
 import torch
+from msgspec import UNSET, Struct, UnsetType, convert
 from rich.console import Console
 
 from normbench.config import compose
@@ -29,7 +29,6 @@ from normbench.record.console import Stages, readable
 from normbench.record.digests import digest_of_content
 from normbench.record.directory import RunDirectory
 from normbench.record.files import inside, keep_damaged, read_bytes, write_bytes
-from normbench.record.shapes import Shape, fits
 from normbench.runs.contexts import explain_limits
 from normbench.runs.load import TrainedRun
 from normbench.settings import key_of, show
@@ -398,8 +397,13 @@ def settings_of(subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
 
 # ---- the journal
 
-DIGEST = "sha256"  # of the key and the rows of a line, which those of before 2026-11-29 do not have
-LINE: Shape = {"key": str, "rows": [dict], DIGEST: (str, NoneType)}
+
+class Line(Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of the journal: the rows of a subject, and the digest of its key and its rows."""
+
+    key: str
+    rows: list[dict[str, Any]]
+    sha256: str | UnsetType = UNSET  # which those of before 2026-11-29 do not have
 
 
 @dataclass(frozen=True)
@@ -426,7 +430,7 @@ def write_journal(path: Path, key: str, rows: list[Row]) -> None:
 def make_line(key: str, rows: list[Row]) -> bytes:
     """Return the line of a subject, with its digest."""
     as_read = json.loads(json.dumps([key, rows]))
-    return json.dumps({"key": key, "rows": rows, DIGEST: digest_of_content(as_read)}).encode() + b"\n"
+    return json.dumps({"key": key, "rows": rows, "sha256": digest_of_content(as_read)}).encode() + b"\n"
 
 
 def read_journal(path: Path) -> Journal:
@@ -437,19 +441,19 @@ def read_journal(path: Path) -> Journal:
     """
     lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
     entries = [read_line(line) for line in lines]
-    have_digests = any(entry is not None and DIGEST in entry for entry in entries)
+    have_digests = any(entry is not None and entry.sha256 is not UNSET for entry in entries)
     kept = dict[str, list[Row]]()
     whole = list[bytes]()
     before_digests = 0
     for line, entry in zip(lines, entries, strict=True):
-        if entry is None or (have_digests and DIGEST not in entry):
+        if entry is None or (have_digests and entry.sha256 is UNSET):
             continue
-        kept[entry["key"]] = entry["rows"]
-        if DIGEST in entry:
+        kept[entry.key] = entry.rows
+        if have_digests:
             whole.append(line)
         else:
             before_digests += 1
-            whole.append(make_line(entry["key"], entry["rows"]))
+            whole.append(make_line(entry.key, entry.rows))
     notes = list[str]()
     if before_digests:
         notes.append(f"{path}: {count(before_digests, 'line')} made before lines had digests, and taken as it stands")
@@ -462,12 +466,10 @@ def read_journal(path: Path) -> Journal:
     return Journal(kept, notes)
 
 
-def read_line(line: bytes) -> dict[str, Any] | None:
+def read_line(line: bytes) -> Line | None:
     """Return what a line of the journal holds; None where it is damaged."""
     with suppress(ValueError, RecursionError):
-        entry = json.loads(line)
-        if not fits(entry, LINE) or not entry.keys() <= {*LINE}:
-            return None
-        if DIGEST not in entry or entry[DIGEST] == digest_of_content([entry["key"], entry["rows"]]):
-            return dict(entry)
+        entry = convert(json.loads(line), Line)
+        if entry.sha256 in (UNSET, digest_of_content([entry.key, entry.rows])):
+            return entry
     return None

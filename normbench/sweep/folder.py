@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -25,15 +25,12 @@ from normbench.config.sections import GROUPS
 from normbench.config.trust import caution, needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.record.directory import RunDirectory, fingerprint
-from normbench.record.files import inside, make_folder, read_json, write_json
+from normbench.record.files import inside, make_folder, read_form, read_json, write_json
 from normbench.settings import printable
 from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
-
-ENTRY = {"run": str, "arm": {str: str}, "seed": int, "steps": int, "words": [str]}
-PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,21 @@ class Entry:
     seed: int
     steps: int
     words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is noted of a sweep.
+
+    Attributes:
+        words: of its command; none where it is part of another sweep.
+        asked: names of the runs that the words ask for.
+        runs: those that it makes; none where learning rates are still to be chosen.
+    """
+
+    words: list[str]
+    asked: list[str]
+    runs: list[Entry]
 
 
 @dataclass(frozen=True)
@@ -101,39 +113,31 @@ class SweepFolder:
             words: of the sweep.
             asked: names of the runs that the words ask for, where learning rates are still to be chosen.
         """
-        runs: list[dict[str, Any]] = []
-        names_of_runs: list[str] = []
-        for entry in entries:
-            runs.append({name: getattr(entry, name) for name in ENTRY})
-            names_of_runs.append(entry.run)
-        names = sorted(asked) or sorted(names_of_runs)
+        runs = [Entry(entry.run, entry.arm, entry.seed, entry.steps, entry.words) for entry in entries]
+        names = sorted(asked) or sorted(entry.run for entry in runs)
         digest = fingerprint({"runs": names})
         path = self.plans / f"{digest}.json"
-        if not runs:
-            before = read_json(path, PLAN)
-            runs = before["runs"] if before else []
+        before = read_form(path, Plan)
+        if not runs and before:
+            runs = before.runs
         make_folder(self.path, ".sweep", "plans")
-        write_json(path, {"words": list(words), "asked": names, "runs": runs})
+        write_json(path, asdict(Plan(list(words), names, runs)))
 
-    def read_notes(self) -> list[dict[str, Any]]:
+    def read_notes(self) -> list[Plan]:
         """Return what is noted of each sweep that was started on this folder, the last one last."""
-        notes: list[dict[str, Any]] = []
-        for path in sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime):
-            note = read_json(path, PLAN)
-            if note:
-                notes.append(note)
-        return notes
+        paths = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        notes = [read_form(path, Plan) for path in paths]
+        return [note for note in notes if note]
 
     def damaged_notes(self) -> list[Path]:
         """Return the files of notes that cannot be read: which runs they plan is not known."""
-        return [path for path in sorted(self.plans.glob("*.json")) if not read_json(path, PLAN)]
+        return [path for path in sorted(self.plans.glob("*.json")) if not read_form(path, Plan)]
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
         entries: dict[str, Entry] = {}
         for note in self.read_notes():
-            for run in note["runs"]:
-                entry = Entry(run["run"], run["arm"], run["seed"], run["steps"], run["words"])
+            for entry in note.runs:
                 entries[entry.run] = entry
         return list(entries.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -31,6 +31,7 @@ from normbench.stopping import Stopped
 from normbench.sweep import tuning
 from normbench.sweep.folder import (
     LOOK_SECONDS,
+    Plan,
     Standing,
     SweepFolder,
     View,
@@ -111,10 +112,10 @@ class Sweep:
         notes = self.folder.read_notes()
         there: set[str] = set()
         for note in notes:
-            there.update(note["asked"])
+            there.update(note.asked)
         new = set(self.asked_runs) - there
         if there and new and not self.settings.extend:
-            difference = describe_difference(notes[-1]["words"], self.words)
+            difference = describe_difference(notes[-1].words, self.words)
             cure = f"sweep.extend=true adds {len(new):,} to its {len(there):,} runs, and name= gives a new folder"
             raise UsageError(f"{self.plan.folder} has the runs of another sweep ({difference}): {cure}")
 
@@ -490,21 +491,21 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
         RunFailure: the launcher starts nothing.
     """
     runs = SweepFolder(folder)
-    notes = [note for note in runs.read_notes() if note["words"]]
+    notes = [note for note in runs.read_notes() if note.words]
     if not notes:
         cure = f"give the folder of one, such as outputs/{SWEEP_NAME}"
         raise UsageError(f"{folder} holds no sweep that can go on: {cure}")
     say_damaged_notes(Console(stderr=True), [runs])
     if not trust:
         for note in runs.read_notes():
-            check_words(note["words"], folder)
+            check_words(note.words, folder)
 
     settings = settings_in(words)
     settings["name"] = quote(folder.absolute().name)
     settings["outputs"] = quote(str(folder.parent))
     commands: list[tuple[str, ...]] = []
     for note in notes:
-        command = replace_settings(note["words"], settings)
+        command = replace_settings(note.words, settings)
         if command not in commands and not is_part_of_another(note, notes):
             commands.append(command)
 
@@ -517,10 +518,10 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     return status
 
 
-def is_part_of_another(note: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -> bool:
+def is_part_of_another(note: Plan, notes: Sequence[Plan]) -> bool:
     """Tell whether another sweep makes all runs of a sweep, and further ones."""
-    asked = set(note["asked"])
-    return any(asked < set(other["asked"]) for other in notes)
+    asked = set(note.asked)
+    return any(asked < set(other.asked) for other in notes)
 
 
 def quote(path: str) -> str:
@@ -548,7 +549,7 @@ def watch(folder: Path) -> int:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
     over = follow(console, reported, (choosing, reported))
     planned = reported.read_plans()
-    is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
+    is_planned = all(note.runs for note in reported.read_notes())  # else rates are still to be chosen
     every_entry = [*choosing.read_plans(), *planned]
     is_over = all(entry.run in over for entry in every_entry)
     if is_planned and is_over:

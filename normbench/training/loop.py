@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
 from normbench.record.recorder import Recorder
-from normbench.record.shapes import NUMBER, fits
+from normbench.record.shapes import Number, has_form
 from normbench.stopping import Stopped, allow_stops, heed_stop, hold_stops, stop
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
@@ -39,14 +38,27 @@ from normbench.types import Batch, keep_buffers
 MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
 FEWEST = 2  # examples in one of them: statistics over a batch need two
 
-# What a checkpoint holds of the loop as it is.
-SAVED = {
-    "step": int, "loss_count": int, "best_loss": NUMBER, "latest": {str: NUMBER}, "compile_seconds": NUMBER,
-    "first_loss": NUMBER, "runaway_since": (int, NoneType),
-}  # fmt: skip
 
-# What it holds only where there is any, and what older versions have not written.
-SAVED_IF_ANY = {"evaluation_is_due": (bool, NoneType), "operators": (int, NoneType)}
+class Saved(TypedDict):
+    """What a checkpoint holds of the loop as it is."""
+
+    step: int
+    loss_count: int
+    best_loss: Number
+    latest: dict[str, Number]
+    compile_seconds: Number
+    first_loss: Number
+    runaway_since: int | None
+
+
+class SavedIfAny(Saved):
+    """What it holds only where there is any, and what older versions have not written."""
+
+    evaluation_is_due: NotRequired[bool | None]
+    operators: NotRequired[int | None]
+
+
+SAVED = tuple(Saved.__annotations__)
 
 
 class Evaluation(NamedTuple):
@@ -606,7 +618,7 @@ class Loop:
         Raises:
             LookupError, ValueError, RuntimeError, TypeError, AttributeError: it is not of such a loop.
         """
-        if not fits(state, SAVED | SAVED_IF_ANY) or state["loss_sum"].ndim:
+        if not has_form(state, SavedIfAny) or state["loss_sum"].ndim:
             raise ValueError("the checkpoint holds something else")
         check_shapes(self.optimizer, state["optimizer"]["state"])
         for name in SAVED:
