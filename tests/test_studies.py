@@ -21,7 +21,18 @@ from support import REPOSITORY, refused
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
+from normbench.evidence.labels import label_of
 from normbench.evidence.measures import Metric
+from normbench.results.rows import (
+    Column,
+    ResultTable,
+    Stated,
+    StudyResult,
+    Value,
+    arms_of,
+    compare,
+    compare_with_baseline,
+)
 from normbench.runs.identity import source_digest
 from normbench.settings import Setting, key_of
 from normbench.show.figures.figure import Figure
@@ -30,17 +41,6 @@ from normbench.show.tables import Table
 from normbench.studies import STUDIES
 from normbench.studies import study as making
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import (
-    Column,
-    Findings,
-    StudyResult,
-    Told,
-    Value,
-    arms_of,
-    compare,
-    compare_with_baseline,
-    label_of,
-)
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.saving import save
 from normbench.studies.writing import tell_value, write
@@ -80,10 +80,10 @@ class Stream(Study):
         weight = float(next(model.parameters()).detach().abs().sum())
         yield from ({"layer": layer, "rms": self.factor * rms, "weight": weight} for layer, rms in enumerate(found))
 
-    def finding(self, rows: pd.DataFrame) -> list[Told]:
+    def finding(self, rows: pd.DataFrame) -> list[Stated]:
         return [*compare_with_baseline(rows, "rms", self.baseline, "RMS", "m")]
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         return [compare(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -334,7 +334,7 @@ def rows_of(values: dict[str, list[float]]) -> pd.DataFrame:
                          for norm, own in values.items() for seed, loss in enumerate(own)])  # fmt: skip
 
 
-def written(findings: Findings) -> Table:
+def written(findings: ResultTable) -> Table:
     """A table of findings as the only one that a study states."""
     ((table,), _) = write([findings], [])
     return table

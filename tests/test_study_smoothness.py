@@ -18,10 +18,10 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 
 from normbench.cli import main
+from normbench.results.rows import compare
 from normbench.results.statistics import paired_power
 from normbench.runs.load import TrainedRun, load_model
 from normbench.show.studied import read_study
-from normbench.studies.findings import compare
 from normbench.studies.smoothness import (
     Loss,
     Smoothness,

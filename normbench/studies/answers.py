@@ -9,18 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from normbench.evidence.labels import label_of
 from normbench.results.answer import to_plain
+from normbench.results.rows import ResultLine, ResultTable, Stated, StudyResult, correct_tests, corrected_like
 from normbench.results.statistics import Interval, exp2
 from normbench.show.tables import Table
-from normbench.studies.findings import (
-    Findings,
-    FindingsLine,
-    StudyResult,
-    Told,
-    correct_tests,
-    corrected_like,
-    label_of,
-)
 from normbench.studies.writing import in_unit
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
@@ -81,8 +74,8 @@ def answer_of(
     name: str,
     command: str,
     baseline: Mapping[str, Any],
-    tables: Sequence[Table | Findings],
-    told: Sequence[Told],
+    tables: Sequence[Table | ResultTable],
+    told: Sequence[Stated],
     sentences: Sequence[str],
 ) -> StudyAnswer:
     """Return what a study has found as values.
@@ -102,13 +95,13 @@ def answer_of(
             differences.append(in_its_unit(corrected_like(one, tests)))
     measured = list[Measured]()
     for table in tables:
-        if isinstance(table, Findings):
+        if isinstance(table, ResultTable):
             for line in table.lines:
                 measured += numbers_in(table, line, tests)
     return StudyAnswer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured))
 
 
-def numbers_in(table: Findings, line: FindingsLine, tests: Mapping[Hashable, StudyResult]) -> Iterator[Measured]:
+def numbers_in(table: ResultTable, line: ResultLine, tests: Mapping[Hashable, StudyResult]) -> Iterator[Measured]:
     """Yield the numbers in a line of a table. tests: all of the study, corrected."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
     coordinates = dict(zip(table.by, map(to_python, line.place), strict=True))

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from normbench.config.groups import section_of
 from normbench.config.rules import RULES, group_of, rule_sections
 from normbench.errors import UsageError, explain
+from normbench.evidence.labels import label_of
+from normbench.results.rows import Column, arms_of, is_arm, keys_of
 from normbench.settings import Setting, Tree
 from normbench.show.figures.figure import Figure
 from normbench.show.tables import Table
 from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
 from normbench.studies.timing import Call, do_nothing, median_interval, time_in_turn

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.rules import RULES, group_of, rule_sections
+from normbench.evidence.labels import label_of
 from normbench.hosts import Adapter
 from normbench.hosts.exact import first_tensor
+from normbench.results.rows import arms_of, is_arm, keys_of
 from normbench.settings import Tree
-from normbench.studies.findings import arms_of, is_arm, keys_of, label_of
 from normbench.studies.frame import Row, Subject
 from normbench.types import Block
 

@@ -13,21 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
+from normbench.evidence.labels import label_of
+from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm, keys_of
 from normbench.settings import Setting
 from normbench.show.figures import panes
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves, draw_each
-from normbench.studies.findings import (
-    Column,
-    Findings,
-    StudyResult,
-    arms_of,
-    compare,
-    compare_kinds,
-    is_arm,
-    keys_of,
-    label_of,
-)
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.mapping import Vectors, vectors
 from normbench.studies.writing import number
@@ -90,7 +81,7 @@ class Depth(Study):
         what = "Loss that skipping a block adds, in the deeper half less that in the first"
         return compare_kinds(blocks, deeper, ~deeper, "skipped", what, self.columns["skipped"].unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         whole = compare(
             rows,
             values=["loss"],

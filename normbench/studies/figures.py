@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
+from normbench.evidence.labels import label_of
+from normbench.results.rows import Column, arms_of, is_arm, keys_of
 from normbench.show.figures import panes, style
 from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
 from normbench.show.figures.lines import draw_band
 from normbench.show.figures.style import Entry
-from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
 from normbench.studies.writing import number, show_value
 
 if TYPE_CHECKING:

@@ -21,16 +21,17 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError, explain
+from normbench.evidence.labels import label_of
 from normbench.hosts.adapters import our_norm, qualified_name, read_adapter
 from normbench.norms import RMSNorm
 from normbench.norms.foreign import accept_mask
 from normbench.record.console import Stages, show_table
 from normbench.record.files import write_bytes
+from normbench.results.rows import ResultTable, Value, arms_of, compare, mean_by_seed
 from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, Value, arms_of, compare, label_of, mean_by_seed
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean, weight_of
 from normbench.studies.timing import median_interval, time_in_turn
@@ -97,7 +98,7 @@ class Folding(Study):
             found.append(Value(what, times.values, references={"1 (no time saved)": 1.0}))
         return found
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         saved = compare(
             rows.dropna(subset="time"),
             values=["folded", "kept", "saved", "time", "low", "high"],

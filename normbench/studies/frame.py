@@ -24,6 +24,7 @@ from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
 from normbench.evidence.baselines import OF_HOST
 from normbench.record.directory import fingerprint
+from normbench.results.rows import Column, ResultTable, Stated, compare, compare_with_baseline, keys_of, values_of
 from normbench.runs.identity import digest_weights, own_code, source_digest
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
@@ -31,7 +32,6 @@ from normbench.settings import Setting, Tree, key_of
 from normbench.show.figures.figure import Figure
 from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, Findings, Told, compare, compare_with_baseline, keys_of, values_of
 from normbench.training.memory import memory_of
 from normbench.types import Data, Model, NormFacts, Task
 
@@ -232,16 +232,16 @@ class Study(ABC):
         if OF_HOST["norm"] in norms and len(norms) > 1:
             self.baseline = OF_HOST
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
-        found = list[Told]()
+        found = list[Stated]()
         for metric in self.measured_in(rows):
             words = self.columns[metric].words
             capitalized = words[0].upper() + words[1:]
             found += self.compare_or_tell(rows, metric, f"{capitalized}, mean over all places")
         return found
 
-    def tables(self, rows: pd.DataFrame) -> Sequence[Table | Findings]:
+    def tables(self, rows: pd.DataFrame) -> Sequence[Table | ResultTable]:
         """Return what was found as tables."""
         metrics = self.measured_in(rows)
         return [compare(rows, values=metrics, columns=self.columns, baseline=self.baseline, title=self.title)]
@@ -264,7 +264,7 @@ class Study(ABC):
         settings = keys_of(rows)
         return [name for name in measured_numbers(rows, self.columns) if name not in settings]
 
-    def compare_or_tell(self, rows: pd.DataFrame, metric: str, what: str, ratio: bool = False) -> list[Told]:
+    def compare_or_tell(self, rows: pd.DataFrame, metric: str, what: str, ratio: bool = False) -> list[Stated]:
         """Return how a number differs from the baseline's in each other arm; the number itself where there is none.
 
         Args:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from normbench.build import facts_of, lay_out
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.errors import UsageError
+from normbench.evidence.labels import PROPER_NAMES
 from normbench.hosts import Adapter
 from normbench.hosts.adapters import read_adapter
+from normbench.results.rows import Column, keys_of
 from normbench.show.figures.figure import Figure
-from normbench.show.figures.style import PALETTE
 from normbench.show.tables import Table
 from normbench.studies.block_invariance import blocks_frame, bound_of, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.devices import seed_draws
@@ -123,7 +123,7 @@ class Invariance(Study):
         found = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
         found += tell_blocks(rows)
         for norm, own in verdicts.iterrows():
-            name = PALETTE["names"].get(str(norm), norm)
+            name = PROPER_NAMES.get(str(norm), norm)
             held = ", ".join(own.index[own == "yes"]) or "none of the six"
             found.append(f"{name} is invariant to: {held}.")
         return found

@@ -14,21 +14,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from normbench.evidence.labels import label_of
 from normbench.norms.fitting import Lines, find_slope, fit_lines
+from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm
 from normbench.settings import Setting
 from normbench.show.figures import panes, style
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves, draw_each
-from normbench.studies.findings import (
-    Column,
-    Findings,
-    StudyResult,
-    arms_of,
-    compare,
-    compare_kinds,
-    is_arm,
-    label_of,
-)
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import number
 from normbench.training.evaluation import to_device
@@ -127,7 +119,7 @@ class Mapping(Study):
         what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"
         return compare_kinds(fits, is_tanh, ~is_tanh, "left", what, "")
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         fits = rows[rows["kind"] == "fit"]
         title = "How well a tanh and a line describe norm layers"
         values = ["tanh_left", "line_left", "reach"]

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from normbench.config.recipe import resolve
 from normbench.errors import UsageError
+from normbench.results.rows import ResultTable, StudyResult, at_largest, compare, compare_kinds
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, StudyResult, at_largest, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.evaluation import evaluate, to_device
@@ -118,7 +118,7 @@ class Padding(Study):
         unit = self.columns["change"].unit
         return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         found = []
         for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
             what = self.captions[str(kind)]["title"]

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
+from normbench.evidence.labels import label_of
+from normbench.results.rows import Column, ResultTable, Stated, arms_of, compare, is_arm
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
@@ -118,11 +119,11 @@ class Position(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[Told]:
+    def finding(self, rows: pd.DataFrame) -> list[Stated]:
         norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
         return self.compare_or_tell(norms, "std", "Standard deviation of what norms give, mean over positions")
 
-    def tables(self, rows: pd.DataFrame) -> list[Table | Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
         first = rows[rows["position"] == 0].assign(positions="the first")
         both = pd.concat([rows.assign(positions="all"), first]).dropna(subset="mean")
         vectors = compare(

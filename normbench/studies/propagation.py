@@ -15,23 +15,23 @@ from torch.utils.checkpoint import checkpoint
 
 from normbench.build import lay_out
 from normbench.errors import UsageError
+from normbench.evidence.labels import label_of
 from normbench.probes import tensor_statistics
-from normbench.settings import Setting
-from normbench.show.figures.figure import Figure
-from normbench.show.tables import Table
-from normbench.studies.figures import draw_curves
-from normbench.studies.findings import (
+from normbench.results.rows import (
     Column,
-    Findings,
-    Told,
+    ResultTable,
+    Stated,
     Value,
     arms_of,
     compare,
     keys_of,
-    label_of,
     mean_by_seed,
     values_of,
 )
+from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
+from normbench.show.tables import Table
+from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject, check_memory
 from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
@@ -116,7 +116,7 @@ class Propagation(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         if DEPTH not in rows or POSITION_GRADIENT not in rows:
             return values_of(deepest(rows), "rms", "RMS of the stream, mean over layers", self.columns["rms"].unit)
         exponents = exponents_by_seed(rows)
@@ -128,8 +128,8 @@ class Propagation(Study):
                 found.append(Value(what, values, references=THEOREM))
         return found
 
-    def tables(self, rows: pd.DataFrame) -> list[Table | Findings]:
-        found = list[Table | Findings]()
+    def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
+        found = list[Table | ResultTable]()
         if DEPTH in rows and POSITION_GRADIENT in rows:
             found.append(exponents_table(rows))
         deep = deepest(rows)
@@ -238,7 +238,7 @@ def deepest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows[DEPTH] == rows[DEPTH].max()]
 
 
-def exponents_table(rows: pd.DataFrame) -> Findings:
+def exponents_table(rows: pd.DataFrame) -> ResultTable:
     """Return a table of the exponents of depth with which the last layer's gradient changes."""
     return compare(
         exponents_by_seed(rows),

@@ -15,10 +15,10 @@ from normbench import build
 from normbench.config.recipe import Recipe
 from normbench.errors import UsageError
 from normbench.hosts import Adapter
+from normbench.results.rows import Column, ResultTable, Value, compare, values_of
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Column, Findings, Value, compare, values_of
 from normbench.studies.folding import change_between, fold
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import is_blind_to_mean
@@ -135,7 +135,7 @@ class Removal(Study):
             found += values_of(own, "increase", what, self.columns["increase"].unit)
         return found
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         columns = {**self.columns, **TUNE_STEPS}
         all_out = compare(
             without_norms(rows),

@@ -11,20 +11,20 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from normbench.settings import Setting
-from normbench.show.figures.figure import Figure
-from normbench.studies.figures import draw_curves
-from normbench.studies.findings import (
+from normbench.results.rows import (
     Column,
-    Findings,
+    ResultTable,
+    Stated,
     StudyResult,
-    Told,
     Value,
     at_largest,
     compare,
     compare_with_baseline,
     values_of,
 )
+from normbench.settings import Setting
+from normbench.show.figures.figure import Figure
+from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.devices import seed_draws
 from normbench.training.evaluation import evaluate
@@ -78,7 +78,7 @@ class Robustness(Study):
                         found = loss()
                     yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         differences = list[StudyResult]()
         values = list[Value]()
         unit = self.columns["increase"].unit
@@ -90,7 +90,7 @@ class Robustness(Study):
             values += values_of(strongest, "increase", what, unit)
         return differences or values
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         table = compare(
             at_largest(rows, "strength", by="kind"),
             values=["increase"],

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from normbench.errors import UsageError
+from normbench.results.rows import ResultTable, StudyResult, compare, compare_kinds
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, StudyResult, compare, compare_kinds
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
@@ -88,7 +88,7 @@ class RunningStatistics(Study):
         what = "Loss with a batch's own statistics, less that with the running ones"
         return compare_kinds(rows, own, running, "loss", what, self.columns["loss"].unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         note = "The gap is taken for each checkpoint, so that its interval is that of a paired difference."
         table = compare(
             rows,

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
+from normbench.results.rows import ResultTable, Stated, compare, keys_of
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, Told, compare, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
@@ -66,11 +66,11 @@ class Saturation(Study):
                     row[f"unit_{name}"] = value
                 yield row
 
-    def finding(self, rows: pd.DataFrame) -> list[Told]:
+    def finding(self, rows: pd.DataFrame) -> list[Stated]:
         first = rows[rows["layer"] == 1]
         return self.compare_or_tell(first, "saturated", "Share of saturated units of the first layer, mean over steps")
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."
         layers = rows.dropna(subset=["layer"]).astype({"layer": int})
         saturation = compare(

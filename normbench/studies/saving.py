@@ -14,6 +14,7 @@ from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.record.machine import commit, cpu_name, describe_machine
 from normbench.record.tensorboard import TensorBoard, event_files
+from normbench.results.rows import ResultTable, StudyResult, Value, keys_of
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import use_our_style
 from normbench.show.safe import to_csv
@@ -21,7 +22,6 @@ from normbench.show.studied import save_study
 from normbench.show.tables import Table
 from normbench.show.tensorboard import folder_name
 from normbench.studies.answers import answer_of
-from normbench.studies.findings import Findings, StudyResult, Value, keys_of
 from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in
 from normbench.studies.writing import first_sentences, rows_table, write
 
@@ -53,7 +53,7 @@ def save(
     study.choose_baseline(rows)
     with use_our_style():
         figures = ask(study, "figures", rows, Figure)
-    findings = ask(study, "tables", rows, Table, Findings)
+    findings = ask(study, "tables", rows, Table, ResultTable)
     told = ask(study, "finding", rows, str, Value, StudyResult)
     tables, sentences = write(findings, told)
     answer = answer_of(name, command, study.baseline, findings, told, sentences)

@@ -20,11 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
 from normbench.config.recipe import Recipe
+from normbench.evidence.labels import PROPER_NAMES, label_of
+from normbench.results.rows import ResultTable, Stated, arms_of, compare, is_arm
 from normbench.settings import Setting, Tree
 from normbench.show.figures.figure import Figure
-from normbench.show.figures.style import PALETTE
 from normbench.studies.figures import draw_curves
-from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import TrainingStep, check_steps, steps
 from normbench.types import Data, Model, keep_buffers
@@ -158,11 +158,11 @@ class Smoothness(Study):
 
     # ---- what was found
 
-    def finding(self, rows: pd.DataFrame) -> list[Told]:
+    def finding(self, rows: pd.DataFrame) -> list[Stated]:
         what = "Effective smoothness, mean over steps, smaller is smoother"
         return self.compare_or_tell(with_noise_named(rows), "smoothness", what, ratio=True)
 
-    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+    def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         rows = with_noise_named(rows)
         rates = f"Learning rates: {'; '.join(self.rates_used(rows))}."
         found = []
@@ -215,7 +215,7 @@ class Smoothness(Study):
 
 def with_noise_named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the noise in the name of the norm."""
-    proper = rows["norm"].replace(PALETTE["names"])
+    proper = rows["norm"].replace(PROPER_NAMES)
     return rows.assign(norm=rows["norm"].where(~rows["noise"], proper + " + noise"))
 
 

@@ -9,19 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normbench.evidence.labels import label_of
+from normbench.results.rows import ResultCell, ResultTable, Stated, StudyResult, Value, correct_tests, corrected_like
 from normbench.results.rules import Verdict
 from normbench.results.statistics import Interval, exp2, mean_interval
 from normbench.show.tables import Table
-from normbench.studies.findings import (
-    Findings,
-    FindingsCell,
-    StudyResult,
-    Told,
-    Value,
-    correct_tests,
-    corrected_like,
-    label_of,
-)
 from normbench.wording import NONE, p_value
 
 # Heads of columns.
@@ -40,12 +32,12 @@ DETECTABLE = (
 TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it smaller."
 
 
-def write(tables: Sequence[Table | Findings], told: Sequence[Told]) -> tuple[list[Table], list[str]]:
+def write(tables: Sequence[Table | ResultTable], told: Sequence[Stated]) -> tuple[list[Table], list[str]]:
     """Write what a study states in tables and sentences, with p corrected over all of it."""
     tests = correct_tests(tables, told)
     written = []
     for table in tables:
-        written.append(write_table(table, tests) if isinstance(table, Findings) else table)
+        written.append(write_table(table, tests) if isinstance(table, ResultTable) else table)
     sentences = [tell(one, tests) for one in told]
     return written, sentences
 
@@ -84,7 +76,7 @@ def show_value(value: Any) -> str:
 # ---- sentences
 
 
-def tell(one: Told, tests: Mapping[Hashable, StudyResult]) -> str:
+def tell(one: Stated, tests: Mapping[Hashable, StudyResult]) -> str:
     """Write a sentence. tests: all of the study, corrected."""
     if isinstance(one, StudyResult):
         return tell_difference(corrected_like(one, tests))
@@ -184,7 +176,7 @@ def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: i
     return Table(key, title, pd.DataFrame(cells), notes, heads)
 
 
-def write_table(findings: Findings, tests: Mapping[Hashable, StudyResult]) -> Table:
+def write_table(findings: ResultTable, tests: Mapping[Hashable, StudyResult]) -> Table:
     """Write a table of findings, without the columns in which nothing is known. tests: all of the study, corrected."""
     lines = findings.lines
     columns = {"arm": [label_of(line.arm) for line in lines]}
@@ -215,14 +207,14 @@ def write_table(findings: Findings, tests: Mapping[Hashable, StudyResult]) -> Ta
     return Table(findings.key, findings.title, pd.DataFrame(columns), tuple(notes), heads=1 + len(findings.by))
 
 
-def correct_cell(cell: FindingsCell, tests: Mapping[Hashable, StudyResult]) -> FindingsCell:
+def correct_cell(cell: ResultCell, tests: Mapping[Hashable, StudyResult]) -> ResultCell:
     """Return a cell whose difference has p as it is corrected in the tests of its study."""
     if cell.difference is None:
         return cell
     return replace(cell, difference=corrected_like(cell.difference, tests))
 
 
-def write_columns(label: str, cells: Sequence[FindingsCell], are_several: bool) -> dict[str, list[str]]:
+def write_columns(label: str, cells: Sequence[ResultCell], are_several: bool) -> dict[str, list[str]]:
     """Write the columns of one number, without those in which nothing is known.
 
     Args:
@@ -249,7 +241,7 @@ def write_columns(label: str, cells: Sequence[FindingsCell], are_several: bool) 
     return columns
 
 
-def write_cell(cell: FindingsCell) -> dict[str, str]:
+def write_cell(cell: ResultCell) -> dict[str, str]:
     """Write a mean, its interval, the difference from the baseline with its interval, and p, by their heads."""
     ratio = cell.finding.ratio
     mean, ends = in_unit(*cell.finding.summary, ratio)
@@ -275,7 +267,7 @@ def is_factor_large(one: StudyResult) -> bool:
     return factor is not None and factor > LARGEST
 
 
-def notes_on(findings: Findings, differences: Sequence[StudyResult]) -> list[str]:
+def notes_on(findings: ResultTable, differences: Sequence[StudyResult]) -> list[str]:
     """Say how the differences in a table were taken, and for how many tests p is corrected."""
     against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
     means = "Geometric means" if findings.ratio else "Means"

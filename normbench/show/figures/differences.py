@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
+from normbench.evidence.labels import name_settings
 from normbench.evidence.measures import Metric
 from normbench.results.result import Difference
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Drawing, Figure, make_figures
 from normbench.show.figures.panes import LINE, ROOM, blank, breadth, gid_of, near_range, wrap
-from normbench.show.figures.style import INK, Entry, name_settings, panels_of, take_first, tell_absent
+from normbench.show.figures.style import INK, Entry, panels_of, take_first, tell_absent
 from normbench.wording import fixed, precision, span
 
 if TYPE_CHECKING:

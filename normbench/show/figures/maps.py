@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
+from normbench.evidence.labels import name_settings
 from normbench.evidence.measures import Metric, finite_numbers
 from normbench.evidence.study import RecordedStudy
 from normbench.results.designs import ending
@@ -17,7 +18,7 @@ from normbench.results.sensitivity import Area, areas, count_trained
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Drawing, Figure, make_figures
 from normbench.show.figures.panes import BESIDE, add_color_bar, breadth, brief, draw_pane, gid_of, size_of
-from normbench.show.figures.style import MOST_PANELS, name_settings, take_first, tell_absent
+from normbench.show.figures.style import MOST_PANELS, take_first, tell_absent
 
 COLORS = "viridis"  # from dark to bright, in grey and for the colour-blind too
 CELL = 0.22  # inches of a cell's height

@@ -22,6 +22,7 @@ import pandas as pd
 
 from normbench.config.rules import short_name
 from normbench.evidence.arms import Arm, sort_key
+from normbench.evidence.labels import config_of, name_settings
 from normbench.evidence.run import RecordedRun
 from normbench.wording import join_first
 
@@ -294,36 +295,6 @@ def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
 def stroke_at(number: int) -> Stroke:
     """Return the stroke of a number; after the last stroke comes the first again."""
     return STROKES[number % len(STROKES)]
-
-
-def name_settings(arm: Arm, keys: Sequence[str]) -> str:
-    """Name an arm by some of its settings, with the proper names of norms: LayerNorm for layernorm.
-
-    A setting that is `default`, as studies say of one that the arm does not change, is left out.
-    """
-    told = {}
-    for key in keys:
-        if arm.settings[key] != "default":
-            told[key] = proper_value(arm, key)
-    return Arm(told).name if told else ""
-
-
-def proper_value(arm: Arm, key: str) -> Any:
-    """Return an arm's value of a setting; of a norm its proper name, or its class's where only upper case differs."""
-    value = arm.settings[key]
-    if key != "norm":
-        return value
-    if value in PALETTE["names"]:
-        return PALETTE["names"][value]
-    target = config_of(arm).get("norm._target_", "")
-    class_name = str(target).rpartition(".")[2]
-    is_same = class_name.casefold() == str(value).casefold()
-    return class_name if is_same else value
-
-
-def config_of(arm: Arm) -> Mapping[str, Any]:
-    """Return the configuration of an arm's first run; nothing of an arm without runs."""
-    return arm.runs[0].config if arm.runs else {}
 
 
 def runs_shown(arm: Arm) -> list[RecordedRun]:

@@ -1,4 +1,4 @@
-"""What studies find, as values: numbers of arms by seed, their differences, and p corrected over all that is stated.
+"""What the rows of a study show: numbers of arms by seed, their differences, and p corrected over all that is stated.
 
 Rows are a table: the settings of the arm, the seed, and what was measured of it at some coordinates.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
+from normbench.evidence.labels import label_of
 from normbench.evidence.measures import Metric
 from normbench.results.family import correct
 from normbench.results.result import Paired
@@ -24,8 +25,6 @@ from normbench.results.statistics import (
     mean_interval,
     paired_difference,
 )
-from normbench.show.figures import style
-from normbench.show.tables import Table
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,6 @@ def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
     return arms
 
 
-def label_of(arm: Arm) -> str:
-    """Name an arm, its norm by its proper name."""
-    return style.name_settings(arm, list(arm.settings))
-
-
 def baseline_of(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
     """Return the arm with the baseline's settings that is like this one in all else; None where it is this one."""
     if not {*baseline} <= {*arm.settings}:
@@ -104,7 +98,7 @@ def baseline_of(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SeedValues:
     """A number that was measured of one arm, at one place or as the mean over several.
 
     Attributes:
@@ -124,7 +118,7 @@ class Finding:
         return mean_interval(list(self.values.values()))
 
 
-def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> Finding:
+def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> SeedValues:
     """Return the mean of a number for each seed, over the rows of an arm that have it."""
     own = rows[is_arm(rows, arm.settings)]
     if ratio:
@@ -133,7 +127,7 @@ def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False)
     own = own.dropna(subset=[metric])
     means = own.groupby("seed")[metric].mean()
     values = {int(seed): float(value) for seed, value in means.items()}
-    return Finding(arm, metric, values, frozenset(own.index), ratio)
+    return SeedValues(arm, metric, values, frozenset(own.index), ratio)
 
 
 # ---- differences
@@ -171,7 +165,7 @@ class StudyResult(Paired):
         return exp2(detectable_difference(self.n, self.sd, family=self.family))
 
 
-def difference_of(mine: Finding, theirs: Finding, what: str = "", unit: str = "") -> StudyResult:
+def difference_of(mine: SeedValues, theirs: SeedValues, what: str = "", unit: str = "") -> StudyResult:
     """Return a finding less another, paired by seed. what: the difference, in words that begin its sentence."""
     sample = paired_difference(mine.values, theirs.values)
     return StudyResult(
@@ -264,22 +258,22 @@ def values_of(rows: pd.DataFrame, metric: str, what: str, unit: str = "", ratio:
 
 
 # What a study says it has found; words are said as they are.
-Told = str | Value | StudyResult
+Stated = str | Value | StudyResult
 
 
 # ---- tables
 
 
 @dataclass(frozen=True)
-class FindingsCell:
+class ResultCell:
     """What a table has of one arm at one place. difference: from its baseline, where there is one."""
 
-    finding: Finding
+    finding: SeedValues
     difference: StudyResult | None
 
 
 @dataclass(frozen=True)
-class FindingsLine:
+class ResultLine:
     """A line of a table.
 
     Attributes:
@@ -289,11 +283,11 @@ class FindingsLine:
 
     arm: Arm
     place: tuple[Any, ...]
-    cells: Mapping[str, FindingsCell]
+    cells: Mapping[str, ResultCell]
 
 
 @dataclass(frozen=True)
-class Findings:
+class ResultTable:
     """A table of findings before it is written, which waits until all tests of the study are known.
 
     Attributes:
@@ -310,7 +304,7 @@ class Findings:
     baseline: Mapping[str, Any]
     ratio: bool
     seeds: int
-    lines: Sequence[FindingsLine]
+    lines: Sequence[ResultLine]
     notes: Sequence[str] = ()
 
     @property
@@ -335,7 +329,7 @@ def compare(
     title: str = "Results",
     notes: Sequence[str] = (),
     ratio: bool = False,
-) -> Findings:
+) -> ResultTable:
     """Return the mean of each arm, and with several seeds its difference from the baseline by seed.
 
     Args:
@@ -361,19 +355,19 @@ def compare(
             cells = {}
             for metric in values:
                 cells[metric] = compare_cell(own, metric, arm, other, ratio)
-            lines.append(FindingsLine(arm, place, cells))
-    return Findings(key, title, columns, by, baseline, ratio, seeds, lines, notes)
+            lines.append(ResultLine(arm, place, cells))
+    return ResultTable(key, title, columns, by, baseline, ratio, seeds, lines, notes)
 
 
-def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> FindingsCell:
+def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> ResultCell:
     """Return a number of an arm, with its difference from another arm that has rows too."""
     mine = mean_by_seed(rows, metric, arm, ratio)
     if other is None:
-        return FindingsCell(mine, None)
+        return ResultCell(mine, None)
     theirs = mean_by_seed(rows, metric, other, ratio)
     if not theirs.values:
-        return FindingsCell(mine, None)
-    return FindingsCell(mine, difference_of(mine, theirs))
+        return ResultCell(mine, None)
+    return ResultCell(mine, difference_of(mine, theirs))
 
 
 def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
@@ -388,14 +382,14 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
 # ---- one family of tests
 
 
-def correct_tests(tables: Sequence[Table | Findings], told: Sequence[Told]) -> dict[Hashable, StudyResult]:
+def correct_tests(tables: Sequence[object], told: Sequence[Stated]) -> dict[Hashable, StudyResult]:
     """Return each test that a study states, by its `test`, with p corrected after Holm (1979) over all of them.
 
     A test that is stated several times counts once; different tests count each, even if their numbers agree.
     """
     stated = [result for result in told if isinstance(result, StudyResult)]
     for table in tables:
-        if isinstance(table, Findings):
+        if isinstance(table, ResultTable):
             stated += table.differences
     tests = {result.test: result for result in stated}
     return dict(zip(tests, correct(list(tests.values())), strict=True))
