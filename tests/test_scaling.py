@@ -20,10 +20,11 @@ from normbench.results.answer import Answer
 from normbench.results.caveat import CaveatKind
 from normbench.results.caveats import Case, rates_of_sizes
 from normbench.results.comparisons import compare_all
+from normbench.results.effects import slope_weights
 from normbench.results.examine import Request, examine
 from normbench.results.family import correct, make_tests
 from normbench.results.result import EffectKind, Scaling
-from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at, slope_weights
+from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at
 from normbench.show.figures.sizes import draw_sizes
 from normbench.show.report import put_in_words
 from normbench.show.tables import scaling_table

@@ -24,6 +24,7 @@ from normbench.evidence.measures import NAN, Metric, final, loss_on
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy
 from normbench.results.comparisons import choices_of, in_two_groups, were_lost
+from normbench.results.effects import slope_weights
 from normbench.results.result import EffectKind, FactorEffect
 from normbench.results.sensitivity import AREA, Area, are_numbers, areas, failing_settings, levels_in, tried_levels
 from normbench.results.statistics import paired_difference
@@ -54,24 +55,24 @@ def find_effects(
     mapped_keys = set[str]()
     for area in mapped:
         mapped_keys.update(area.keys)
-    able = [arm for arm in arms if can_be_contrasted(arm, metric)]
-    found = list[FactorEffect]()
+    able = [arm for arm in arms if has_an_end(arm, metric)]
+    effects = list[FactorEffect]()
     for crossing in crossings(able, baseline, metric):
         if crossing.subject in mapped_keys or crossing.factor in mapped_keys:
             continue
-        for one in crossing.contrasts():
-            if one.kind != EffectKind.SLOPE or one.factor not in without_slopes:
-                found.append(one)
-    found += contrast_areas(mapped, baseline)
+        for effect in crossing.effects():
+            if effect.kind != EffectKind.SLOPE or effect.factor not in without_slopes:
+                effects.append(effect)
+    effects += compare_areas(mapped, baseline)
     if LEARNING_RATE not in mapped_keys:
-        found += contrast_levels(study.arms, LEARNING_RATE, baseline)
+        effects += compare_levels(study.arms, LEARNING_RATE, baseline)
     for key in failing_settings(arms):
         if key not in mapped_keys and key != LEARNING_RATE:
-            found += contrast_levels(arms, key, baseline)
-    return tuple(found)
+            effects += compare_levels(arms, key, baseline)
+    return tuple(effects)
 
 
-def can_be_contrasted(arm: Arm, metric: Metric) -> bool:
+def has_an_end(arm: Arm, metric: Metric) -> bool:
     """Tell whether an arm trained, with no more than half of its runs lost, and has a mean."""
     lost = were_lost(arm)
     torn = in_two_groups(arm, metric, arm.seeds)
@@ -135,9 +136,9 @@ class Crossing:
     cells: pd.DataFrame
     metric: Metric
 
-    def contrasts(self) -> list[FactorEffect]:
-        """Return a contrast of each effect of the factor on each arm, against that on the baseline."""
-        found = []
+    def effects(self) -> list[FactorEffect]:
+        """Return each effect of the factor on each arm less that on the baseline."""
+        effects = []
         for place in range(1, len(self.arms)):
             for kind, weights in effect_weights(self.shared_levels(place)):
                 sides = pd.DataFrame({"own": self.weighted(place, weights), "other": self.weighted(0, weights)})
@@ -152,16 +153,16 @@ class Crossing:
                     factor=self.factor,
                     levels=[self.levels[key] for key in weights],
                 )
-                found.append(effect)
-        return found
+                effects.append(effect)
+        return effects
 
     def shared_levels(self, place: int) -> dict[int, Any]:
         """Return the levels, by their places, at which both an arm and the baseline have runs."""
-        found = {}
+        shared = {}
         for key, level in enumerate(self.levels):
             if (place, key) in self.cells and (0, key) in self.cells:
-                found[key] = level
-        return found
+                shared[key] = level
+        return shared
 
     def weighted(self, place: int, weights: Mapping[int, float]) -> Any:
         """Return the weighted sum of an arm's cells, by row. weights: by the place of a level."""
@@ -178,9 +179,7 @@ def effect_weights(levels: Mapping[int, Any]) -> list[tuple[EffectKind, dict[int
         return []
     values = list(levels.values())
     if are_numbers(values) and min(values) > 0:
-        x = np.log2(values)
-        x -= x.mean()
-        weights = x / (x @ x)
+        weights = slope_weights(np.log2(values)).tolist()
         return [(EffectKind.SLOPE, dict(zip(levels, weights, strict=True)))]
     first, *others = sorted(levels)
     changes: list[tuple[EffectKind, dict[int, float]]] = []
@@ -194,13 +193,13 @@ def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[C
     levels = varied_levels(arms, baseline)
     keys = list(levels)
     ends = tabulate_ends(arms, levels, metric)
-    found = []
+    crossed = []
     for subject, factor in combinations(keys, 2):
         gathered = [gather(arms, {subject: level}) for level in levels[subject]]
         rest = [key for key in keys if key not in (subject, factor)]
         cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
-        found.append(Crossing(subject, factor, gathered, levels[factor], cells, metric))
-    return found
+        crossed.append(Crossing(subject, factor, gathered, levels[factor], cells, metric))
+    return crossed
 
 
 def tabulate_ends(arms: Sequence[Arm], levels: Mapping[str, list[Any]], metric: Metric) -> pd.DataFrame:
@@ -208,8 +207,8 @@ def tabulate_ends(arms: Sequence[Arm], levels: Mapping[str, list[Any]], metric: 
     rows = []
     for arm in arms:
         places = []
-        for key, own_levels in levels.items():
-            places.append(own_levels.index(arm.settings.get(key)))
+        for key, levels_of_key in levels.items():
+            places.append(levels_of_key.index(arm.settings.get(key)))
         for run in arm.runs:
             rows.append((*places, run.seed, ending(run, metric)))
     return pd.DataFrame(rows, columns=[*levels, "seed", "end"])
@@ -218,12 +217,12 @@ def tabulate_ends(arms: Sequence[Arm], levels: Mapping[str, list[Any]], metric: 
 def varied_levels(arms: Sequence[Arm], baseline: Baseline) -> dict[str, list[Any]]:
     """Return the values of each setting that has several among some arms, the usual one first."""
     usual = {**USUAL, **baseline}
-    found = {}
+    levels_of_key = {}
     for arm in arms:
         for key in arm.settings:
-            if key not in found:
-                found[key] = levels_of(arms, key, usual.get(key))
-    return {key: levels for key, levels in found.items() if len(levels) > 1}
+            if key not in levels_of_key:
+                levels_of_key[key] = levels_of(arms, key, usual.get(key))
+    return {key: levels for key, levels in levels_of_key.items() if len(levels) > 1}
 
 
 def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
@@ -255,55 +254,56 @@ def ending(run: RecordedRun, metric: Metric) -> float:
 # ---- from where to where arms train
 
 
-def contrast_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[FactorEffect]:
-    """Return contrasts of arms over the same levels of a setting: in the largest that trains, and in sensitivity.
+def compare_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[FactorEffect]:
+    """Return how arms over the same levels of a setting differ in the largest that trains, and in sensitivity.
 
-    There is none of two arms that train at no level.
+    There is nothing of two arms that train at no level: both have half the lowest one, which shows no difference.
     """
-    found = []
-    for one, other in permutations(tried_levels(arms, key), 2):
-        levels = list(one.by_level)
-        has_same_levels = list(other.by_level) == levels
-        if not has_same_levels or not is_partner(other.arm, one.arm, baseline):
+    effects = []
+    for tried, tried_by_baseline in permutations(tried_levels(arms, key), 2):
+        levels = list(tried.by_level)
+        has_same_levels = list(tried_by_baseline.by_level) == levels
+        if not has_same_levels or not is_partner(tried_by_baseline.arm, tried.arm, baseline):
             continue
-        if not one.trains and not other.trains:  # both have half the lowest level, which is no finding
+        if not tried.trains and not tried_by_baseline.trains:
             continue
-        sides = {EffectKind.LARGEST: (one.largest, other.largest)}
+        sides = {EffectKind.LARGEST: (tried.largest, tried_by_baseline.largest)}
         if key == LEARNING_RATE:
-            sides[EffectKind.SENSITIVITY] = (one.sensitivity, other.sensitivity)
-        for kind, (own, others) in sides.items():
+            sides[EffectKind.SENSITIVITY] = (tried.sensitivity, tried_by_baseline.sensitivity)
+        for kind, (on_arm, on_baseline) in sides.items():
             effect = compare_effects(
-                own,
-                others,
-                arm=one.arm,
-                baseline=other.arm,
+                on_arm,
+                on_baseline,
+                arm=tried.arm,
+                baseline=tried_by_baseline.arm,
                 metric=loss_on("val"),
                 kind=kind,
                 factor=key,
                 levels=levels,
             )
-            found.append(effect)
-    return found
+            effects.append(effect)
+    return effects
 
 
-def contrast_areas(mapped: Sequence[Area], baseline: Baseline) -> list[FactorEffect]:
-    """Return contrasts of the shares of a grid in which arms train; there is none of two that train nowhere in it."""
-    found = []
-    for one, other in permutations(mapped, 2):
-        trains = any(one.shares.values()) or any(other.shares.values())
-        if trains and is_partner(other.arm, one.arm, baseline) and one.keys == other.keys:
+def compare_areas(mapped: Sequence[Area], baseline: Baseline) -> list[FactorEffect]:
+    """Return how arms differ in the share of a grid in which they train; nothing of two that train nowhere in it."""
+    effects = []
+    for area, area_of_baseline in permutations(mapped, 2):
+        trains = any(area.shares.values()) or any(area_of_baseline.shares.values())
+        are_partners = is_partner(area_of_baseline.arm, area.arm, baseline) and area.keys == area_of_baseline.keys
+        if trains and are_partners:
             effect = compare_effects(
-                one.shares,
-                other.shares,
-                arm=one.arm,
-                baseline=other.arm,
+                area.shares,
+                area_of_baseline.shares,
+                arm=area.arm,
+                baseline=area_of_baseline.arm,
                 metric=AREA,
                 kind=EffectKind.AREA,
-                factor=one.words,
-                levels=one.levels[1],
+                factor=area.words,
+                levels=area.levels[1],
             )
-            found.append(effect)
-    return found
+            effects.append(effect)
+    return effects
 
 
 def is_partner(other: Arm, arm: Arm, baseline: Baseline) -> bool:

@@ -95,11 +95,11 @@ def examine_all(
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
     """
     request = request or Request()
-    found = []
+    examinations = []
     for study in read_studies(folders):
         baseline = given_baseline(study, request.baseline) if request.baseline else usual_baseline(study)
-        found.append(examine(study, baseline, request, missing))
-    return found
+        examinations.append(examine(study, baseline, request, missing))
+    return examinations
 
 
 def examine(
@@ -187,11 +187,11 @@ def state_question(study: RecordedStudy, metric: Metric, margin: float | None) -
 
 def values_of(study: RecordedStudy, key: str) -> tuple[Any, ...]:
     """Return the values of a setting, one of those that are written alike."""
-    found: dict[str, Any] = {}
+    value_by_words: dict[str, Any] = {}
     for run in study.runs:
         value = study.value_of(run, key)
-        found.setdefault(in_words(value), value)
-    return tuple(found.values())
+        value_by_words.setdefault(in_words(value), value)
+    return tuple(value_by_words.values())
 
 
 def state_held(study: RecordedStudy) -> tuple[Held, ...]:
@@ -201,12 +201,12 @@ def state_held(study: RecordedStudy) -> tuple[Held, ...]:
         ("batch", "data.batch_size", facts.batch),
         ("rate", LEARNING_RATE, facts.rate),
     )
-    found = []
+    held = []
     for what, key, read in perhaps_held:
         if key not in study.varied:
             values = facts.distinct(study.runs, read)
-            found.append(Held(what, values, facts.goes_with(study, read)))
-    return tuple(found)
+            held.append(Held(what, values, facts.goes_with(study, read)))
+    return tuple(held)
 
 
 # ---- arms
@@ -217,12 +217,12 @@ def state_arms(study: RecordedStudy, compared: Sequence[Arm], metrics: Sequence[
 
     compared: the arms that are compared; one that was chosen among learning rates is named without its rate there.
     """
-    found = []
+    results = []
     for arm in study.arms:
-        names = [one.name for one in compared if one.runs is arm.runs]
+        names = [contender.name for contender in compared if contender.runs is arm.runs]
         compared_as = names[0] if names else None
-        found.append(state_arm(arm, compared_as, metrics))
-    return tuple(found)
+        results.append(state_arm(arm, compared_as, metrics))
+    return tuple(results)
 
 
 def state_arm(arm: Arm, compared_as: str | None, metrics: Sequence[Metric] = ()) -> ArmResult:

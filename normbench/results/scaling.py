@@ -19,6 +19,7 @@ from normbench.evidence.arms import Arm, Baseline, families_of, pairs_of, withou
 from normbench.evidence.facts import counts_of
 from normbench.evidence.run import RecordedRun
 from normbench.results.comparisons import choices_of
+from normbench.results.effects import slope_weights
 from normbench.results.result import Difference, DifferenceAtSize, Scaling
 from normbench.results.statistics import Sample
 
@@ -55,12 +56,6 @@ def height_at(parameters: float, sizes: Sequence[DifferenceAtSize], seeds: tuple
 def bend_of(sizes: Sequence[DifferenceAtSize], seeds: tuple[int, ...]) -> Sample:
     """Return the second-order coefficient of each seed's parabola, which is 0 where differences are on a line."""
     return weighted_sum(sizes, bend_weights(decades_of(sizes)), seeds)
-
-
-def slope_weights(x: np.ndarray) -> np.ndarray:
-    """Return what weighs values at places in the slope of their line by least squares. x: (n,) places."""
-    from_middle = x - x.mean()
-    return np.asarray(from_middle / (from_middle @ from_middle))
 
 
 def bend_weights(x: np.ndarray) -> np.ndarray:

@@ -88,31 +88,31 @@ class TriedLevels:
     @property
     def losses(self) -> dict[float, float]:
         """Return the mean final validation loss (nats) by level; NaN where no run finished."""
-        found = dict[float, float]()
+        losses = dict[float, float]()
         for level, arm in self.by_level.items():
-            found[level] = outcome(arm, loss_on("val")).mean
-        return found
+            losses[level] = outcome(arm, loss_on("val")).mean
+        return losses
 
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs are lost, by level."""
-        found = dict[float, int]()
+        lost = dict[float, int]()
         for level, arm in self.by_level.items():
-            found[level] = len(arm.runs) - count_trained(arm.runs)
-        return found
+            lost[level] = len(arm.runs) - count_trained(arm.runs)
+        return lost
 
     @property
     def by_seed(self) -> dict[int, dict[float, RecordedRun]]:
         """Return the runs of each seed that has ended at every level, by seed and level."""
-        found = defaultdict[int, dict[float, RecordedRun]](dict)
+        runs_of_seed = defaultdict[int, dict[float, RecordedRun]](dict)
         for level, arm in self.by_level.items():
             for run in arm.runs:
                 if run.ended:
-                    found[run.seed][level] = run
+                    runs_of_seed[run.seed][level] = run
         everywhere = {}
-        for seed in sorted(found):
-            if len(found[seed]) == len(self.by_level):
-                everywhere[seed] = found[seed]
+        for seed in sorted(runs_of_seed):
+            if len(runs_of_seed[seed]) == len(self.by_level):
+                everywhere[seed] = runs_of_seed[seed]
         return everywhere
 
     @property
@@ -121,9 +121,9 @@ class TriedLevels:
 
         It is empty for an arm that does not train at its best rate, which ends alike at every rate and learns at none.
         """
-        found = dict[int, float]()
+        score_of_seed = dict[int, float]()
         if not self.by_level[self.best].trained:
-            return found
+            return score_of_seed
         for seed, runs in self.by_seed.items():
             starts, ends = list[float](), dict[float, float]()
             for rate, run in runs.items():
@@ -133,18 +133,18 @@ class TriedLevels:
             if starts:
                 score = learning_rate_sensitivity(ends, float(np.mean(starts)))
                 if score is not None:
-                    found[seed] = score
-        return found
+                    score_of_seed[seed] = score
+        return score_of_seed
 
     @property
     def largest(self) -> dict[int, float]:
         """Return the logarithm to base 2 of the largest level at which each seed trains; half the lowest if at none."""
-        found = {}
+        largest_of_seed = {}
         for seed, runs in self.by_seed.items():
             train = [level for level, run in runs.items() if not is_lost(run)]
             largest = max(train, default=min(runs) / 2)
-            found[seed] = math.log2(largest)
-        return found
+            largest_of_seed[seed] = math.log2(largest)
+        return largest_of_seed
 
     @property
     def trains(self) -> bool:
@@ -154,7 +154,7 @@ class TriedLevels:
 
 def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[TriedLevels]:
     """Return every arm that was trained at several levels of a setting that is a number. fewest: levels to count."""
-    found = []
+    tried = []
     having = [arm for arm in arms if arm.settings.get(key) is not None]  # an optimizer may have no learning rate
     for family in families_of(having, key):
         if len(family) < fewest:
@@ -163,8 +163,8 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
         for arm in sorted(family, key=lambda arm: float(arm.settings[key])):
             by_level[float(arm.settings[key])] = arm
         best = float(best_rate(family).settings[key])
-        found.append(TriedLevels(without_settings(family[0], key), by_level, best))
-    return found
+        tried.append(TriedLevels(without_settings(family[0], key), by_level, best))
+    return tried
 
 
 @dataclass(frozen=True)
@@ -186,20 +186,18 @@ class Search:
     @property
     def means(self) -> dict[float, float]:
         """Return the mean of the losses by rate; NaN where a run diverged or failed."""
-        found = dict[float, float]()
-        for rate, own in self.losses.items():
-            found[rate] = NAN
-            if not self.lost[rate]:
-                found[rate] = float(np.mean(finite_numbers(own)))
-        return found
+        means = dict[float, float]()
+        for rate, losses in self.losses.items():
+            means[rate] = NAN if self.lost[rate] else float(np.mean(finite_numbers(losses)))
+        return means
 
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs diverged or failed, by rate."""
-        found = dict[float, int]()
-        for rate, own in self.losses.items():
-            found[rate] = list(own).count(None)
-        return found
+        lost = dict[float, int]()
+        for rate, losses in self.losses.items():
+            lost[rate] = list(losses).count(None)
+        return lost
 
 
 def searches(study: RecordedStudy) -> list[Search]:
@@ -223,7 +221,7 @@ def searches(study: RecordedStudy) -> list[Search]:
             elif choice["lr"] is None:
                 without_runs.append(Search(Arm(choice["arm"]), losses, None, None))
     order = [arm.name for arm in study.arms]
-    with_runs.sort(key=lambda one: order.index(one.arm.name))
+    with_runs.sort(key=lambda search: order.index(search.arm.name))
     return with_runs + without_runs
 
 
@@ -256,9 +254,9 @@ class Area:
     def levels(self) -> list[list[float]]:
         """Return the levels of each of the two settings, from low to high."""
         first, second = set[float](), set[float]()
-        for one, other in self.cells:
-            first.add(one)
-            second.add(other)
+        for level_of_first, level_of_second in self.cells:
+            first.add(level_of_first)
+            second.add(level_of_second)
         return [sorted(first), sorted(second)]
 
     @property
@@ -269,11 +267,11 @@ class Area:
             for run in arm.runs:
                 if run.ended:
                     train[run.seed].append(0.0 if is_lost(run) else 100.0)
-        found = dict[int, float]()
-        for seed, own in train.items():
-            if len(own) == len(self.cells):
-                found[seed] = float(np.mean(own))
-        return found
+        share_of_seed = dict[int, float]()
+        for seed, cells in train.items():
+            if len(cells) == len(self.cells):
+                share_of_seed[seed] = float(np.mean(cells))
+        return share_of_seed
 
 
 def levels_in(arms: Iterable[Arm], key: str) -> list[Any]:
@@ -292,25 +290,25 @@ def failing_settings(arms: Sequence[Arm]) -> list[str]:
     none_is_lost = all(count_trained(arm.runs) == len(arm.runs) for arm in arms)
     if none_is_lost:
         return []
-    found = []
+    failing = []
     for key in arms[0].settings:
         levels = levels_in(arms, key)
         if are_numbers(levels) and min(levels) > 0:
-            found.append(key)
-    return found
+            failing.append(key)
+    return failing
 
 
 def areas(study: RecordedStudy) -> list[Area]:
     """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
     levels = {key: levels_in(study.arms, key) for key in study.varied}
     numbers = [key for key in levels if are_numbers(levels[key])]
-    found = []
-    for one, other in combinations(numbers, 2):
-        every = len(levels[one]) * len(levels[other])
-        for family in families_of(study.arms, one, other):
+    mapped = []
+    for first, second in combinations(numbers, 2):
+        every = len(levels[first]) * len(levels[second])
+        for family in families_of(study.arms, first, second):
             cells = {}
             for arm in family:
-                cells[arm.settings[one], arm.settings[other]] = arm
+                cells[arm.settings[first], arm.settings[second]] = arm
             if len(cells) == every:
-                found.append(Area(without_settings(family[0], one, other), (one, other), cells))
-    return found
+                mapped.append(Area(without_settings(family[0], first, second), (first, second), cells))
+    return mapped
