@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from msgspec import convert, to_builtins
+from msgspec.structs import replace
 from support import WHOLE, Swap, losses_in
 from torch import nn
 from torch.nn import functional as F
@@ -24,11 +26,11 @@ from normbench.build import make_data
 from normbench.config import compose
 from normbench.errors import RunFailure, UsageError
 from normbench.hosts.libraries import build_host
-from normbench.hosts.saving import describe_norm, put_in_norm, write_folder
+from normbench.hosts.saving import NormNote, SwapNote, describe_norm, put_in_norm, write_folder
 from normbench.hosts.weights import find_saved
 from normbench.norms import DyT, GroupNorm, RMSNorm
 from normbench.studies.given import model_words
-from normbench.types import ImageClassification, LanguageModeling
+from normbench.types import ImageClassification, LanguageModeling, Site
 
 pytest_plugins = ["swap_fixtures"]
 
@@ -194,18 +196,27 @@ def test_groups_of_the_norm_before_are_in_the_note() -> None:
     norm: Any = model[1]
     assert norm.groups == 2
     entry = describe_norm("1", norm, 8, {"affine": True})
-    again: Any = put_in_norm(nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8)), json.loads(json.dumps(entry)))
+    again: Any = put_in_norm(nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8)), read_again(entry))
     assert again.groups == 2
+
+
+def read_again(note: NormNote) -> NormNote:
+    """A note of a norm, as a file keeps it."""
+    return convert(json.loads(json.dumps(to_builtins(note))), NormNote)
+
+
+NORM_NOTE = NormNote("transformer.ln_f", "normbench.norms.rmsnorm.RMSNorm", 8, -1, {}, 1e-5, False, Site("final"))
+NOTE = to_builtins(SwapNote("hf", "gpt2", {}, "normbench swap", [NORM_NOTE], [], []))
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("channel_dim", True), ("features", "8"), ("eps", "1e-5"), ("settings", []), ("site", None)]
 )
-def test_a_norm_of_a_note_is_refused_where_a_value_is_of_another_kind(key: str, value: Any) -> None:
-    model, _ = normbench.swap(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), "rmsnorm", example=torch.randn(3, 8))
-    entry = describe_norm("1", model[1], 8, {}) | {key: value}
-    with pytest.raises(UsageError, match=f"swap.json says {key}="):
-        put_in_norm(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), entry)
+def test_a_norm_of_a_note_is_refused_where_a_value_is_of_another_kind(tmp_path: Path, key: str, value: Any) -> None:
+    note = {**NOTE, "norms": [{**NOTE["norms"][0], key: value}]}
+    (tmp_path / "swap.json").write_text(json.dumps(note))
+    with pytest.raises(UsageError, match=rf"has no swap.json that can be read .*norms\[0\]\.{key}`\): give a"):
+        normbench.load_swapped(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +235,7 @@ def test_a_note_runs_no_code_of_others(name: str, gpt2: Path, tmp_path: Path, mo
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    note = {"norms": [{"class": name, "path": "transformer.ln_f"}], "biases": [], "untied": []}
+    note = {**NOTE, "norms": [{**NOTE["norms"][0], "class": name}]}
     (tmp_path / "swap.json").write_text(json.dumps(note))
     with pytest.raises(UsageError, match=f"names {name}, which is not a norm of normbench"):
         normbench.load_swapped(read_gpt2(gpt2), tmp_path)
@@ -269,23 +280,22 @@ def test_a_folder_of_others_runs_no_code(
 
 
 @pytest.fixture(scope="module")
-def swapped(gpt2: Path) -> tuple[nn.Module, dict[str, Any]]:
+def swapped(gpt2: Path) -> tuple[nn.Module, SwapNote]:
     """A language model with GroupNorms, and the note on it."""
     model = read_gpt2(gpt2)
     _, table = normbench.swap(model, "groupnorm", groups=2)
     norms = [describe_norm(path, model.get_submodule(path), 16, {"groups": 2}) for path in table.path]
-    note = {"library": "hf", "name": "gpt2", "options": {}, "command": "normbench swap", "norms": norms}
-    return model, {**note, "biases": [], "untied": []}
+    return model, SwapNote("hf", "gpt2", {}, "normbench swap", norms, [], [])
 
 
 @pytest.fixture
-def out(swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path) -> Path:
+def out(swapped: tuple[nn.Module, SwapNote], tmp_path: Path) -> Path:
     """The folder of a swapped model."""
     write_folder(tmp_path / "a/out", *swapped, None)
     return tmp_path / "a/out"
 
 
-def test_what_is_written_is_read_again(swapped: tuple[nn.Module, dict[str, Any]], out: Path, gpt2: Path) -> None:
+def test_what_is_written_is_read_again(swapped: tuple[nn.Module, SwapNote], out: Path, gpt2: Path) -> None:
     model = read_gpt2(gpt2)
     normbench.load_swapped(model, out)
     tokens = torch.arange(16).view(1, 16)
@@ -318,8 +328,8 @@ def test_what_a_model_shares_is_written_and_shared_again(tmp_path: Path) -> None
     model, table = normbench.swap(Sharing(), "rmsnorm", example=torch.arange(6))
     (path,) = table.path
     entry = describe_norm(path, model.get_submodule(path), 4, {})
-    note = {"library": "timm", "name": "sharing", "options": {}, "command": "normbench swap", "norms": [entry]}
-    write_folder(tmp_path / "out", model, {**note, "biases": [], "untied": []}, None)
+    note = SwapNote("timm", "sharing", {}, "normbench swap", [entry], [], [])
+    write_folder(tmp_path / "out", model, note, None)
     assert set(safetensors.torch.load_file(tmp_path / "out/model.safetensors")) == set(model.state_dict())
     again = Sharing()
     normbench.load_swapped(again, tmp_path / "out")
@@ -343,12 +353,12 @@ def small_files(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("size", [100, 2_000])  # of config.json, and of the weights, it is too little
 @pytest.mark.parametrize("library", ["hf", "timm"])
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(
-    size: int, library: str, swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path
+    size: int, library: str, swapped: tuple[nn.Module, SwapNote], tmp_path: Path
 ) -> None:
     model, note = swapped
     if library == "timm":
         model = nn.Sequential(nn.Linear(16, 64))
-        note = {**note, "library": "timm"}
+        note = replace(note, library="timm")
     with small_files(size), pytest.raises(RunFailure, match=r"^--out .*/out cannot be written, since the disk is full"):
         write_folder(tmp_path / "a/b/out", model, note, None)
     assert not any(tmp_path.iterdir())
@@ -356,7 +366,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_an_error_at_the_end_leaves_nothing_either(
-    number: int, swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, swapped: tuple[nn.Module, SwapNote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -369,7 +379,7 @@ def test_an_error_at_the_end_leaves_nothing_either(
 
 
 def test_the_current_folder_is_not_replaced(
-    swapped: tuple[nn.Module, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swapped: tuple[nn.Module, SwapNote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is the current folder"):

@@ -8,13 +8,14 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import safetensors.torch
 import torch
+from msgspec import UNSET, Struct, UnsetType
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -26,26 +27,63 @@ from normbench.hosts.text_library import quietly
 from normbench.hosts.weights import CONFIG, MARK, NOTE, is_marked, put_in_weights, read_about, read_tensors
 from normbench.record.digests import digest_of
 from normbench.record.files import write_folder_aside
-from normbench.record.shapes import NUMBER, Shape, fits
-from normbench.settings import show
 from normbench.types import Norm, Site
 
 OURS = "normbench.norms."  # whose classes a note may name
-WEIGHTS = "weights"  # of a note: the digest of each file of weights beside it
-ENTRY: dict[str, Shape] = {  # what a note says of each norm
-    "path": str,
-    "class": str,
-    "features": int,
-    "channel_dim": int,
-    "settings": dict,
-    "eps": NUMBER,
-    "acts": bool,
-    "site": dict,
-}
 TAKEN_OVER = ("groups", "momentum")  # which a norm may have from the one before it
 
 
-def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+class NormNote(Struct, frozen=True):
+    """What a note says of a norm.
+
+    Attributes:
+        path: in the model.
+        target: its class, by its full name.
+        features: that it normalizes.
+        channel_dim: the axis of these.
+        settings: with which its class was called.
+        eps: that it has now.
+        acts: whether it computes the activation behind it as well.
+        site: its place.
+    """
+
+    path: str
+    target: str = msgspec.field(name="class")
+    features: int
+    channel_dim: int
+    settings: dict[str, Any]
+    eps: float | None
+    acts: bool
+    site: Site
+
+
+class SwapNote(Struct, frozen=True):
+    """What is noted of a swapped model.
+
+    Attributes:
+        library: from which the model is.
+        name: of the model there.
+        options: to build it with.
+        command: that has swapped its norms.
+        norms: those that came in.
+        biases: the layers that have a bias which they did not have before.
+        untied: parameters that were those of another one, and are by themselves now.
+        classes: what the outputs stand for, where they have names.
+        weights: the digest of each file of weights beside it, which earlier versions have not written.
+    """
+
+    library: str
+    name: str
+    options: dict[str, Any]
+    command: str
+    norms: list[NormNote]
+    biases: list[str]
+    untied: list[str]
+    classes: list[str] | UnsetType = UNSET
+    weights: dict[str, str] | UnsetType = UNSET
+
+
+def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, Any]) -> NormNote:
     """Return what a note says of a norm.
 
     Args:
@@ -66,16 +104,7 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
     for key in TAKEN_OVER:
         if key in kind.recorded:
             current[key] = getattr(norm, key)
-    return {
-        "path": path,
-        "class": name,
-        "features": features,
-        "channel_dim": norm.channel_dim,
-        "settings": current,
-        "eps": norm.eps,
-        "acts": acts,
-        "site": asdict(norm.stands_at),
-    }
+    return NormNote(path, name, features, norm.channel_dim, current, norm.eps, acts, norm.stands_at)
 
 
 def check_out(folder: Path) -> None:
@@ -90,7 +119,7 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} is the current folder: give a new one")
 
 
-def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokenizer: Path | None) -> None:
+def write_folder(folder: Path, model: nn.Module, note: SwapNote, tokenizer: Path | None) -> None:
     """Write a swapped model: its weights and config.json as its library has them, and a note of what was swapped.
 
     The folder is there whole or not at all. The note has the digests of the weights, config.json that of the note, and
@@ -99,7 +128,7 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
     Args:
         folder: is made, or empty.
         model: of transformers, timm or torchvision.
-        note: as `load_swapped` reads it; `library`, `name` and `options` say what the model is.
+        note: of it, without the digests.
         tokenizer: a tokenizer.json that goes with it, or its folder, if there is one.
 
     Raises:
@@ -112,8 +141,8 @@ def write_folder(folder: Path, model: nn.Module, note: Mapping[str, Any], tokeni
         files = weights_in(aside)
         for file in files:
             mark_weights(file)
-        noted = {**note, WEIGHTS: digest_each(files)}
-        (aside / NOTE).write_text(json.dumps(noted, indent=2) + "\n")
+        noted = msgspec.structs.replace(note, weights=digest_each(files))
+        (aside / NOTE).write_text(json.dumps(msgspec.to_builtins(noted), indent=2) + "\n")
         about = json.loads((aside / CONFIG).read_bytes())
         about[MARK] = {NOTE: digest_of(aside / NOTE)}
         (aside / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
@@ -145,17 +174,17 @@ def explain_writing(folder: Path) -> Iterator[None]:
         raise UsageError(f"--out {folder} cannot be written ({reason}): give another folder") from error
 
 
-def write_model(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> None:
+def write_model(folder: Path, model: nn.Module, note: SwapNote) -> None:
     """Write weights and config.json of a model as its library does."""
     if hasattr(model, "save_pretrained"):
         config: Any = model.config
-        if note["untied"]:
+        if note.untied:
             config.tie_word_embeddings = False
         with quietly(import_library("transformers")):
             # Experts under the names that they have in the model, where the library's own files have them one by one.
             model.save_pretrained(folder, save_original_format=False)  # type: ignore[operator]  # of transformers
         return
-    about = {"architecture": note["name"], "library": note["library"], "model_args": note["options"]}
+    about = {"architecture": note.name, "library": note.library, "model_args": note.options}
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     safetensors.torch.save_file(apart(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
 
@@ -193,9 +222,9 @@ def digest_each(files: Iterable[Path]) -> dict[str, str]:
     return {file.name: digest_of(file) for file in files}
 
 
-def explain_reading(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> str:
+def explain_reading(folder: Path, model: nn.Module, note: SwapNote) -> str:
     """Return a page that says what was swapped, and how the model is read again."""
-    if note["library"] == "hf":
+    if note.library == "hf":
         auto = "AutoModelForCausalLM"
         if "SequenceClassification" in type(model).__name__:
             auto = "AutoModelForSequenceClassification"
@@ -206,21 +235,21 @@ def explain_reading(folder: Path, model: nn.Module, note: Mapping[str, Any]) -> 
             f"model = {auto}.from_config(config)",
         ]
     else:
-        options = ", ".join(f"{key}={value!r}" for key, value in note["options"].items())
-        make = f'timm.create_model("{note["name"]}", {options})'
+        options = ", ".join(f"{key}={value!r}" for key, value in note.options.items())
+        make = f'timm.create_model("{note.name}", {options})'
         imported = "import timm"
-        if note["library"] == "torchvision":
-            make = f'get_model("{note["name"]}", {options})'
+        if note.library == "torchvision":
+            make = f'get_model("{note.name}", {options})'
             imported = "from torchvision.models import get_model"
         lines = [imported, "", f"model = {make}"]
     code = "\n".join(["import normbench", *lines, f'normbench.load_swapped(model, "{folder.name}")'])
-    names = [entry["class"].rpartition(".")[2] for entry in note["norms"]]
+    names = [norm.target.rpartition(".")[2] for norm in note.norms]
     kinds = ", ".join(dict.fromkeys(names))
-    return f"""# {note["name"]} with other norms
+    return f"""# {note.name} with other norms
 
-{len(note["norms"])} norms are {kinds} here, made by
+{len(note.norms)} norms are {kinds} here, made by
 
-    {note["command"]}
+    {note.command}
 
 The weights are in the format of its library, under their own names, and `{NOTE}` says which norm stands where. To read
 it, in the folder above:
@@ -238,20 +267,14 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
     Raises:
         UsageError: the folder is not one of a swapped model, or of another model, or was changed after it was written.
     """
-    try:
-        note = json.loads((folder / NOTE).read_bytes())
-        entries = [*note["norms"]]
-        biases, untied = note["biases"], note["untied"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        cure = "give a folder that normbench swap --out has written"
-        raise UsageError(f"{folder} has no {NOTE} that can be read ({explain(error)}): {cure}") from error
+    note = read_note(folder)
     check_digests(folder, note)
     try:
-        made = [put_in_norm(model, entry) for entry in entries]
-        for path in biases:
+        made = [put_in_norm(model, norm) for norm in note.norms]
+        for path in note.biases:
             layer: Any = model.get_submodule(path)
             layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
-        untie(model, untied)
+        untie(model, note.untied)
     except (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
@@ -260,7 +283,20 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
     put_in_weights(model, read_tensors(weights_in(folder)), str(folder), None)
 
 
-def check_digests(folder: Path, note: Mapping[str, Any]) -> None:
+def read_note(folder: Path) -> SwapNote:
+    """Return what is noted of a swapped model.
+
+    Raises:
+        UsageError: the folder has no such note, or a damaged one: a norm would notice when it is called, if at all.
+    """
+    try:
+        return msgspec.convert(json.loads((folder / NOTE).read_bytes()), SwapNote)
+    except (OSError, ValueError, RecursionError) as error:
+        cure = "give a folder that normbench swap --out has written"
+        raise UsageError(f"{folder} has no {NOTE} that can be read ({explain(error)}): {cure}") from error
+
+
+def check_digests(folder: Path, note: SwapNote) -> None:
     """Refuse a folder whose note or weights are not those that were written together; older ones have no digests.
 
     Raises:
@@ -272,9 +308,9 @@ def check_digests(folder: Path, note: Mapping[str, Any]) -> None:
         if noted_of_note is not None and noted_of_note != {NOTE: digest_of(folder / NOTE)}:
             changed.append(NOTE)
         weights = weights_in(folder)
-        if WEIGHTS in note and note[WEIGHTS] != digest_each(weights):
+        if note.weights not in (UNSET, digest_each(weights)):
             changed.append("its weights")
-        if WEIGHTS not in note and (noted_of_note or any(map(is_marked, weights))):
+        if note.weights is UNSET and (noted_of_note or any(map(is_marked, weights))):
             changed.append(NOTE)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({explain(error)}): give another folder") from error
@@ -283,28 +319,19 @@ def check_digests(folder: Path, note: Mapping[str, Any]) -> None:
         raise UsageError(f"{what}: write it again with normbench swap --out")
 
 
-def put_in_norm(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
+def put_in_norm(model: nn.Module, note: NormNote) -> nn.Module:
     """Put a norm in its place, as a note says it.
 
     Raises:
-        UsageError: its class is not one of normbench's, or a value is not of its kind, which the norm itself would
-            notice when it is called, if at all.
+        UsageError: its class is not one of normbench's.
     """
-    kind = norm_class(str(entry["class"]))
-    for key, shape in ENTRY.items():
-        value = entry.get(key)
-        if not fits(value, shape) or (isinstance(value, bool) and shape is not bool):
-            raise UsageError(f"{NOTE} says {key}={show(value)} of a norm: write it again with normbench swap --out")
-    site: dict[str, Any] = {}
-    for key, value in entry["site"].items():
-        site[key] = tuple(value) if isinstance(value, list) else value
-    stands_at = Site(**site)
-    new = kind(entry["features"], channel_dim=entry["channel_dim"], site=stands_at, **entry["settings"])
-    new.eps = entry["eps"]
-    new.stands_at = stands_at
-    old = model.get_submodule(entry["path"])
+    kind = norm_class(note.target)
+    new = kind(note.features, channel_dim=note.channel_dim, site=note.site, **note.settings)
+    new.eps = note.eps
+    new.stands_at = note.site
+    old = model.get_submodule(note.path)
     place_like(new, old, model)
-    if entry["acts"]:
+    if note.acts:
         let_act(new, old)
     new.train(old.training)
     put_in(model, {old: new})  # at other paths, too, if it is there as well

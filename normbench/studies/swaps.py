@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,7 @@ from normbench.config.schema import SWAP_KEYS
 from normbench.errors import UsageError
 from normbench.hosts.exact import Exact, to_rms
 from normbench.hosts.hosted import Hosted, Place
-from normbench.hosts.saving import check_out, describe_norm, write_folder
+from normbench.hosts.saving import NormNote, SwapNote, check_out, describe_norm, write_folder
 from normbench.norms import RMSNorm
 from normbench.norms.fitting import fit_norm
 from normbench.record.console import Stages, readable
@@ -210,21 +211,20 @@ class Trial:
         if hasattr(model.host, "save_pretrained"):  # whose own config.json says its sizes
             options = {}
         places = [place for place in self.given.places if not place.stays]
-        note: dict[str, Any] = {
-            "library": model.library.word,
-            "name": tree["model"]["name"],
-            "options": options,
-            "command": command,
-            "norms": [self.describe(place, norms[place.site.name]) for place in places],
-            "biases": swapped.exact.biases if swapped.exact else [],
-            "untied": swapped.exact.untied if swapped.exact else [],
-        }
-        if self.given.classes:
-            note["classes"] = list(self.given.classes)
+        note = SwapNote(
+            library=model.library.word,
+            name=tree["model"]["name"],
+            options=options,
+            command=command,
+            norms=[self.describe(place, norms[place.site.name]) for place in places],
+            biases=swapped.exact.biases if swapped.exact else [],
+            untied=swapped.exact.untied if swapped.exact else [],
+            classes=list(self.given.classes) if self.given.classes else UNSET,
+        )
         tokenizer = tree["data"].get("tokenizer")
         write_folder(out, model.host, note, Path(os.path.expanduser(tokenizer)) if tokenizer else None)
 
-    def describe(self, place: Place, norm: nn.Module) -> dict[str, Any]:
+    def describe(self, place: Place, norm: nn.Module) -> NormNote:
         """Return what a note says of a norm."""
         section = self.given.made.norm_sections[place.site]
         assert section is not None
