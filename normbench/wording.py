@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from decimal import ROUND_UP, Context, Decimal
 from typing import Any
@@ -48,6 +49,12 @@ def plain(value: float) -> str:
 def bound(value: float | None) -> str:
     """Write a size that is not exceeded: two significant digits, rounded up."""
     return NONE if value is None else plain(rounded_up(value, 2))
+
+
+def write_bound(value: float) -> str:
+    """Write a bound of an effect: 0.03, 1e-9, −0.5."""
+    written = re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
+    return written.replace("-", "−", 1) if value < 0 else written
 
 
 def p_value(p: float | None) -> str:
@@ -110,6 +117,16 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{significant(seconds / size)} {unit}"
     return f"{significant(seconds)} s"
+
+
+def write_minutes(minutes: float) -> str:
+    """Write how long runs take: `25 seconds`, `13 minutes`, `4.2 hours`."""
+    if minutes < 1:
+        return f"{60 * minutes:.0f} seconds"
+    if minutes < 120:
+        return f"{minutes:.0f} minutes"
+    hours = minutes / 60
+    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
 
 
 def in_words(value: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from normbench.claims.results import ClaimResult, Status, write_result
-from normbench.claims.verdicts import Kind, judge
+from normbench.claims.files import write_result
+from normbench.results.claimed import ClaimResult, Kind, Status, judge, rule_of
 
 NOW, BEFORE = "a" * 64, "b" * 64
 MACHINE = {"processor": "Xeon", "cores": 2, "torch": "2.13.0", "normbench": "1.0", "commit": "fa7f780aa0011"}
@@ -42,10 +42,9 @@ def complete(
     name: str, claim: Mapping[str, Any], mean: float, sd: float = 0.01, digest: str = NOW, **more: Any
 ) -> ClaimResult:
     """The result of a claim whose ten seeds have this mean and standard deviation."""
-    kind = Kind(claim["kind"])
     values = {seed: float(mean + sd * one) for seed, one in enumerate(SHAPE)}
     arms = {"one": dict.fromkeys(values, 2.0), "two": {seed: 2.0 + value for seed, value in values.items()}}
-    judgement = judge(values, kind, claim["margin"], target=claim["target"])
+    judgement = judge(values, rule_of(claim))
     common = {
         "claim": claim,
         "values": values,

@@ -13,10 +13,11 @@ from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
 from normbench.claims.claim import read_claims, register
+from normbench.claims.files import read_result
 from normbench.claims.measuring import Measured
-from normbench.claims.results import ClaimResult, read_result
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.standing import Way
+from normbench.results.claimed import ClaimResult
 from normbench.results.effects import Point
 from normbench.sweep.sweep import Sweep, report_nothing
 

@@ -21,11 +21,11 @@ from test_claims import read_one, write_claim, write_rows
 from test_damage import damaged
 
 from normbench.claims.claim import read_claims, register
-from normbench.claims.entries import read_entries
+from normbench.claims.files import find_other_rule, load_result, name_of_place, read_results, write_result
 from normbench.claims.page import write_page
-from normbench.claims.results import find_faults, load_result, name_of_place, read_results, write_result
 from normbench.claims.run import ClaimRun
 from normbench.claims.standing import Way, is_of_machine
+from normbench.claims.suite import read_entries
 from normbench.claims.verify import NOT_COMPARED, verify
 from normbench.cli import main
 from normbench.errors import UsageError
@@ -48,7 +48,7 @@ def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimRun:
     write_rows(one.rows_file(one.runs_folder), EFFECTS)
     one.write_note(minutes=1.5)
     measured = one.measure_study(range(3))
-    one.keep(one.judge(measured, range(3), looks=1))
+    one.keep(one.judge(measured, range(3)))
     return one
 
 
@@ -131,7 +131,7 @@ def test_every_value_is_computed_again_whoever_has_written_the_digest(claim: Cla
     ("changed", "said"),
     [
         ({"minutes": 1000.0}, "minutes is 1000.0, where 1.50 are noted"),
-        ({"minutes": -1.0}, "minutes is -1.0"),
+        ({"minutes": -1.0}, "minutes is -1"),
         ({"date": "2026-11-26"}, "date is 2026-11-26, and not a day from its registration to today"),
         ({"date": "9999-01-01"}, "date is 9999-01-01"),
         ({"date": "yesterday"}, "date is yesterday"),
@@ -284,7 +284,7 @@ def test_a_published_result_that_is_damaged_stops_the_documents(tmp_path: Path) 
     names = sorted(read_results(published, []))
     assert len(names) >= 40
     for name in names:
-        assert find_faults(load_result(published / f"{name}.json"), claims[name].content) == []
+        assert find_other_rule(load_result(published / f"{name}.json"), claims[name].content) == []
     path = published / f"{names[0]}.json"
     whole = json.loads(path.read_text())
     for digests in ({**whole["digests"]}, None):

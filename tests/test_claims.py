@@ -23,8 +23,8 @@ from support import REPOSITORY
 
 from normbench.claims.checks import PlannedPoint, check_claim, check_tag
 from normbench.claims.claim import Claim, read_claims, register, why_unregistered
+from normbench.claims.files import read_result
 from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
-from normbench.claims.results import read_result
 from normbench.claims.run import ClaimRun, Cost, choose_within
 from normbench.claims.standing import Way
 from normbench.claims.verify import Finding, verify
@@ -388,7 +388,7 @@ def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pyt
     def keep(*effects: float) -> Finding:
         write_rows(rows, effects)
         seeds = range(len(effects))
-        one.keep(one.judge(one.measure_study(seeds), seeds, looks=2))
+        one.keep(one.judge(one.measure_study(seeds), seeds))
         (found,) = verify([one])
         return found
 

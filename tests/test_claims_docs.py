@@ -17,9 +17,9 @@ from support import REPOSITORY
 
 import normbench
 from normbench.claims.claim import KEYS
-from normbench.claims.entries import read_entries
-from normbench.claims.results import read_results
-from normbench.claims.verdicts import Kind
+from normbench.claims.files import read_results
+from normbench.claims.suite import read_entries
+from normbench.results.claimed import Kind
 from normbench.results.effects import NAMES
 
 

@@ -16,22 +16,14 @@ from made_claims import NOW, SHAPE, claims_and_digests, complete, content, write
 from scipy import stats
 from test_report_browser import SIZES, ask, opened
 
-from normbench.claims.entries import (
-    Entry,
-    read_entries,
-    settling_words,
-    write_bound,
-    write_effect,
-    write_interval,
-    write_minutes,
-    write_settling,
-    write_suite,
-)
 from normbench.claims.figures import draw_forest, explain_panel, title_effects
+from normbench.claims.files import write_result
 from normbench.claims.page import write_page
-from normbench.claims.results import ClaimResult, Status, write_result
-from normbench.claims.verdicts import Corrected, Kind, Verdict, judge
+from normbench.claims.suite import read_entries, settling_words
+from normbench.results.claimed import ClaimResult, Corrected, Entry, Kind, Rule, Status, Verdict, judge
 from normbench.results.statistics import holm
+from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
+from normbench.wording import write_bound, write_minutes
 
 pytest_plugins = ["browser_fixtures"]
 
@@ -173,7 +165,7 @@ def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
     entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
     assert explain_panel([entry]).endswith("Intervals are of 95 %.")
     assert entry.result is not None
-    judgement = judge(entry.result.values, Kind.LARGER, 0.02, looks=2)
+    judgement = judge(entry.result.values, Rule(Kind.LARGER, 0.02, looks=2))
     twice = replace(entry, result=replace(entry.result, judgement=judgement))
     assert explain_panel([twice]).endswith("Intervals are of 97.06 %.")
     assert explain_panel([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
@@ -191,17 +183,18 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     judgement = result.judgement
     assert judgement is not None and judgement.seeds_to_settle is not None
     seeds = judgement.seeds_to_settle
-    assert write_effect(judgement, entry.kind, "nats") == "+0.0060 nats"
-    assert write_interval(judgement, entry.kind).startswith("90 %: +0.000")
-    assert write_interval(judgement, Kind.LARGER).startswith("95 %: −0.00")
+    assert write_effect(judgement, "nats") == "+0.0060 nats"
+    assert write_interval(judgement).startswith("90 %: +0.000")
+    larger = judge(result.values, Rule(Kind.LARGER, 0.01))
+    assert write_interval(larger).startswith("95 %: −0.00")
     assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
     assert settling_words(entry) == ["--trial", f"seed=range(100,{100 + seeds})"]
     assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
     assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
     settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
     assert settling_words(settled) == [] and write_settling(settled) == ""
-    two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Kind.LARGER, 0.02, looks=2)
-    assert write_interval(two_looks, Kind.LARGER).startswith("97.06 %: ")
+    two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Rule(Kind.LARGER, 0.02, looks=2))
+    assert write_interval(two_looks).startswith("97.06 %: ")
     # Nothing is run yet.
     entries, suite = read_entries(tmp_path, *claims_and_digests(), [])
     assert {entry.standing for entry in entries} == {"not run"} and len(write_suite(entries, suite)) == 1

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.verdicts import Kind
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
+from normbench.results.claimed import Kind, Rule
 from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.settings import drop_keys, either, key_of, nearest, show
 
@@ -139,6 +139,11 @@ class Claim:
     def is_own(self) -> bool:
         """Tell whether it is a person's own, and none of those that come with normbench."""
         return self.path.parent != config_directory() / FOLDER
+
+    @property
+    def rule(self) -> Rule:
+        """Return the rule by which its effect is judged."""
+        return Rule(self.kind, self.margin, self.target, len(self.seeds))
 
     @property
     def runs(self) -> str:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normbench.claims.entries import Entry, write_effect, write_interval
-from normbench.claims.verdicts import IN_FAVOUR, Kind, Verdict
+from normbench.results.claimed import IN_FAVOUR, Entry, Kind, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Drawing, Figure, make_figures
 from normbench.show.figures.panes import blank, breadth, fit, wrap
 from normbench.show.figures.style import INK, NORMS, split_evenly, use_our_style
+from normbench.tell.claim_sentences import write_effect, write_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -268,8 +268,8 @@ def tell_values(entry: Entry) -> str:
         told = f"Left: what was measured by arm, a line for each seed. Right: the effect of each seed. {told}"
     if judgement is None or judgement.interval is None:
         return told
-    size = write_effect(judgement, entry.kind, entry.unit)
-    return f"{told} The bar is their mean, {size}, with its interval ({write_interval(judgement, entry.kind)})."
+    size = write_effect(judgement, entry.unit)
+    return f"{told} The bar is their mean, {size}, with its interval ({write_interval(judgement)})."
 
 
 def draw_arms(pane: Axes, arms: Mapping[str, Mapping[int, float]], inches: float) -> None:

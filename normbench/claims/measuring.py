@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any
 
 from normbench.claims.claim import Claim, Conditions
-from normbench.claims.results import is_seed
+from normbench.claims.files import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.evidence.arms import canonical

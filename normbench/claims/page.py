@@ -12,32 +12,12 @@ from typing import Any
 import pandas as pd
 
 from normbench.claims.claim import FIGURES
-from normbench.claims.entries import (
-    Entry,
-    Family,
-    list_notes,
-    read_families,
-    settling_words,
-    tell_p,
-    trial_words,
-    write_bound,
-    write_corrected,
-    write_corrected_p,
-    write_effect,
-    write_interval,
-    write_machine,
-    write_mean,
-    write_minutes,
-    write_power,
-    write_question,
-    write_settling,
-    write_suite,
-)
 from normbench.claims.figures import draw_forest, draw_seeds
-from normbench.claims.results import PAGE_FILE
-from normbench.claims.verdicts import Kind
+from normbench.claims.files import PAGE_FILE
+from normbench.claims.suite import Family, read_families, settling_words, trial_words
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
+from normbench.results.claimed import Entry
 from normbench.show.figures.figure import Figure, is_wide
 from normbench.show.latex import table_for
 from normbench.show.pages import page_of
@@ -45,7 +25,21 @@ from normbench.show.safe import to_csv
 from normbench.show.shown import ShownFigure
 from normbench.show.tables import Table
 from normbench.show.templating import tex
-from normbench.wording import NONE, count, with_unit
+from normbench.tell.claim_sentences import (
+    list_notes,
+    tell_p,
+    write_corrected,
+    write_corrected_p,
+    write_effect,
+    write_interval,
+    write_machine,
+    write_mean,
+    write_power,
+    write_question,
+    write_settling,
+    write_suite,
+)
+from normbench.wording import NONE, count, with_unit, write_bound, write_minutes
 
 PAGE = "claims.html"
 TITLE = "Published claims, tested again"
@@ -213,8 +207,7 @@ def list_older(entry: Entry) -> list[str]:
     told = []
     for result in entry.older:
         assert result.judgement is not None
-        kind = Kind(result.claim["kind"])
-        size = write_effect(result.judgement, kind, str(result.claim.get("unit") or ""))
+        size = write_effect(result.judgement, str(result.claim.get("unit") or ""))
         told.append(f"{result.judgement.verdict}, {size} (registered {result.registered})")
     return told
 
@@ -236,8 +229,8 @@ def row_of(entry: Entry) -> Row:
         claim=str(entry.claim["claim"]),
         verdict=entry.standing,
         mark=mark_of(entry.standing),
-        effect=write_effect(judgement, entry.kind, entry.unit) if judgement else "",
-        interval=write_interval(judgement, entry.kind) if judgement else "",
+        effect=write_effect(judgement, entry.unit) if judgement else "",
+        interval=write_interval(judgement) if judgement else "",
         corrected=write_corrected(entry) if judgement else "",
         corrected_p=write_corrected_p(entry),
         seeds=str(judgement.n) if judgement else "",
@@ -305,8 +298,8 @@ def list_facts(entry: Entry) -> dict[str, str]:
     if entry.reason:
         facts["No verdict"] = entry.reason
     if judgement:
-        interval = write_interval(judgement, entry.kind)
-        size = write_effect(judgement, entry.kind, entry.unit)
+        interval = write_interval(judgement)
+        size = write_effect(judgement, entry.unit)
         seeds = count(judgement.n, "seed")
         facts["Effect"] = f"{size} ({seeds})" if interval == NONE else f"{size} ({interval}; {seeds})"
         after = [write_corrected(entry), write_corrected_p(entry)]
@@ -386,8 +379,8 @@ def as_json(family: Family) -> dict[str, Any]:
             "reason": entry.reason,
             "claim": dict(entry.claim),
             "corrected": asdict(entry.corrected),
-            "result": None if entry.result is None else asdict(entry.result),
-            "older": [asdict(result) for result in entry.older],
+            "result": None if entry.result is None else entry.result.as_record(),
+            "older": [result.as_record() for result in entry.older],
         }
     return {
         "registered": len(entries),
@@ -406,8 +399,8 @@ def verdict_table(key: str, entries: Sequence[Entry]) -> Table:
         row = {
             "claim": str(entry.claim["claim"]),
             "at this scale": entry.standing,
-            "effect": write_effect(judgement, entry.kind, entry.unit) if judgement else NONE,
-            "interval": write_interval(judgement, entry.kind) if judgement else NONE,
+            "effect": write_effect(judgement, entry.unit) if judgement else NONE,
+            "interval": write_interval(judgement) if judgement else NONE,
             "seeds": str(judgement.n) if judgement else NONE,
             "after Holm": ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
         }

@@ -22,7 +22,8 @@ from rich.console import Console
 
 import normbench
 from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, read_seeds, seed_word, study_of
-from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim, why_unregistered
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, why_unregistered
+from normbench.claims.files import CLAIM_FILE, read_result, write_result
 from normbench.claims.measuring import (
     Measured,
     effects_of,
@@ -34,14 +35,13 @@ from normbench.claims.measuring import (
     read_rows,
     take_medians,
 )
-from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, read_result, write_result
 from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding
-from normbench.claims.verdicts import Judgement, Verdict, judge
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import end_with_parent
 from normbench.record.files import find_unused, inside, make_folder, write_json
 from normbench.record.machine import describe_machine
+from normbench.results.claimed import ClaimResult, Status, Verdict, judge
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
 from normbench.stopping import Stopped
@@ -220,7 +220,7 @@ class ClaimRun(ClaimStanding):
                 return 0
             if status >= STOPPED:
                 return status
-            result = self.judge(measured, seeds, len(looks))
+            result = self.judge(measured, seeds)
             judgement = result.judgement
             is_open = judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE
             if result.status is not Status.COMPLETE or not is_open or number == len(looks):
@@ -325,8 +325,8 @@ class ClaimRun(ClaimStanding):
 
     # ---- judging
 
-    def judge(self, measured: Measured, seeds: Sequence[int], looks: int) -> ClaimResult:
-        """Return what the claim has come to after some seeds. looks: how many are planned."""
+    def judge(self, measured: Measured, seeds: Sequence[int]) -> ClaimResult:
+        """Return what the claim has come to after some seeds."""
         values = effects_of(self.claim, measured, seeds)
         result = self.without_runs("")
         result = replace(
@@ -348,7 +348,7 @@ class ClaimRun(ClaimStanding):
             return replace(result, status=Status.NOT_COMPLETE, reason=reason)
         if self.way.trial:
             return replace(result, status=Status.TRIAL)
-        return replace(result, status=Status.COMPLETE, judgement=judge_values(self.claim, values, looks))
+        return replace(result, status=Status.COMPLETE, judgement=judge(values, self.claim.rule))
 
     def without_runs(self, reason: str) -> ClaimResult:
         """Return the result of the claim as it is before its runs. reason: why they cannot be made."""
@@ -374,11 +374,6 @@ class ClaimRun(ClaimStanding):
     def keep(self, result: ClaimResult) -> None:
         """Write what the claim has come to."""
         write_result(result, inside(make_folder(self.root, self.claim.name), CLAIM_FILE))
-
-
-def judge_values(claim: Claim, values: dict[int, float], looks: int) -> Judgement:
-    """Judge the effect of a claim by its values. looks: how many are planned."""
-    return judge(values, claim.kind, claim.margin, target=claim.target, looks=looks)
 
 
 def block_name(number: int) -> str:

@@ -10,10 +10,11 @@ from types import NoneType
 from typing import Any, Self
 
 from normbench.claims.claim import OLDER, Claim
-from normbench.claims.results import CLAIM_FILE, ClaimResult, Status, find_faults, load_result, read_result
+from normbench.claims.files import CLAIM_FILE, blame_result, find_other_rule, load_result, read_result
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_json
 from normbench.record.shapes import Shape
+from normbench.results.claimed import ClaimResult, Status
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.words import settings_in
@@ -188,14 +189,14 @@ class ClaimStanding:
             return str(error)
         if result.digest != self.claim.digest:
             return ""
-        faults = find_faults(result, self.claim.content)
-        return f"{path} contradicts itself: by its values and its claim {faults[0]}" if faults else ""
+        faults = find_other_rule(result, self.claim.content)
+        return blame_result(result.name, faults) if faults else ""
 
     @property
     def result(self) -> ClaimResult | None:
         """Return what it has come to so far, for the claim as it is registered now."""
         found = self.read_any_result()
-        if found is None or found.digest != self.claim.digest or find_faults(found, self.claim.content):
+        if found is None or found.digest != self.claim.digest or find_other_rule(found, self.claim.content):
             return None
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,17 @@ from typing import Any
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
 from normbench.claims.claim import ASIDE as CLAIM_ASIDE
 from normbench.claims.claim import Claim, registrations_of, why_unregistered
+from normbench.claims.files import CLAIM_FILE, find_differences, is_digested, load_result, to_json
 from normbench.claims.measuring import Measured, as_word, fits
-from normbench.claims.results import (
-    CLAIM_FILE,
-    ClaimResult,
-    Status,
-    find_differences,
-    is_digested,
-    load_result,
-    to_json,
-)
-from normbench.claims.run import ClaimRun, block_name, describe, judge_values
+from normbench.claims.run import ClaimRun, block_name, describe
 from normbench.claims.standing import is_of_machine
-from normbench.claims.verdicts import Verdict
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.evidence.arms import LEARNING_RATE, canonical
 from normbench.evidence.run import read_run
 from normbench.evidence.study import ASIDE
 from normbench.record.directory import RunDirectory
+from normbench.results.claimed import ClaimResult, Status, Verdict, judge
 from normbench.settings import drop_keys
 from normbench.sweep.folder import Entry, SweepFolder
 from normbench.sweep.words import settings_in
@@ -119,7 +111,7 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
         return wrong
     measured, not_ours = measure_again(one, seeds)
     undigested += measured.undigested
-    again = one.judge(measured, seeds, len(claim.seeds))
+    again = one.judge(measured, seeds)
     wrong += not_ours
     wrong += measured.missing
     wrong += compare_results(result, again, [describe(session) for session in measured.sessions])
@@ -135,7 +127,7 @@ def compare_results(result: ClaimResult, again: ClaimResult, machines: Sequence[
         again: as it comes out again.
         machines: on which the runs were made, one of which the result names; empty where that was not noted.
     """
-    before, now = to_json(asdict(result)), to_json(asdict(again))
+    before, now = to_json(result.as_record()), to_json(again.as_record())
     if again.judgement is None:  # a run is missing, which is said already
         for key in ("status", "reason", "judgement"):
             before[key] = now[key] = None
@@ -201,11 +193,10 @@ def read_day(text: str) -> date | None:
 def check_looks(claim: Claim, verdict: Verdict, values: Mapping[int, float]) -> list[str]:
     """Return in what the look at which a verdict was given does not follow from the effects by seed."""
     wrong = []
-    looks = len(claim.seeds)
     first, last = claim.seeds[0], claim.seeds[-1]
     if len(values) > first:
         first_values = {seed: values[seed] for seed in sorted(values)[:first]}
-        early = judge_values(claim, first_values, looks).verdict
+        early = judge(first_values, claim.rule).verdict
         if early is not Verdict.INCONCLUSIVE:
             wrong.append(f"it was {early} after {first} seeds, and was not to go on")
     if verdict is Verdict.INCONCLUSIVE and len(values) < last:

@@ -24,9 +24,9 @@ from normbench.sweep.words import settings_in
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
-    from normbench.claims.results import ClaimResult
     from normbench.claims.run import ClaimRun
     from normbench.claims.standing import ClaimStanding, Way
+    from normbench.results.claimed import ClaimResult
 
 ALL = "all"
 DATA_ROOT = "data.root"
@@ -262,8 +262,8 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
 def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
     """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
     from normbench.claims.claim import find_registration
+    from normbench.claims.files import CLAIM_FILE
     from normbench.claims.page import write_page as write
-    from normbench.claims.results import CLAIM_FILE
 
     shown = {}
     for name, claim in known.items():
@@ -309,8 +309,8 @@ def show_result(one: ClaimStanding) -> None:
 
 def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
-    from normbench.claims.entries import write_effect, write_interval, write_mean
-    from normbench.claims.verdicts import sample_of
+    from normbench.results.claimed import sample_of
+    from normbench.tell.claim_sentences import write_effect, write_interval, write_mean
     from normbench.wording import count
 
     if result.judgement is None:
@@ -323,9 +323,9 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
                 said += f", standard deviation {sample_of(result.values).sd:.3g}"
         return said
     judgement = result.judgement
-    said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.kind, claim.unit)}"
+    said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.unit)}"
     if judgement.interval is not None:
-        said += f" ({write_interval(judgement, claim.kind)})"
+        said += f" ({write_interval(judgement)})"
     said += f", {count(judgement.n, 'seed')}, margin {claim.margin:g}"
     lost = sum(result.lost.values())
     if lost:
@@ -340,7 +340,6 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Print what would be run, how long it takes and what it could show; return the exit status."""
     from normbench.claims.run import CannotBegin, choose_within, costs_of
-    from normbench.claims.verdicts import power_of
 
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
     for name, needed in choice.left_out.items():
@@ -358,7 +357,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         if claim.kind == "exact":
             say("  power: none is needed, as there is no chance in it")
         elif claim.pilot:
-            power = power_of(claim.kind, claim.margin, claim.pilot.sd, claim.seeds[-1], claim.target, len(claim.seeds))
+            power = claim.rule.power(claim.pilot.sd, claim.seeds[-1])
             told = "none, values that do not spread" if power is None else f"{power:.2f}"
             say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
         else:
@@ -429,7 +428,7 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
     Raises:
         UsageError: the folder holds no claim that was run.
     """
-    from normbench.claims.results import CLAIM_FILE
+    from normbench.claims.files import CLAIM_FILE
     from normbench.claims.verify import verify
 
     if (folder / CLAIM_FILE).exists():

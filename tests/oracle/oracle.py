@@ -135,18 +135,14 @@ def keep_claims() -> dict[str, Any]:
     """Return the verdict on each published claim from its values by seed, and what correction leaves of them all."""
     from dataclasses import asdict
 
-    from normbench.claims.verdicts import Kind, correct_verdicts, judge
+    from normbench.results.claimed import correct_verdicts, judge, rule_of
 
     found, judgements = dict[str, Any](), {}
     for file in sorted((CHECKOUT / "docs/claims").glob("*.json")):
         content = json.loads(file.read_text())
-        claim = content["claim"]
         values = {int(seed): value for seed, value in content["values"].items()}
-        target = claim.get("target") or 0.0
-        looks = len(claim["seeds"]) if isinstance(claim["seeds"], list) else 1
-        judgement = judge(values, Kind(claim["kind"]), claim["margin"], target=target, looks=looks)
-        judgements[file.stem] = judgement
-        found[file.stem] = asdict(judgement)
+        judgements[file.stem] = judge(values, rule_of(content["claim"]))
+        found[file.stem] = judgements[file.stem].derive()
     suite = correct_verdicts(judgements)
     found["corrected"] = {name: asdict(one) for name, one in suite.corrected.items()}
     return found

@@ -11,30 +11,27 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from normbench.claims.claim import find_registration, read_claims
-from normbench.claims.entries import (
-    Entry,
+from normbench.claims.figures import draw_forest
+from normbench.claims.files import read_results, write_result
+from normbench.claims.suite import read_entries
+from normbench.errors import UsageError
+from normbench.record.files import write_bytes
+from normbench.results.claimed import Entry, Status, Suite, Verdict
+from normbench.settings import key_of
+from normbench.show.figures.figure import Figure
+from normbench.show.templating import cell
+from normbench.tell.claim_sentences import (
     list_notes,
-    read_entries,
-    write_bound,
     write_corrected,
     write_corrected_p,
     write_effect,
     write_interval,
     write_machine,
-    write_minutes,
     write_power,
     write_settling,
     write_suite,
 )
-from normbench.claims.figures import draw_forest
-from normbench.claims.results import Status, judge_by_rule, read_results, write_result
-from normbench.claims.verdicts import Suite, Verdict
-from normbench.errors import UsageError
-from normbench.record.files import write_bytes
-from normbench.settings import key_of
-from normbench.show.figures.figure import Figure
-from normbench.show.templating import cell
-from normbench.wording import NONE, count
+from normbench.wording import NONE, count, write_bound, write_minutes
 
 PUBLISHED = "docs/claims"
 PAGE = "docs/claims.md"
@@ -89,10 +86,8 @@ def publish(folder: Path, root: Path) -> list[str]:
         if digests.get(name) != result.digest or result.status is Status.TRIAL:
             continue
         words = tuple(word for word in result.words if key_of(word) not in PLACES)
-        judgement = None if result.judgement is None else judge_by_rule(result.values, result.claim)
         (root / PUBLISHED).mkdir(exist_ok=True)
-        kept = replace(result, words=words, report="", judgement=judgement)
-        write_result(kept, root / PUBLISHED / f"{name}.json")
+        write_result(replace(result, words=words, report=""), root / PUBLISHED / f"{name}.json")
         published.append(name)
     return published
 
@@ -178,10 +173,10 @@ def tell_effect(entry: Entry) -> str:
     """Write the effect of a claim with its interval and seeds."""
     judgement = entry.judgement
     assert judgement is not None
-    interval = write_interval(judgement, entry.kind)
+    interval = write_interval(judgement)
     seeds = count(judgement.n, "seed")
     told = seeds if interval == NONE else f"{interval}; {seeds}"
-    return f"{write_effect(judgement, entry.kind, entry.unit)} ({told})"
+    return f"{write_effect(judgement, entry.unit)} ({told})"
 
 
 def inconclusive_rows(judged: Sequence[Entry]) -> list[str]:

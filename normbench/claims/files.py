@@ -1,4 +1,4 @@
-"""What a claim has come to: the content of claim.json, beside the runs of the claim."""
+"""claim.json, beside the runs of a claim: written, read, and held against itself."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from textwrap import shorten
 from types import NoneType
 from typing import Any
 
 from normbench.claims.claim import OLDER
-from normbench.claims.verdicts import Judgement, Kind, Verdict, judge
 from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
 from normbench.record.shapes import DIGESTS, NUMBER, Shape
+from normbench.results.claimed import ClaimResult, Status, judge, rule_of
 from normbench.results.effects import EffectError, Point, parse_effect
-from normbench.results.statistics import Interval
 
 CLAIM_FILE = "claim.json"
+MOST_FAULTS = 3  # of a result that are told
 PAGE_FILE = "claims.json"  # of the page, beside the folders of results
 
 # What of a claim decides how its values are judged, and what they are.
@@ -31,31 +29,6 @@ RULE = ("kind", "margin", "target", "seeds", "effect", "arms", "measure", "where
 CLOSE = 1e-9  # of values that were written and read again
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
-
-class Status(StrEnum):
-    """How far a claim has come."""
-
-    COMPLETE = "complete"
-    NOT_COMPLETE = "not complete"
-    NOT_RUN = "not run"
-    TRIAL = "trial"
-
-
-BOUNDS = (NoneType, [(int, float)])
-JUDGEMENT = {
-    "verdict": str,
-    "n": int,
-    "mean": (int, float),
-    "sd": (int, float),
-    "level": (int, float),
-    "interval": BOUNDS,
-    "inner": BOUNDS,
-    "p": (int, float),
-    "p_against": (int, float),
-    "note": str,
-    "power": NUMBER,
-    "seeds_to_settle": (int, NoneType),
-}
 SHAPE: Shape = {
     "name": str,
     "digest": DIGEST,
@@ -67,7 +40,7 @@ SHAPE: Shape = {
     "arms": {str: {str: (int, float)}},
     "lost": {str: int},
     "unreached": ({str: int}, NoneType),  # which results of before 2026-11-28 do not have
-    "judgement": (NoneType, JUDGEMENT),
+    "judgement": (dict, NoneType),
     "minutes": NUMBER,
     "machine": dict,
     "date": str,
@@ -77,58 +50,9 @@ SHAPE: Shape = {
 READ: Shape = {**SHAPE, DIGESTS: (dict, NoneType)}
 
 
-@dataclass(frozen=True)
-class ClaimResult:
-    """One claim, its runs and the verdict.
-
-    Attributes:
-        name: of the claim, which is that of its YAML and of its folder.
-        digest: sha256 of the claim as it was registered when its runs were made.
-        registered: the date of that, as 2026-11-28.
-        status: complete ones alone have a verdict; a trial has other words than the claim.
-        reason: why it is not run or not complete; empty otherwise.
-        claim: the claim as it was then: key and value of its YAML, the defaults included.
-        values: the effect by seed, in the claim's unit.
-        arms: what was measured, by arm and seed, where that is one number.
-        lost: how many runs were lost, by arm: those counted with the loss at initialization.
-        unreached: at how many seeds an arm never comes down to the loss of its reference in `steps`, by arm: those
-            counted with the length of the run; None where that was not noted.
-        judgement: None where there is no verdict.
-        minutes: that the runs took; None where that is not known.
-        machine: `processor` or `gpu`, `cores`, `torch`, `normbench`, `commit`.
-        date: of the end of its last run, as 2026-11-28; empty for none.
-        words: those of the command that made the runs, `normbench` and its command left out.
-        report: path of the report of its runs, from the folder of claim.json; empty for none.
-    """
-
-    name: str
-    digest: str
-    registered: str
-    status: Status
-    reason: str = ""
-    claim: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[int, float] = field(default_factory=dict)
-    arms: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    lost: Mapping[str, int] = field(default_factory=dict)
-    unreached: Mapping[str, int] | None = None
-    judgement: Judgement | None = None
-    minutes: float | None = None
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    date: str = ""
-    words: Sequence[str] = ()
-    report: str = ""
-
-    @property
-    def minutes_to_settle(self) -> float | None:
-        """Return the minutes of as many seeds as settle an inconclusive claim, all of them counted."""
-        if self.judgement is None or self.judgement.seeds_to_settle is None or self.minutes is None:
-            return None
-        return self.minutes * self.judgement.seeds_to_settle / self.judgement.n
-
-
 def write_result(result: ClaimResult, path: Path) -> None:
     """Write claim.json, with a digest of what it holds."""
-    write_with_digests(path, asdict(result), [path.name])
+    write_with_digests(path, result.as_record(), [path.name])
 
 
 def read_result(path: Path) -> ClaimResult | None:
@@ -143,7 +67,7 @@ def load_result(path: Path) -> ClaimResult:
     """Return what a claim.json holds.
 
     Raises:
-        ValueError: it is missing, damaged, or of another claim than its place says.
+        ValueError: it is missing, damaged, or of another claim than its place says, or contradicts itself.
     """
     content = read_json(path, READ)
     if content is None or content["status"] not in list(Status):
@@ -158,22 +82,31 @@ def load_result(path: Path) -> ClaimResult:
         altered = bool(find_altered(path))
     if altered:
         raise ValueError(f"{path} changed after it had been written")
-    judgement = content["judgement"]
     values = _by_seed(content["values"])
     arms = {arm: _by_seed(measured) for arm, measured in content["arms"].items()}
     has_verdict = content["status"] == Status.COMPLETE
-    is_readable = judgement is None or (_is_judgement(judgement) and content["claim"].get("kind") in list(Kind))
-    if values is None or None in arms.values() or (judgement is not None) != has_verdict or not is_readable:
+    if values is None or None in arms.values() or (content["judgement"] is not None) != has_verdict:
         raise ValueError(f"{path} is damaged")
-    known: dict[str, Any] = {key: content.get(key) for key in SHAPE}
-    known |= {
-        "status": Status(content["status"]),
-        "values": values,
-        "arms": arms,
-        "judgement": None if judgement is None else _read_judgement(judgement),
-        "words": tuple(content["words"]),
-    }
-    return ClaimResult(**known)
+    try:
+        judgement = judge(values, rule_of(content["claim"])) if has_verdict else None
+        known: dict[str, Any] = {key: content.get(key) for key in SHAPE}
+        known |= {"status": Status(content["status"]), "values": values, "arms": arms, "judgement": judgement}
+        result = ClaimResult(**known | {"words": tuple(content["words"])})
+        faults = list(find_faults(result))
+        faults += find_differences(content["judgement"], to_json(result.as_record()["judgement"]), "judgement")
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        faults = [f"it cannot be judged ({explain(error)})"]
+    if faults:
+        raise ValueError(blame_result(name, faults))
+    return result
+
+
+def blame_result(name: str, faults: Sequence[str]) -> str:
+    """Say what of the result of a claim does not follow from its own values and its claim."""
+    told = "; ".join(faults[:MOST_FAULTS])
+    if len(faults) > MOST_FAULTS:
+        told += f"; and {len(faults) - MOST_FAULTS} more"
+    return f"the result of {name} contradicts itself: by its values and its claim {told}"
 
 
 def name_of_place(path: Path) -> str:
@@ -202,21 +135,6 @@ def _by_seed(measured: Mapping[str, float]) -> dict[int, float] | None:
 def is_seed(text: str) -> bool:
     """Tell whether a text of a record is a seed: an integer from 0, within 64 bits."""
     return text.isdecimal() and len(text) <= 19
-
-
-def _is_judgement(content: Mapping[str, Any]) -> bool:
-    """Tell whether a judgement in JSON has a verdict that there is, and intervals with two ends."""
-    are_intervals = all(content[key] is None or len(content[key]) == 2 for key in ("interval", "inner"))
-    return are_intervals and content["verdict"] in list(Verdict)
-
-
-def _read_judgement(content: Mapping[str, Any]) -> Judgement:
-    known = {key: content[key] for key in JUDGEMENT}
-    known["verdict"] = Verdict(content["verdict"])
-    for key in ("interval", "inner"):
-        bounds = content[key]
-        known[key] = None if bounds is None else Interval(*bounds)
-    return Judgement(**known)
 
 
 def read_results(folder: Path, left_out: list[str]) -> dict[str, ClaimResult]:
@@ -304,46 +222,17 @@ def show_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else shorten(str(value), 80) or "empty"
 
 
-def rule_of(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a claim decides how its values are judged, as JSON has it."""
-    return {key: claim.get(key) for key in RULE}
-
-
-def judge_by_rule(values: Mapping[int, float], claim: Mapping[str, Any]) -> Judgement:
-    """Judge values by the rule of a claim, as its YAML has it.
-
-    Raises:
-        ValueError: there are no values.
-        LookupError, TypeError: it is not a claim.
-    """
-    looks = len(claim["seeds"])
-    target = claim.get("target") or 0.0
-    return judge(values, Kind(claim["kind"]), claim["margin"], target=target, looks=looks)
-
-
-def find_faults(result: ClaimResult, claim: Mapping[str, Any]) -> list[str]:
-    """Return what of a result does not follow from its own values by seed and the rule of its claim; empty for nothing.
+def find_faults(result: ClaimResult) -> Iterator[str]:
+    """Yield what of a result does not follow from its own values and its claim, or cannot be.
 
     Whether its values follow from its runs shows where these are: `verify` says so.
-
-    Args:
-        claim: key and value of the YAML for which the result counts.
     """
-    try:
-        return list(_find_faults(result, claim))
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        return [f"it cannot be judged ({explain(error)})"]
-
-
-def _find_faults(result: ClaimResult, claim: Mapping[str, Any]) -> Iterator[str]:
-    own_rule, rule = to_json(rule_of(result.claim)), to_json(rule_of(claim))
-    yield from find_differences(own_rule, rule, "claim")
     if result.minutes is not None and result.minutes < 0:
         yield f"minutes is {result.minutes:g}"
     if result.date and not re.fullmatch(r"\d{4}-\d\d-\d\d", result.date):
         yield f"date is {show_value(result.date)}, which is not a date"
     counted = {*result.lost, *(result.unreached or {}), *result.arms}
-    for arm in sorted(counted - {*claim["arms"]}):
+    for arm in sorted(counted - {*result.claim.get("arms", ())}):
         yield f"{arm} is not an arm of the claim"
     for arm, number in (result.unreached or {}).items():
         if not 0 <= number <= len(result.values):
@@ -357,15 +246,21 @@ def _find_faults(result: ClaimResult, claim: Mapping[str, Any]) -> Iterator[str]
     if result.judgement is None:
         return
     seeds = sorted(result.values)
-    if seeds != list(range(len(seeds))) or len(seeds) not in claim["seeds"]:
-        yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {claim['seeds'][-1]}"
-    yield from find_differences(result.values, effects_again(result, claim), "values")
-    judged = judge_by_rule(result.values, claim)
-    yield from find_differences(to_json(asdict(result.judgement)), to_json(asdict(judged)), "judgement")
+    if seeds != list(range(len(seeds))) or len(seeds) not in result.claim["seeds"]:
+        yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {result.claim['seeds'][-1]}"
+    yield from find_differences(result.values, effects_again(result), "values")
 
 
-def effects_again(result: ClaimResult, claim: Mapping[str, Any]) -> Mapping[int, float]:
+def find_other_rule(result: ClaimResult, claim: Mapping[str, Any]) -> list[str]:
+    """Return in what a result was judged by another rule than that of a claim. claim: key and value of its YAML."""
+    before = {key: result.claim.get(key) for key in RULE}
+    now = {key: claim.get(key) for key in RULE}
+    return list(find_differences(to_json(before), to_json(now), "claim"))
+
+
+def effects_again(result: ClaimResult) -> Mapping[int, float]:
     """Return the effect by seed from the arms' values; as it is where it rests on more than a value for each arm."""
+    claim = result.claim
     effect = parse_effect(claim["effect"], [*claim["arms"]])
     if not {*claim["arms"]} <= {*result.arms}:
         return result.values

@@ -1,0 +1,188 @@
+"""The sentences about claims: what is asked, what has come of it, and what a reader must know beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normbench.results.claimed import (
+    IN_FAVOUR,
+    ClaimedEffect,
+    ClaimResult,
+    Entry,
+    Kind,
+    Suite,
+    Verdict,
+    sample_of,
+)
+from normbench.wording import (
+    NONE,
+    count,
+    equals,
+    fixed,
+    p_value,
+    precision,
+    significant,
+    span,
+    with_unit,
+    write_bound,
+    write_minutes,
+)
+
+SMALL = 1e-4  # an effect below it is written with an exponent
+
+
+def write_question(claim: Mapping[str, Any]) -> str:
+    """Write what a claim asks of its effect, by what rule."""
+    unit = str(claim.get("unit") or "")
+    margin = with_unit(write_bound(claim["margin"]), unit)
+    measured = f"the effect by seed, {claim['effect']} in {claim['measure']}"
+    kind = Kind(claim["kind"])
+    if kind is Kind.LARGER:
+        return f"Is {measured}, above 0, and may it be {margin} or more?"
+    if kind is Kind.PARITY:
+        return f"Is {measured}, closer to 0 than {margin}?"
+    if kind is Kind.AT_LEAST:
+        return f"Is {measured}, above −{margin}?"
+    if kind is Kind.EXACT:
+        return f"Is {measured}, never farther from 0 than {margin}?"
+    target = with_unit(write_bound(claim.get("target") or 0), unit)
+    return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
+
+
+def write_effect(judgement: ClaimedEffect, unit: str) -> str:
+    """Write the mean of an effect, such as `+0.021 nats`, with the digits that its interval gives it."""
+    mean = judgement.mean
+    if mean and abs(mean) < SMALL:
+        written = f"{mean:+.1e}".replace("-", "−")
+    else:
+        digits = precision(mean, judgement.deciding_interval)
+        written = fixed(mean, digits, sign=True)
+    return with_unit(written, unit)
+
+
+def write_interval(judgement: ClaimedEffect) -> str:
+    """Write the interval from which the verdict follows, such as `95 %: +0.011 to +0.031`; a dash for none."""
+    interval = judgement.deciding_interval
+    if interval is None:
+        return NONE
+    level = judgement.level if judgement.rule.kind is Kind.LARGER else 2 * judgement.level
+    digits = precision(judgement.mean, interval)
+    return f"{100 * (1 - level):.4g} %: {span(interval, digits, sign=True)}"
+
+
+def write_mean(result: ClaimResult, unit: str) -> str:
+    """Write the mean effect of a claim that is not judged, such as a trial, with its interval of 95 % and its seeds."""
+    sample = sample_of(result.values)
+    digits = precision(sample.mean, sample.interval)
+    size = with_unit(fixed(sample.mean, digits, sign=True), unit)
+    seeds = count(sample.n, "seed")
+    if sample.interval is None:
+        return f"{size} ({seeds})"
+    return f"{size} (95 %: {span(sample.interval, digits, sign=True)}; {seeds})"
+
+
+def write_corrected(entry: Entry) -> str:
+    """Write what Holm's correction leaves of a verdict; a dash where there is none."""
+    verdict = entry.corrected.verdict
+    return NONE if verdict is None else str(verdict)
+
+
+def write_corrected_p(entry: Entry) -> str:
+    """Write the corrected p of a verdict, such as `p = 0.012`; empty where it rests on none."""
+    judgement = entry.judgement
+    if judgement is None or judgement.verdict in (Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE):
+        return ""
+    if judgement.verdict is Verdict.CONTRADICTED:
+        p, alone = entry.corrected.p_against, judgement.p_against
+    else:
+        p, alone = entry.corrected.p, judgement.p
+    return "no chance in it" if alone == 0 else f"p {equals(p)}"
+
+
+def write_power(judgement: ClaimedEffect) -> str:
+    """Write the power of a claim in percent."""
+    if judgement.power is None:
+        return NONE
+    return f"{min(100 * judgement.power, 99.9):.0f} %" if judgement.power < 0.995 else "> 99 %"
+
+
+def write_settling(entry: Entry) -> str:
+    """Write what would settle an inconclusive claim, and what that costs; empty for other claims."""
+    judgement, result = entry.judgement, entry.result
+    if judgement is None or result is None or judgement.verdict is not Verdict.INCONCLUSIVE:
+        return ""
+    if judgement.n < 2:
+        return "More seeds would settle it."
+    if judgement.seeds_to_settle is None:
+        return "More than 1,000 seeds would be needed to settle it: the effect seen is next to a bound of the claim."
+    told = f"{judgement.seeds_to_settle:,} seeds in all would settle it four times in five, if mean and spread stay so"
+    minutes = result.minutes_to_settle
+    return f"{told}: about {write_minutes(minutes)}." if minutes else f"{told}."
+
+
+def write_machine(result: ClaimResult) -> str:
+    """Write what the runs of a claim were made on, and with which versions."""
+    machine = result.machine
+    parts = [str(machine.get("gpu") or machine.get("processor") or "")]
+    if isinstance(machine.get("cores"), int):
+        parts.append(count(machine["cores"], "core"))
+    for package in ("torch", "normbench"):
+        if machine.get(package):
+            parts.append(f"{package} {machine[package]}")
+    if machine.get("commit"):
+        parts.append(f"commit {str(machine['commit'])[:9]}")
+    return ", ".join(part for part in parts if part)
+
+
+def write_suite(entries: Sequence[Entry], suite: Suite) -> list[str]:
+    """Write the sentences about all claims together."""
+    if not entries:
+        return ["No claim is registered yet."]
+    registered = count(len(entries), "registered claim")
+    if not suite.judged:
+        return [f"None of {registered} has a verdict yet."]
+    standings = Counter(entry.standing for entry in entries)
+    each = [f"{standings[verdict]} {verdict}" for verdict in Verdict if standings[verdict]]
+    told = f"{suite.judged} of {registered} have a verdict, each at the scale at which it ran"
+    sentences = [f"{told}: {', '.join(each)}."]
+    if suite.by_chance:
+        most = significant(suite.by_chance, 2)
+        told = "Each is tested by itself at 5 %, so that chance gives up to"
+        sentences.append(f"{told} {most} wrong verdicts among them.")
+    reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
+    sentences.append(
+        f"After Holm's correction over all {registered}, run or not, {reproduced} of the {suite.judged} judged claims "
+        f"reproduce at this scale (parity included) and {contradicted} are contradicted."
+    )
+    return sentences
+
+
+def list_notes(entry: Entry) -> list[str]:
+    """Return what a reader must know beside a verdict: what it leaves out, low power, lost runs."""
+    notes = []
+    judgement, result = entry.judgement, entry.result
+    if judgement and judgement.note:
+        notes.append(f"{judgement.note[0].upper()}{judgement.note[1:]}.")
+    if judgement and judgement.is_underpowered:
+        power = write_power(judgement)
+        notes.append(f"Underpowered: with this spread {judgement.n} seeds find the claim in {power} of repetitions.")
+    if result and entry.lost:
+        by_arm = ", ".join(f"{arm} {number}" for arm, number in result.lost.items() if number)
+        notes.append(f"Lost runs, which count with the loss at initialization: {by_arm}.")
+    if entry.unreached:
+        by_arm = ", ".join(f"arm {arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
+        stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
+        notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
+    return notes
+
+
+def tell_p(entry: Entry) -> str:
+    """Write p of a claim by itself, and that of its opposite where that is smaller; a dash where there is none."""
+    judgement = entry.judgement
+    if judgement is None or judgement.interval is None:
+        return NONE
+    if judgement.p_against < judgement.p:
+        return f"{p_value(judgement.p_against)}, against the claim"
+    return p_value(judgement.p)
