@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from normbench.claims.files import write_result
-from normbench.results.claimed import ClaimResult, Kind, Status, judge, rule_of
+from normbench.results.claimed import ClaimResult, Status, judge, rule_of
+from normbench.results.rules import ClaimKind
 
 NOW, BEFORE = "a" * 64, "b" * 64
 MACHINE = {"processor": "Xeon", "cores": 2, "torch": "2.13.0", "normbench": "1.0", "commit": "fa7f780aa0011"}
 SHAPE = np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]) / 3.5  # ten seeds with a standard deviation of 1
 
 
-def content(claim: str, kind: Kind, margin: float, **more: Any) -> dict[str, Any]:
+def content(claim: str, kind: ClaimKind, margin: float, **more: Any) -> dict[str, Any]:
     """The YAML of a claim."""
     common = {
         "claim": claim,
@@ -61,24 +62,24 @@ def complete(
 
 # By name: the claim and its result, None where it is not run.
 MADE: dict[str, tuple[dict[str, Any], float | None]] = {
-    "larger": (content("Larger <b>&</b> better", Kind.LARGER, 0.02, published_effect=0.05), 0.03),
-    "smaller": (content("Real, but small", Kind.LARGER, 0.05), 0.02),
-    "worse": (content("Worse than published", Kind.LARGER, 0.02), -0.5),
-    "same": (content("As good as the other", Kind.PARITY, 0.03), 0.004),
-    "open": (content("Perhaps as good", Kind.PARITY, 0.01), 0.006),
-    "harmless": (content("At least as good", Kind.AT_LEAST, 0.03), 0.0),
-    "slope": (content("Falls as 1/√L", Kind.SLOPE, 0.1, target=-0.5, unit=""), -0.47),
-    "exact": (content("Exactly equal", Kind.EXACT, 1e-9, unit=""), 0.0),
-    "later": (content("Nobody has tried it", Kind.LARGER, 0.02), None),
+    "larger": (content("Larger <b>&</b> better", ClaimKind.LARGER, 0.02, published_effect=0.05), 0.03),
+    "smaller": (content("Real, but small", ClaimKind.LARGER, 0.05), 0.02),
+    "worse": (content("Worse than published", ClaimKind.LARGER, 0.02), -0.5),
+    "same": (content("As good as the other", ClaimKind.PARITY, 0.03), 0.004),
+    "open": (content("Perhaps as good", ClaimKind.PARITY, 0.01), 0.006),
+    "harmless": (content("At least as good", ClaimKind.AT_LEAST, 0.03), 0.0),
+    "slope": (content("Falls as 1/√L", ClaimKind.SLOPE, 0.1, target=-0.5, unit=""), -0.47),
+    "exact": (content("Exactly equal", ClaimKind.EXACT, 1e-9, unit=""), 0.0),
+    "later": (content("Nobody has tried it", ClaimKind.LARGER, 0.02), None),
 }
 
 
 def claims_and_digests() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """All claims that are registered, and their digests."""
     claims = {name: claim for name, (claim, _) in MADE.items()}
-    claims["data"] = content("Needs data", Kind.LARGER, 0.02)
-    claims["tried"] = content("Tried with other words", Kind.LARGER, 0.02)
-    claims["moved"] = content("Registered again", Kind.LARGER, 0.02)
+    claims["data"] = content("Needs data", ClaimKind.LARGER, 0.02)
+    claims["tried"] = content("Tried with other words", ClaimKind.LARGER, 0.02)
+    claims["moved"] = content("Registered again", ClaimKind.LARGER, 0.02)
     return claims, dict.fromkeys(claims, NOW)
 
 

@@ -19,8 +19,8 @@ import normbench
 from normbench.claims.claim import KEYS
 from normbench.claims.files import read_results
 from normbench.claims.suite import read_entries
-from normbench.results.claimed import Kind
 from normbench.results.effects import NAMES
+from normbench.results.rules import ClaimKind
 
 
 def test_the_documents_are_as_they_are_made(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, m
 
 def test_the_page_explains_every_key_kind_and_function() -> None:
     page = (REPOSITORY / PAGE).read_text()
-    for word in (*KEYS, *Kind):
+    for word in (*KEYS, *ClaimKind):
         assert f"`{word}`" in page, word
     for name in NAMES:
         assert f"`{name}`" in page or f"`{name}(" in page, name

@@ -20,7 +20,8 @@ from normbench.claims.figures import draw_forest, explain_panel, title_effects
 from normbench.claims.files import write_result
 from normbench.claims.page import write_page
 from normbench.claims.suite import read_entries, settling_words
-from normbench.results.claimed import ClaimResult, Corrected, Entry, Kind, Rule, Status, Verdict, judge
+from normbench.results.claimed import ClaimResult, Corrected, Entry, Status, judge
+from normbench.results.rules import ClaimKind, ClaimRule, Verdict
 from normbench.results.statistics import holm
 from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
 from normbench.wording import write_bound, write_minutes
@@ -108,8 +109,8 @@ def test_all_files_say_the_same(folder: Path) -> None:
 
 def test_own_claims_are_a_family_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_for_pages_alone(monkeypatch)
-    ours = {"larger": content("Larger", Kind.LARGER, 0.02), "later": content("Later", Kind.LARGER, 0.02)}
-    mine = content("Mine is better", Kind.LARGER, 0.02)
+    ours = {"larger": content("Larger", ClaimKind.LARGER, 0.02), "later": content("Later", ClaimKind.LARGER, 0.02)}
+    mine = content("Mine is better", ClaimKind.LARGER, 0.02)
     for name, claim in {**ours, "mine": mine}.items():
         if name != "later":
             (tmp_path / name).mkdir()
@@ -161,11 +162,11 @@ def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
 
 
 def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
-    claim = content("Larger", Kind.LARGER, 0.02)
+    claim = content("Larger", ClaimKind.LARGER, 0.02)
     entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
     assert explain_panel([entry]).endswith("Intervals are of 95 %.")
     assert entry.result is not None
-    judgement = judge(entry.result.values, Rule(Kind.LARGER, 0.02, looks=2))
+    judgement = judge(entry.result.values, ClaimRule(ClaimKind.LARGER, 0.02, looks=2))
     twice = replace(entry, result=replace(entry.result, judgement=judgement))
     assert explain_panel([twice]).endswith("Intervals are of 97.06 %.")
     assert explain_panel([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
@@ -177,7 +178,7 @@ def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
 
 
 def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> None:
-    claim = content("Perhaps", Kind.PARITY, 0.01)
+    claim = content("Perhaps", ClaimKind.PARITY, 0.01)
     result = complete("perhaps", claim, 0.006)
     entry = Entry("perhaps", claim, result, (), Corrected(1.0, 1.0, Verdict.INCONCLUSIVE))
     judgement = result.judgement
@@ -185,7 +186,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     seeds = judgement.seeds_to_settle
     assert write_effect(judgement, "nats") == "+0.0060 nats"
     assert write_interval(judgement).startswith("90 %: +0.000")
-    larger = judge(result.values, Rule(Kind.LARGER, 0.01))
+    larger = judge(result.values, ClaimRule(ClaimKind.LARGER, 0.01))
     assert write_interval(larger).startswith("95 %: −0.00")
     assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
     assert settling_words(entry) == ["--trial", f"seed=range(100,{100 + seeds})"]
@@ -193,7 +194,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
     settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
     assert settling_words(settled) == [] and write_settling(settled) == ""
-    two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), Rule(Kind.LARGER, 0.02, looks=2))
+    two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), ClaimRule(ClaimKind.LARGER, 0.02, looks=2))
     assert write_interval(two_looks).startswith("97.06 %: ")
     # Nothing is run yet.
     entries, suite = read_entries(tmp_path, *claims_and_digests(), [])

@@ -12,17 +12,10 @@ import pytest
 from scipy import stats
 
 from normbench.claims.files import read_result, read_results, write_result
-from normbench.results.claimed import (
-    ClaimedEffect,
-    ClaimResult,
-    Kind,
-    Rule,
-    Status,
-    Verdict,
-    correct_verdicts,
-    judge,
-    level_over_looks,
-)
+from normbench.results.claimed import ClaimedEffect, ClaimResult, Status, judge
+from normbench.results.family import correct_verdicts
+from normbench.results.rules import ClaimKind as Kind
+from normbench.results.rules import ClaimRule, Verdict, level_over_looks
 from normbench.results.statistics import holm, paired_power
 
 CLAIMS, SUITES, SEEDS = 26, 1_000, 10
@@ -71,7 +64,7 @@ def test_judging_follows_the_rules_and_the_tests_of_scipy(kind: Kind) -> None:
     for mean in np.linspace(-2.5, 2.5, 11):
         for looks, level in ((1, 0.05), (2, 0.0294)):
             values = random.normal(target + mean, 1.2, SEEDS)
-            found = judge(dict(enumerate(values)), Rule(kind, 1.0, target=target, looks=looks))
+            found = judge(dict(enumerate(values)), ClaimRule(kind, 1.0, target=target, looks=looks))
             assert found.verdict == verdicts(values, kind, 1.0, target, level)
             seen.add(found.verdict)
             assert found.interval == pytest.approx(np.array(intervals(values, level)), abs=1e-12)
@@ -168,7 +161,7 @@ def test_a_planned_second_look_errs_in_five_percent() -> None:
 def test_a_planted_truth_is_found(kind: Kind, truth: float, verdict: Verdict) -> None:
     # Ten values whose mean is the truth, and whose standard deviation is 0.16.
     values = truth + 0.05 * np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5])
-    found = judge(dict(enumerate(values)), Rule(kind, 1.0, target=0.5 if kind is Kind.SLOPE else 0.0))
+    found = judge(dict(enumerate(values)), ClaimRule(kind, 1.0, target=0.5 if kind is Kind.SLOPE else 0.0))
     assert found.verdict == verdict and found.n == 10 and found.mean == pytest.approx(truth)
     if kind is Kind.EXACT:
         assert found.interval is None and {found.p, found.p_against} <= {0.0, 1.0}
@@ -181,14 +174,14 @@ def test_a_planted_truth_is_found(kind: Kind, truth: float, verdict: Verdict) ->
 def test_equal_values_are_judged_by_their_value(kind: Kind) -> None:
     held = Verdict.PARITY if kind is Kind.PARITY else Verdict.REPRODUCED
     within = 2.0 if kind is Kind.LARGER else 0.25
-    one, two, ten = (judge(dict.fromkeys(range(n), within), Rule(kind, 1.0)) for n in (1, 2, 10))
+    one, two, ten = (judge(dict.fromkeys(range(n), within), ClaimRule(kind, 1.0)) for n in (1, 2, 10))
     assert one.verdict == two.verdict == Verdict.INCONCLUSIVE and one.note != two.note
     assert ten.verdict == held and ten.interval is None and ten.p == 2**-9 and ten.note
-    against = judge(dict.fromkeys(range(10), -3.0), Rule(kind, 1.0))
+    against = judge(dict.fromkeys(range(10), -3.0), ClaimRule(kind, 1.0))
     assert against.verdict == Verdict.CONTRADICTED and against.p_against == 2**-9
     for values in ({}, {0: math.nan}, {0: 1.0, 1: math.inf}):
         with pytest.raises(ValueError, match="finite"):
-            judge(values, Rule(kind, 1.0))
+            judge(values, ClaimRule(kind, 1.0))
 
 
 def test_power_and_the_seeds_that_settle_a_claim() -> None:
@@ -196,22 +189,26 @@ def test_power_and_the_seeds_that_settle_a_claim() -> None:
     shape = shape / shape.std(ddof=1)
     random = np.random.default_rng(5).standard_normal((20_000, 60))
     # A difference of one standard deviation needs ten seeds, and so does parity within one.
-    larger = judge(dict(enumerate(shape)), Rule(Kind.LARGER, 1.0))
+    larger = judge(dict(enumerate(shape)), ClaimRule(Kind.LARGER, 1.0))
     assert larger.power is not None and larger.power == pytest.approx(0.8, abs=5e-3)
     assert larger.power == pytest.approx(share(verdicts(random[:, :10] + 1, Kind.LARGER, 1.0), "reproduced"), abs=0.01)
     # That the interval is above 0 is not all: an effect that is just the margin is called too small now and then.
     assert paired_power(1.0, 1.0, 10) - 0.025 < larger.power < paired_power(1.0, 1.0, 10)
-    sure = judge(dict(enumerate(0.1 * shape)), Rule(Kind.LARGER, 1.0))
+    sure = judge(dict(enumerate(0.1 * shape)), ClaimRule(Kind.LARGER, 1.0))
     assert sure.power == pytest.approx(0.975, abs=1e-3)
     assert share(verdicts(0.1 * random[:, :10] + 1, Kind.LARGER, 1.0), "reproduced") == pytest.approx(0.975, abs=0.003)
-    parity = judge(dict(enumerate(shape)), Rule(Kind.PARITY, 0.9))
+    parity = judge(dict(enumerate(shape)), ClaimRule(Kind.PARITY, 0.9))
     assert parity.power == pytest.approx(share(verdicts(random[:, :10], Kind.PARITY, 0.9), "parity"), abs=0.01)
     assert parity.is_underpowered
-    at_least = judge(dict(enumerate(shape)), Rule(Kind.AT_LEAST, 0.7))
+    at_least = judge(dict(enumerate(shape)), ClaimRule(Kind.AT_LEAST, 0.7))
     noncentral = stats.nct.sf(stats.t.isf(0.05, 9), 9, math.sqrt(10) * 0.7)
     assert at_least.power == pytest.approx(noncentral, abs=1e-3)
-    for kind, mean, margin in ((Kind.LARGER, 0.5, 1.0), (Kind.PARITY, 0.5, 0.9), (Kind.AT_LEAST, 0.0, 0.5)):
-        found = judge(dict(enumerate(shape + mean)), Rule(kind, margin))
+    for kind, mean, margin in (
+        (Kind.LARGER, 0.5, 1.0),
+        (Kind.PARITY, 0.5, 0.9),
+        (Kind.AT_LEAST, 0.0, 0.5),
+    ):
+        found = judge(dict(enumerate(shape + mean)), ClaimRule(kind, margin))
         assert found.verdict == Verdict.INCONCLUSIVE and found.seeds_to_settle is not None
         n = found.seeds_to_settle
         assert 10 < n < 60
@@ -219,14 +216,14 @@ def test_power_and_the_seeds_that_settle_a_claim() -> None:
         one_less = 1 - share(verdicts(random[:, : n - 1] + mean, kind, margin), "inconclusive")
         assert settled == pytest.approx(0.8, abs=0.03) and one_less < 0.82
     # An effect that is just the margin is never told from it.
-    assert judge(dict(enumerate(shape + 0.9)), Rule(Kind.PARITY, 0.9)).seeds_to_settle is None
+    assert judge(dict(enumerate(shape + 0.9)), ClaimRule(Kind.PARITY, 0.9)).seeds_to_settle is None
 
 
 def test_a_suite_is_corrected_over_all_that_is_registered() -> None:
     judged: dict[str, ClaimedEffect | None] = {}
     for place, size in enumerate((9, 1, -3)):
         values = size * np.array([0.8, 1.2, 1.0])
-        judged[f"claim{place}"] = judge(dict(enumerate(values)), Rule(Kind.LARGER, 0.5))
+        judged[f"claim{place}"] = judge(dict(enumerate(values)), ClaimRule(Kind.LARGER, 0.5))
     alone = correct_verdicts(judged)
     assert alone.judged == 3 and alone.by_chance == pytest.approx(0.15)
     assert alone.count(Verdict.REPRODUCED) == 2 and alone.count(Verdict.CONTRADICTED) == 1
@@ -234,7 +231,7 @@ def test_a_suite_is_corrected_over_all_that_is_registered() -> None:
     assert [one.p for one in alone.corrected.values()] == pytest.approx(holm([p, p, 1.0]))
     # Claims that are not run count too: with 20 of them nothing is left of p = 0.013, but exact claims stay.
     judged |= {f"later{place}": None for place in range(20)}
-    among_all = correct_verdicts(judged | {"exact": judge({0: 0.0}, Rule(Kind.EXACT, 0.0))})
+    among_all = correct_verdicts(judged | {"exact": judge({0: 0.0}, ClaimRule(Kind.EXACT, 0.0))})
     assert among_all.corrected["later3"].verdict is None and among_all.judged == 4
     assert among_all.by_chance == pytest.approx(0.15)
     assert among_all.count(Verdict.REPRODUCED, Verdict.CONTRADICTED) == 1
@@ -244,7 +241,7 @@ def test_a_suite_is_corrected_over_all_that_is_registered() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     values = {0: 0.1, 1: 0.3, 2: 0.15}
-    judgement = judge(values, Rule(Kind.LARGER, 0.02, looks=2))
+    judgement = judge(values, ClaimRule(Kind.LARGER, 0.02, looks=2))
     arms = {"ln": {0: 1.1, 1: 1.3, 2: 1.15}, "rms": dict.fromkeys(range(3), 1.0)}
     machine = {"processor": "Xeon", "cores": 2, "torch": "2.9", "commit": None}
     result = ClaimResult(

@@ -18,8 +18,8 @@ import yaml
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
-from normbench.results.claimed import Kind, Rule
 from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
+from normbench.results.rules import ClaimKind, ClaimRule
 from normbench.settings import drop_keys, either, key_of, nearest, show
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
@@ -120,7 +120,7 @@ class Claim:
     measure: str
     where: Conditions
     effect: Effect
-    kind: Kind
+    kind: ClaimKind
     margin: float
     target: float
     unit: str
@@ -141,9 +141,9 @@ class Claim:
         return self.path.parent != config_directory() / FOLDER
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ClaimRule:
         """Return the rule by which its effect is judged."""
-        return Rule(self.kind, self.margin, self.target, len(self.seeds))
+        return ClaimRule(self.kind, self.margin, self.target, len(self.seeds))
 
     @property
     def runs(self) -> str:
@@ -351,13 +351,15 @@ def read_claim(path: Path) -> Claim:
         words = reader.read_words("words", reader.get("words", (list,), "the words of a sweep or study"))
     arms = read_arms(reader)
     kind_text = reader.text("kind")
-    if kind_text not in list(Kind):
-        raise reader.blame("kind", f"kind: {kind_text} is unknown: {nearest(kind_text, Kind)}use {either(Kind)}")
-    kind = Kind(kind_text)
+    if kind_text not in list(ClaimKind):
+        raise reader.blame(
+            "kind", f"kind: {kind_text} is unknown: {nearest(kind_text, ClaimKind)}use {either(ClaimKind)}"
+        )
+    kind = ClaimKind(kind_text)
     margin = reader.number("margin")
-    if margin < 0 or (margin == 0 and kind is not Kind.EXACT):
+    if margin < 0 or (margin == 0 and kind is not ClaimKind.EXACT):
         raise reader.blame("margin", f"margin: {show(margin)} is not above 0, which all kinds but exact need")
-    if reader.content.get("target") is not None and kind is not Kind.SLOPE:
+    if reader.content.get("target") is not None and kind is not ClaimKind.SLOPE:
         raise reader.blame("target", f"target is for kind: slope alone, and this is {kind}")
     seeds = reader.seeds()
     if not seeds and not runs_of:

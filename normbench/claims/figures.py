@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normbench.results.claimed import IN_FAVOUR, Entry, Kind, Verdict
+from normbench.results.claimed import Entry
+from normbench.results.rules import IN_FAVOUR, ClaimKind, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Drawing, Figure, make_figures
 from normbench.show.figures.panes import blank, breadth, fit, wrap
@@ -73,7 +74,7 @@ def draw_forest(entries: Sequence[Entry], name: str = "claims") -> list[Figure]:
 
 def is_of_difference(entry: Entry) -> bool:
     """Tell whether a claim says that one arm is larger than another."""
-    return entry.kind is Kind.LARGER
+    return entry.kind is ClaimKind.LARGER
 
 
 def explain_panel(entries: Sequence[Entry]) -> str:
@@ -302,7 +303,7 @@ def draw_effects(pane: Axes, entry: Entry) -> None:
         pane.plot([0.6, 0.6], deciding, color=color, linewidth=2.2, solid_capstyle="butt")
         pane.plot(0.6, judgement.mean, "o", color=color, markersize=5)
     pane.axhline(entry.target, color=INK, linewidth=0.8)
-    if entry.kind is Kind.LARGER:
+    if entry.kind is ClaimKind.LARGER:
         pane.axhline(entry.margin, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     elif entry.margin:
         pane.axhspan(entry.target - entry.margin, entry.target + entry.margin, color=BAND, alpha=0.45, linewidth=0)

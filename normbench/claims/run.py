@@ -41,7 +41,8 @@ from normbench.errors import RunFailure, UsageError
 from normbench.processes import end_with_parent
 from normbench.record.files import find_unused, inside, make_folder, write_json
 from normbench.record.machine import describe_machine
-from normbench.results.claimed import ClaimResult, Status, Verdict, judge
+from normbench.results.claimed import ClaimResult, Status, judge
+from normbench.results.rules import Verdict
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
 from normbench.stopping import Stopped

@@ -9,10 +9,12 @@ from typing import Any
 
 from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.files import CLAIM_FILE, blame_result, find_other_rule, load_result, read_results
-from normbench.results.claimed import ClaimResult, Entry, Status, Suite, Verdict, correct_verdicts
+from normbench.results.claimed import ClaimResult, Entry, Status
+from normbench.results.family import Suite, correct_verdicts
+from normbench.results.rules import OF_CLAIMS, Verdict
 from normbench.settings import key_of
 
-ORDER = (*Verdict, Status.NOT_COMPLETE, Status.TRIAL, Status.NOT_RUN)  # of what claims have come to, in tables
+ORDER = (*OF_CLAIMS, Status.NOT_COMPLETE, Status.TRIAL, Status.NOT_RUN)  # of what claims have come to, in tables
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 
 

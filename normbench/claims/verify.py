@@ -22,7 +22,8 @@ from normbench.evidence.arms import LEARNING_RATE, canonical
 from normbench.evidence.run import read_run
 from normbench.evidence.study import ASIDE
 from normbench.record.directory import RunDirectory
-from normbench.results.claimed import ClaimResult, Status, Verdict, judge
+from normbench.results.claimed import ClaimResult, Status, judge
+from normbench.results.rules import Verdict
 from normbench.settings import drop_keys
 from normbench.sweep.folder import Entry, SweepFolder
 from normbench.sweep.words import settings_in

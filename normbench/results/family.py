@@ -1,19 +1,21 @@
-"""Every test that a report speaks of, corrected as one family."""
+"""Families of tests, corrected after Holm: all that a report speaks of, and all claims that are registered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from normbench.evidence.arms import Arm, Baseline
 from normbench.evidence.measures import Metric
 from normbench.evidence.study import RecordedStudy
+from normbench.results.claimed import ClaimedEffect, Corrected
 from normbench.results.comparisons import compare_all, compare_losses
 from normbench.results.designs import find_effects
 from normbench.results.result import Difference, FactorEffect, Losses, Result, Scaling
+from normbench.results.rules import IN_FAVOUR, Verdict
 from normbench.results.scaling import find_ladders
-from normbench.results.statistics import holm
+from normbench.results.statistics import ALPHA, holm
 
 SomeResult = TypeVar("SomeResult", bound=Result)
 
@@ -92,3 +94,50 @@ def settle(results: Sequence[SomeResult], corrected: Iterator[float | None], fam
         with_p = replace(result, corrected=None if result.p is None else p, family=family)
         settled.append(replace(with_p, verdict=with_p.judge()))
     return tuple(settled)
+
+
+# ---- claims
+
+
+@dataclass(frozen=True)
+class Suite:
+    """All registered claims, judged or not.
+
+    Attributes:
+        corrected: by name of the claim.
+        judged: how many have a verdict.
+        by_chance: how many verdicts chance gives at most, each tested at 5 %: those without an interval have none.
+    """
+
+    corrected: Mapping[str, Corrected]
+    judged: int
+    by_chance: float
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return how many claims have one of these verdicts after correction."""
+        return sum(one.verdict in verdicts for one in self.corrected.values())
+
+
+def correct_verdicts(effects: Mapping[str, ClaimedEffect | None]) -> Suite:
+    """Correct the verdicts on all registered claims after Holm (1979).
+
+    effects: by name, None for a claim that is not judged: its p is 1, so that what is run chooses nothing.
+
+    What speaks for claims is one family, and what contradicts them another, each at 5 %. A verdict that correction does
+    not leave is inconclusive; "not reproduced" is kept, as it claims nothing new.
+    """
+    p_values = [1.0 if one is None else one.p for one in effects.values()]
+    opposite = [1.0 if one is None else one.p_against for one in effects.values()]
+    judged = [one for one in effects.values() if one is not None]
+    corrected = dict[str, Corrected]()
+    for (name, one), p, p_against in zip(effects.items(), holm(p_values), holm(opposite), strict=True):
+        assert p is not None and p_against is not None
+        corrected[name] = Corrected(p, p_against, None if one is None else keep(one.verdict, p, p_against))
+    by_chance = ALPHA * sum(one.interval is not None for one in judged)
+    return Suite(corrected, len(judged), by_chance)
+
+
+def keep(verdict: Verdict, p: float, p_against: float) -> Verdict:
+    """Return a verdict, or that it is inconclusive once p is corrected."""
+    is_lost = (verdict in IN_FAVOUR and p > ALPHA) or (verdict is Verdict.CONTRADICTED and p_against > ALPHA)
+    return Verdict.INCONCLUSIVE if is_lost else verdict

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from normbench.results.statistics import ALPHA
+import numpy as np
+from scipy import special
+
+from normbench.results.statistics import ALPHA, POWER, Interval, Sample
 
 if TYPE_CHECKING:
+    from normbench.results.claimed import ClaimedEffect
     from normbench.results.result import Difference, Paired, Result
 
 FEWEST_SEEDS = 3  # seeds from which on a report may say how much arms differ at most
+FEWEST_EQUAL = 3  # values without which equal ones say nothing of a claim
+LEVELS = {1: ALPHA, 2: 0.0294}  # of each look at a claim, by how many are planned (Pocock 1977, table 1)
+MOST_SEEDS = 1_000  # beyond them nobody settles a claim
 
 
 class Verdict(StrEnum):
@@ -28,6 +38,16 @@ class Verdict(StrEnum):
     ALIKE = "alike"  # no difference was found
     ONE_SEED = "one_seed"
     NO_SEED = "no_seed"
+    # Of claims, at the scale at which their seeds ran; claim.json has these words.
+    REPRODUCED = "reproduced"
+    PARITY = "parity"
+    NOT_REPRODUCED = "not reproduced"
+    CONTRADICTED = "contradicted"
+    INCONCLUSIVE = "inconclusive"
+
+
+IN_FAVOUR = (Verdict.REPRODUCED, Verdict.PARITY)  # of a claim
+OF_CLAIMS = (*IN_FAVOUR, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
 
 
 def judge_counts(result: Result) -> Verdict:
@@ -67,3 +87,180 @@ def judge_difference(result: Difference) -> Verdict:
     if result.margin is not None and interval.reach <= result.margin:
         return Verdict.WITHIN
     return Verdict.UNKNOWN if interval.reach > result.spread else Verdict.ALIKE
+
+
+# ---- claims
+
+
+class ClaimKind(StrEnum):
+    """What a claim says of its effect."""
+
+    LARGER = "larger"
+    PARITY = "parity"
+    AT_LEAST = "at_least"
+    EXACT = "exact"
+    SLOPE = "slope"
+
+
+@dataclass(frozen=True)
+class ClaimRule:
+    """How a verdict follows from the interval of a claim's effect: it holds within bounds, and its opposite beyond.
+
+    Values are Gaussian with the effect as their mean, one a seed. A difference is tested with Student's interval of
+    1 − level, closeness with two one-sided tests, which is an interval of 1 − 2·level (Schuirmann 1987). Where values
+    are looked at twice, after half of the seeds and after all, each look has Pocock's level (1977).
+
+    Kind, bounds of the mean within which the claim holds, and the level on either side:
+
+        larger      above 0                         level / 2, and the upper end is no less than the margin
+        parity      between −margin and margin      level
+        at_least    above −margin                   level
+        slope       target ± margin                 level
+        exact       no value beyond ± margin        no chance in it
+
+    Attributes:
+        kind: what the claim says.
+        margin: the smallest effect that matters, in its unit; above 0 but for exact claims.
+        target: the value that theory gives to a slope.
+        looks: how often values are judged by plan, 1 or 2.
+    """
+
+    kind: ClaimKind
+    margin: float
+    target: float = 0.0
+    looks: int = 1
+
+    @property
+    def level(self) -> float:
+        """Return the level of each look."""
+        return ALPHA if self.kind is ClaimKind.EXACT else LEVELS[self.looks]
+
+    @property
+    def bounds(self) -> Interval:
+        """Return the means for which the claim holds."""
+        if self.kind is ClaimKind.LARGER:
+            return Interval(0.0, math.inf)
+        if self.kind is ClaimKind.AT_LEAST:
+            return Interval(-self.margin, math.inf)
+        return Interval(self.target - self.margin, self.target + self.margin)
+
+    @property
+    def one_sided(self) -> float:
+        """Return the level at either end of the interval that decides."""
+        return self.level / 2 if self.kind is ClaimKind.LARGER else self.level
+
+    def decide(self, deciding: Interval) -> Verdict:
+        """Return the verdict on an effect. deciding: its interval, of `one_sided` at either end."""
+        bounds = self.bounds
+        if deciding.upper < bounds.lower or deciding.lower > bounds.upper:
+            return Verdict.CONTRADICTED
+        if self.kind is ClaimKind.LARGER and deciding.upper < self.margin:
+            return Verdict.NOT_REPRODUCED
+        if bounds.lower < deciding.lower and deciding.upper < bounds.upper:
+            return Verdict.PARITY if self.kind is ClaimKind.PARITY else Verdict.REPRODUCED
+        return Verdict.INCONCLUSIVE
+
+    def test(self, sample: Sample) -> tuple[float, float]:
+        """Return p of the claim and p of its opposite, at one look."""
+        df = sample.n - 1
+        above_lower = (sample.mean - self.bounds.lower) / sample.standard_error
+        below_upper = (self.bounds.upper - sample.mean) / sample.standard_error
+        nearest = min(above_lower, below_upper)
+        tail = float(special.stdtr(df, -nearest))
+        opposite = float(special.stdtr(df, nearest))
+        sides = self.level / self.one_sided  # 2: both are tested at once
+        return min(1.0, sides * tail), min(1.0, sides * opposite)
+
+    def power(self, sd: float, n: int) -> float | None:
+        """Return the chance that n seeds find a true claim: parity with an effect of 0, say, at one look.
+
+        None where values do not spread, or n is 1. A claim of kind larger is true if its effect is the margin, and is
+        found where the interval is above 0 and reaches the margin: however many seeds there are, half of the level
+        (2.5 %) of them miss an effect that is just the margin, as too small.
+
+        sd: of the effect, from seed to seed.
+        """
+        if self.kind is ClaimKind.EXACT or not sd or n < 2:
+            return None
+        truth = {ClaimKind.LARGER: self.margin, ClaimKind.SLOPE: self.target}.get(self.kind, 0.0)
+        within = self._chance_within(self.bounds, truth, sd, n)
+        if self.kind is not ClaimKind.LARGER:
+            return within
+        return within - self._chance_of_small(truth, sd, n)
+
+    def seeds_to_settle(self, sample: Sample) -> int | None:
+        """Return with how many seeds a verdict is found four times in five, if mean and spread are those seen.
+
+        None where more than 1,000 are needed.
+        """
+
+        def chance(n: int) -> float:
+            return self._chance_of_a_verdict(sample.mean, sample.sd, n)
+
+        numbers = range(sample.n + 1, MOST_SEEDS + 1)
+        place = bisect_left(numbers, POWER, key=chance)
+        return numbers[place] if place < len(numbers) else None
+
+    def _chance_of_a_verdict(self, truth: float, sd: float, n: int) -> float:
+        """Return the chance that n seeds leave a claim anything but inconclusive."""
+        below = self._chance_within(Interval(-math.inf, self.bounds.lower), truth, sd, n)
+        within = self._chance_within(self.bounds, truth, sd, n)
+        above = self._chance_within(Interval(self.bounds.upper, math.inf), truth, sd, n)
+        if self.kind is not ClaimKind.LARGER:
+            return below + within + above
+        # Real but smaller than the margin counts twice: as above 0, and as below the margin.
+        below_margin = self._chance_within(Interval(-math.inf, self.margin), truth, sd, n)
+        return within + below_margin - self._chance_of_small(truth, sd, n)
+
+    def _chance_of_small(self, truth: float, sd: float, n: int) -> float:
+        """Return the chance that n seeds find an effect real, but smaller than the margin."""
+        return self._chance_within(Interval(0.0, self.margin), truth, sd, n)
+
+    def _chance_within(self, bounds: Interval, truth: float, sd: float, n: int) -> float:
+        """Return the chance that an interval of n seeds lies within bounds.
+
+        Given the standard deviation S of a sample, its mean is Gaussian with sd/√n; this is the mean over 200 quantiles
+        of S²·(n − 1)/sd², which follows χ². With one bound it is a noncentral t distribution, with two Owen's (1965).
+        """
+        df = n - 1
+        quantiles = (np.arange(200) + 0.5) / 200
+        spread = np.sqrt(special.chdtri(df, quantiles) / df)
+        half = float(special.stdtrit(df, 1 - self.one_sided)) * spread
+        upper = special.ndtr((bounds.upper - truth) * math.sqrt(n) / sd - half)
+        lower = special.ndtr((bounds.lower - truth) * math.sqrt(n) / sd + half)
+        return float(np.maximum(upper - lower, 0.0).mean())
+
+
+def level_over_looks(p: float, looks: int) -> float:
+    """Return the level at which a value of p at one look is reached at any of them, where all have the same.
+
+    Of two, after half of the values and after all: 1 − P(|Z₁| < z, |Z₂| < z), the correlation of the two √½; at 0.0294
+    it is 0.05 (Pocock 1977).
+    """
+    if looks == 1 or p in (0, 1):
+        return p
+    z = -float(special.ndtri(p / 2))
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    first = z * nodes
+    conditional_sd = math.sqrt(0.5)
+    upper = special.ndtr((z - conditional_sd * first) / conditional_sd)
+    lower = special.ndtr((-z - conditional_sd * first) / conditional_sd)
+    density = np.exp(-(first**2) / 2) / math.sqrt(2 * math.pi)
+    inside = z * float(np.sum(weights * density * (upper - lower)))
+    return min(max(1 - inside, p), 2 * p, 1.0)
+
+
+def judge_claim(effect: ClaimedEffect) -> Verdict:
+    """Return the verdict on the effect of a claim.
+
+    Values that are all the same have no interval, and from three on the value decides. Exact claims have none either,
+    as there is no chance in them: one value beyond the margin contradicts them.
+    """
+    rule = effect.rule
+    if rule.kind is ClaimKind.EXACT:
+        return Verdict.REPRODUCED if effect.farthest <= rule.margin else Verdict.CONTRADICTED
+    if effect.deciding_interval is not None:
+        return rule.decide(effect.deciding_interval)
+    if effect.n < FEWEST_EQUAL:
+        return Verdict.INCONCLUSIVE
+    return rule.decide(Interval(effect.mean, effect.mean))

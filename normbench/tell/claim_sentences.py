@@ -6,16 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normbench.results.claimed import (
-    IN_FAVOUR,
-    ClaimedEffect,
-    ClaimResult,
-    Entry,
-    Kind,
-    Suite,
-    Verdict,
-    sample_of,
-)
+from normbench.results.claimed import ClaimedEffect, ClaimResult, Entry, sample_of
+from normbench.results.family import Suite
+from normbench.results.rules import IN_FAVOUR, OF_CLAIMS, ClaimKind, Verdict
 from normbench.wording import (
     NONE,
     count,
@@ -38,14 +31,14 @@ def write_question(claim: Mapping[str, Any]) -> str:
     unit = str(claim.get("unit") or "")
     margin = with_unit(write_bound(claim["margin"]), unit)
     measured = f"the effect by seed, {claim['effect']} in {claim['measure']}"
-    kind = Kind(claim["kind"])
-    if kind is Kind.LARGER:
+    kind = ClaimKind(claim["kind"])
+    if kind is ClaimKind.LARGER:
         return f"Is {measured}, above 0, and may it be {margin} or more?"
-    if kind is Kind.PARITY:
+    if kind is ClaimKind.PARITY:
         return f"Is {measured}, closer to 0 than {margin}?"
-    if kind is Kind.AT_LEAST:
+    if kind is ClaimKind.AT_LEAST:
         return f"Is {measured}, above −{margin}?"
-    if kind is Kind.EXACT:
+    if kind is ClaimKind.EXACT:
         return f"Is {measured}, never farther from 0 than {margin}?"
     target = with_unit(write_bound(claim.get("target") or 0), unit)
     return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
@@ -67,7 +60,7 @@ def write_interval(judgement: ClaimedEffect) -> str:
     interval = judgement.deciding_interval
     if interval is None:
         return NONE
-    level = judgement.level if judgement.rule.kind is Kind.LARGER else 2 * judgement.level
+    level = judgement.level if judgement.rule.kind is ClaimKind.LARGER else 2 * judgement.level
     digits = precision(judgement.mean, interval)
     return f"{100 * (1 - level):.4g} %: {span(interval, digits, sign=True)}"
 
@@ -144,7 +137,7 @@ def write_suite(entries: Sequence[Entry], suite: Suite) -> list[str]:
     if not suite.judged:
         return [f"None of {registered} has a verdict yet."]
     standings = Counter(entry.standing for entry in entries)
-    each = [f"{standings[verdict]} {verdict}" for verdict in Verdict if standings[verdict]]
+    each = [f"{standings[verdict]} {verdict}" for verdict in OF_CLAIMS if standings[verdict]]
     told = f"{suite.judged} of {registered} have a verdict, each at the scale at which it ran"
     sentences = [f"{told}: {', '.join(each)}."]
     if suite.by_chance:

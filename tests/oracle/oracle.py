@@ -135,7 +135,8 @@ def keep_claims() -> dict[str, Any]:
     """Return the verdict on each published claim from its values by seed, and what correction leaves of them all."""
     from dataclasses import asdict
 
-    from normbench.results.claimed import correct_verdicts, judge, rule_of
+    from normbench.results.claimed import judge, rule_of
+    from normbench.results.family import correct_verdicts
 
     found, judgements = dict[str, Any](), {}
     for file in sorted((CHECKOUT / "docs/claims").glob("*.json")):

@@ -16,7 +16,9 @@ from normbench.claims.files import read_results, write_result
 from normbench.claims.suite import read_entries
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
-from normbench.results.claimed import Entry, Status, Suite, Verdict
+from normbench.results.claimed import Entry, Status
+from normbench.results.family import Suite
+from normbench.results.rules import Verdict
 from normbench.settings import key_of
 from normbench.show.figures.figure import Figure
 from normbench.show.templating import cell
