@@ -38,7 +38,7 @@ def sections(task: Task, *words: str) -> dict[str, str | None]:
     """Return which section holds at each site with a norm, by its name."""
     tree = read([*NANO, *LENGTH, *words]).tree
     made = lay_out(Recipe(tree), task)
-    return {site.name: section for site, section in made.norm_sections.items() if section}
+    return {site.name: part.section for site, part in made.norm_parts.items() if part}
 
 
 # ---- which places a rule is for
@@ -99,7 +99,7 @@ def test_norms_stand_where_the_rules_say() -> None:
 def test_every_kind_of_model_has_places(model: str, task: Task, rule: str, site: str) -> None:
     tree = read([*f"model={model}".split(), rule, *LENGTH]).tree
     made = lay_out(Recipe(tree), task)
-    found = {each.name: section for each, section in made.norm_sections.items()}
+    found = {each.name: part and part.section for each, part in made.norm_parts.items()}
     key = rule.partition("=")[0]
     assert key in found.values()
     assert found.get(site, key) == key

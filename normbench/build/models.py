@@ -13,7 +13,7 @@ from torch import nn
 from normbench.build.parts import factory
 from normbench.build.places import ByPlace, NormsByPlace, NormsBySite
 from normbench.build.treatments import TreatedAs, TreatedModule, choose_treatments
-from normbench.config.recipe import Recipe, help_command
+from normbench.config.recipe import Part, Recipe, help_command
 from normbench.errors import ContractError, UsageError
 from normbench.models import initialize
 from normbench.training.devices import seed_draws
@@ -27,17 +27,19 @@ class Assembled:
     Attributes:
         model: with what they draw of their own.
         norms: by the name of their site.
-        norm_sections: the section of the norm at each site, None where there is no norm.
-        placement_sections: the section of the placement of each block.
-        weight_sections: the section of the treatment of the weights at each place, None where there is none.
+        recipe: its parts.
+        norm_parts: the one that made the norm at each site, None where there is no norm.
+        placement_parts: the one that made each block.
+        weight_parts: the one that treats the weights at each place, None where there is none.
         treated: what has a weight that will be treated.
     """
 
     model: Model
     norms: dict[str, nn.Module]
-    norm_sections: Mapping[Site, str | None]
-    placement_sections: Mapping[Site, str | None]
-    weight_sections: Mapping[Site, str | None]
+    recipe: Recipe
+    norm_parts: Mapping[Site, Part | None]
+    placement_parts: Mapping[Site, Part | None]
+    weight_parts: Mapping[Site, Part | None]
     treated: list[TreatedModule]
 
     def treat_weights(self, seed: int) -> None:
@@ -63,7 +65,7 @@ def assemble(recipe: Recipe, task: Task, seed: int) -> Assembled:
     norms = NormsBySite(norms_by_place, seed)
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
-        make_placement = placements_by_place.make_at(site)
+        make_placement = placements_by_place.factory_at(site)
         with seed_draws(seed, "placement", site.name):
             return make_placement(branches, norm, site)
 
@@ -74,30 +76,31 @@ def assemble(recipe: Recipe, task: Task, seed: int) -> Assembled:
         raise ContractError(f"{what}, and no anatomy of its own: {help_command(Model)} says what it is for")
     norms_by_place.check_used()
     placements_by_place.check_used()
-    check_streams(model, placements_by_place.sections)
+    check_streams(model, placements_by_place.parts)
     made = dict(model.anatomy().norms) if model.hosted else norms.made  # norm=own is none of those that were made
-    treated, weight_sections = choose_treatments(recipe, model, made.values())
+    treated, weight_parts = choose_treatments(recipe, model, made.values())
     return Assembled(
         model=model,
         norms=made,
-        norm_sections=norms_by_place.sections,
-        placement_sections=placements_by_place.sections,
-        weight_sections=weight_sections,
+        recipe=recipe,
+        norm_parts=norms_by_place.parts,
+        placement_parts=placements_by_place.parts,
+        weight_parts=weight_parts,
         treated=treated,
     )
 
 
-def check_streams(model: Model, sections: Mapping[Site, str | None]) -> None:
+def check_streams(model: Model, placements: Mapping[Site, Part | None]) -> None:
     """Refuse a stack of blocks whose placements do not have the same streams.
 
     Args:
         model: the model.
-        sections: the section of the placement of each block.
+        placements: the part that made each block.
 
     Raises:
         UsageError: with the first two placements that do not go together.
     """
-    section_at_layer = {site.layer: section for site, section in sections.items()}
+    section_at_layer = {site.layer: part.section for site, part in placements.items() if part}
     first_of_side: dict[str, Block] = {}
     for block in model.anatomy().blocks:
         first = first_of_side.setdefault(block.side, block)

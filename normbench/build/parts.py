@@ -38,6 +38,7 @@ def factory(part: Part) -> Callable[..., Any]:
     if part.group == "norm" and not takes_place(part.maker):
         make = partial(make_fitted, make)
     kind = part.kind
+    where = part.where
 
     @wraps(part.maker, assigned=(), updated=())  # with the signature, and none of the attributes of a class
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -45,12 +46,12 @@ def factory(part: Part) -> Callable[..., Any]:
             signature_of(make.func).bind(*make.args, *args, **{**make.keywords, **kwargs})
         except (TypeError, ValueError) as error:
             takes = f"{BY_NAME[part.group].given} and {part.section}'s settings"
-            raise ContractError(f"{part.where} must take {takes} ({error}): change it") from error
+            raise ContractError(f"{where} must take {takes} ({error}): change it") from error
         made = make(*args, **kwargs)
         if kind not in type(made).__mro__:
-            what = f"{part.where} gives something of type {type(made).__name__}"
+            what = f"{where} gives something of type {type(made).__name__}"
             raise ContractError(f"{what}: return something of a class derived from {kind.__qualname__}")
-        check_made(part.where, kind, missing_attributes(made, kind))
+        check_made(where, kind, missing_attributes(made, kind))
         return made
 
     return call

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from normbench.build.parts import factory
-from normbench.config.recipe import Recipe
+from normbench.config.recipe import Part, Recipe
 from normbench.config.rules import Rule, best_rule, say_places
 from normbench.errors import ContractError, UsageError
 from normbench.norms.foreign import accept_mask
@@ -58,24 +58,37 @@ class ByPlace:
     """What makes the norms or the placements of a model: at each site by the rule that holds there, else as usual.
 
     Attributes:
-        sections: the section that holds at each site that was asked about, such as `norm` or `norm@qk`; None at one
-            that has a norm only if a rule names it, and none does.
+        parts: the one that holds at each site that was asked about; None at one that has a norm only if a rule names
+            it, and none does.
         optional_sites: those that have a norm only if a rule names them.
     """
 
     def __init__(self, recipe: Recipe, group: str) -> None:
-        self.group = group
+        self.recipe = recipe
+        self.usual = recipe[group]
         self.rules = recipe.rules(group)
         self.factories = {part.section: factory(part) for part in recipe.parts_of(group)}
-        self.sections: dict[Site, str | None] = {}
+        self.parts: dict[Site, Part | None] = {}
         self.optional_sites = set[Site]()
 
-    def make_at(self, site: Site) -> Callable[..., Any]:
-        """Return what makes the norm or the placement of a site."""
+    def part_at(self, site: Site) -> Part:
+        """Return the part that holds at a site."""
         rule = best_rule(self.rules, site)
-        section = rule.key if rule else self.group
-        self.sections[site] = section
-        return self.factories[section]
+        part = self.recipe[rule.key] if rule else self.usual
+        self.parts[site] = part
+        return part
+
+    def factory_at(self, site: Site) -> Callable[..., Any]:
+        """Return what makes the norm or the placement of a site."""
+        return self.factories[self.part_at(site).section]
+
+    def part_asked_for(self, site: Site) -> Part | None:
+        """Return the part of a rule that names a site; None where none does."""
+        rule = best_rule(self.rules, site, asked_for=True)
+        part = self.recipe[rule.key] if rule else None
+        self.optional_sites.add(site)
+        self.parts[site] = part
+        return part
 
     def applies(self, rule: Rule, site: Site) -> bool:
         """Tell whether a rule may hold at a site."""
@@ -87,12 +100,12 @@ class ByPlace:
         Raises:
             UsageError: with the words of places that there are.
         """
-        if self.rules and not self.sections:
+        if self.rules and not self.parts:
             what = f"{self.rules[0].key} fits no place of this model"
-            raise UsageError(f"{what}, which makes no {self.group} of its own: leave the rule out")
+            raise UsageError(f"{what}, which makes no {self.usual.group} of its own: leave the rule out")
         for rule in self.rules:
-            if not any(self.applies(rule, site) for site in self.sections):
-                raise UsageError(f"{rule.key} fits no place of this model: {say_places(rule, self.sections)}")
+            if not any(self.applies(rule, site) for site in self.parts):
+                raise UsageError(f"{rule.key} fits no place of this model: {say_places(rule, self.parts)}")
 
 
 class NormsByPlace(ByPlace):
@@ -101,36 +114,32 @@ class NormsByPlace(ByPlace):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe, "norm")
         self.first_in_block: dict[tuple[str, int], nn.Module] = {}
-        self.given = {part.section: set(part.settings) for part in recipe.parts_of("norm")}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
         if site is None:
-            made: nn.Module = self.factories[self.group](num_features, channel_dim=channel_dim, site=None)
+            made: nn.Module = self.factories[self.usual.section](num_features, channel_dim=channel_dim, site=None)
             return made
-        self.make_at(site)
-        return self.make_norm(num_features, channel_dim, site)
+        return self.make_norm(self.part_at(site), num_features, channel_dim, site)
 
     def given_at(self, site: Site) -> set[str]:
-        """Return the settings that the section of a site's norm gives."""
-        return self.given[self.sections[site] or self.group]
+        """Return the settings that the configuration gives the norm of a site."""
+        part = self.parts[site] or self.usual
+        return set(part.settings)
 
     def optional(self, num_features: int, *, channel_dim: int = -1, site: Site) -> nn.Module | None:
         """Return the norm of a place of `optional_norm`, where a rule names it."""
-        rule = best_rule(self.rules, site, asked_for=True)
-        self.sections[site] = rule.key if rule else None
-        self.optional_sites.add(site)
-        if rule is None:
+        part = self.part_asked_for(site)
+        if part is None:
             return None
-        return self.make_norm(num_features, channel_dim, site)
+        return self.make_norm(part, num_features, channel_dim, site)
 
-    def make_norm(self, num_features: int, channel_dim: int, site: Site) -> nn.Module:
-        """Return the norm of a site from the section that holds there; see `Norm.shared`.
+    def make_norm(self, part: Part, num_features: int, channel_dim: int, site: Site) -> nn.Module:
+        """Return the norm of a site from the part that holds there; see `Norm.shared`.
 
         Raises:
             UsageError: it is to share parameters with a norm of other sizes.
         """
-        section = self.sections[site]
-        assert section is not None
+        section = part.section
         norm: nn.Module = self.factories[section](num_features, channel_dim=channel_dim, site=site)
         if not getattr(norm, "shared", False) or site.layer is None:
             return norm

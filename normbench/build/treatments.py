@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from normbench.build.places import ByPlace
-from normbench.config.recipe import Recipe
-from normbench.config.rules import best_rule
+from normbench.config.recipe import Part, Recipe
 from normbench.types import Branch, Model, Site, with_parts
 from normbench.weights import Weights
 
@@ -26,12 +25,14 @@ class TreatedModule:
     Attributes:
         name: in the model.
         site: its place: the role of its branch, and its block; or its role outside the blocks.
-        treatment: is applied once the weights have their start.
+        part: that was chosen for this place.
+        treatment: what the part makes; it is applied once the weights have their start.
     """
 
     name: str
     module: nn.Module
     site: Site
+    part: Part
     treatment: Weights
 
 
@@ -80,25 +81,21 @@ class WeightsByPlace(ByPlace):
         super().__init__(recipe, "weights")
         self.treatments: dict[str, Weights] = {section: make() for section, make in self.factories.items()}
 
-    def treatment_at(self, site: Site) -> Weights | None:
-        """Return the treatment of a weight; None of one outside the blocks where nothing asks for it."""
-        is_outside = site.layer is None
-        if is_outside:
-            self.optional_sites.add(site)
-        rule = best_rule(self.rules, site, asked_for=is_outside)
-        section = rule.key if rule else self.group
-        treatment = self.treatments[section]
-        if is_outside and rule is None and not treatment.everywhere:
-            self.sections[site] = None
-            return None
-        self.sections[site] = section
-        return treatment
+    def part_for(self, site: Site) -> Part | None:
+        """Return the part that treats a weight; None of one outside the blocks where nothing asks for it."""
+        if site.layer is not None:
+            return self.part_at(site)
+        part = self.part_asked_for(site)
+        if part is None and self.treatments[self.usual.section].everywhere:
+            part = self.usual
+            self.parts[site] = part
+        return part
 
 
 def choose_treatments(
     recipe: Recipe, model: Model, norms: Iterable[nn.Module]
-) -> tuple[list[TreatedModule], Mapping[Site, str | None]]:
-    """Return how the weights of a model will be treated, by the rules, and the section that holds at each place.
+) -> tuple[list[TreatedModule], Mapping[Site, Part | None]]:
+    """Return how the weights of a model will be treated, by the rules, and the part that holds at each place.
 
     Raises:
         UsageError: a setting or a rule that does not fit.
@@ -110,11 +107,12 @@ def choose_treatments(
     found: list[TreatedModule] = []
     for name, module in model.named_modules():
         if module in sites:
-            treatment = by_place.treatment_at(sites[module])
-            if treatment is not None:
-                found.append(TreatedModule(name, module, sites[module], treatment))
+            part = by_place.part_for(sites[module])
+            if part is not None:
+                treatment = by_place.treatments[part.section]
+                found.append(TreatedModule(name, module, sites[module], part, treatment))
     by_place.check_used()
-    return found, by_place.sections
+    return found, by_place.parts
 
 
 def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:

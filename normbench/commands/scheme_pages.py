@@ -53,7 +53,7 @@ def draw_first_model(scheme: str) -> tuple[str, str]:
         except UsageError as error:
             refused = refused or error
             continue
-        drawing = draw_model(run.config.recipe, made)
+        drawing = draw_model(made)
         return " ".join(words), drawing
     assert refused is not None
     raise refused

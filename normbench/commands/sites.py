@@ -33,9 +33,8 @@ def write_host(formatter: HelpFormatter, model: Model) -> None:
 def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     """Write what stands where in the model that `train` would make."""
     run = prepare(read(words))
-    recipe = run.config.recipe
-    made = lay_out(recipe, run.data.task)
-    for names, layout in merge_alike(lay_out_blocks(recipe, made)).items():
+    made = lay_out(run.config.recipe, run.data.task)
+    for names, layout in merge_alike(lay_out_blocks(made)).items():
         with formatter.section(names):
             for line in layout.drawing.splitlines():
                 formatter.write(f"{' ' * formatter.current_indent}{line}\n")
@@ -43,14 +42,14 @@ def sites_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
                 formatter.write_paragraph()
             weights = [(f"weights of {place}", chosen) for place, chosen in layout.weights]
             formatter.write_dl([("placement", layout.placement), *layout.norms, *weights])
-    outside = lay_out_outside(recipe, made)
+    outside = lay_out_outside(made)
     if outside:
         with formatter.section("outside the blocks"):
             formatter.write_dl(outside)
     write_host(formatter, made.model)
     unused: dict[str, None] = {}  # each place once, in their order
-    for site, section in made.norm_sections.items():
-        if section is None:
+    for site, part in made.norm_parts.items():
+        if part is None:
             unused[place_of(site)] = None
     if unused:
         example = next(iter(unused))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from normbench.config.schema import (
 )
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, COMPARED, GROUPS, LOGGER, SECTIONS
 from normbench.errors import UsageError
-from normbench.settings import LIKE_HOST, Tree, either, flat, key_of, nearest, show
+from normbench.settings import LIKE_HOST, Tree, drop_keys, either, flat, key_of, nearest, show
 
 # The groups whose option becomes a word of the run's name where it is not the default, besides norm and placement.
 NAMING_GROUPS = ("weights", "model", "data")
@@ -99,14 +99,14 @@ class Config:
     varied: tuple[str, ...] = ()
     resolved: dict[str, Part] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         """Return its parts, each of which is resolved once."""
         return Recipe(self.tree, self.choices.groups, self.resolved)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was resolved, whose classes another process may find only after it has begun."""
-        return {**vars(self), "resolved": {}}
+        return {**drop_keys(vars(self), "recipe"), "resolved": {}}
 
     def overridden(self, key: str) -> bool:
         """Tell whether the command line set this key, or one below it."""

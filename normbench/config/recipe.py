@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from normbench.config.rules import Rule, group_of, is_rule, read_rule, rule_sections, section_at
+from normbench.config.rules import Rule, is_rule, read_rule, rule_sections, section_at
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import ContractError, UsageError, explain
@@ -27,6 +27,8 @@ class Part:
 
     Attributes:
         section: where the configuration has it, such as `norm`, or `norm@qk` of one that is for some places.
+        group: what it is chosen from: `norm` of `norm@qk`.
+        rule: says for which places it is; None of one for all other places.
         option: what was chosen; empty where that is not known.
         target: what makes it: package.module.Class.
         maker: the class or function of that name.
@@ -35,21 +37,13 @@ class Part:
     """
 
     section: str
+    group: str
+    rule: Rule | None
     option: str
     target: str
     maker: Callable[..., Any]
     made: Any
     settings: Mapping[str, Any]
-
-    @property
-    def group(self) -> str:
-        """Return the group that it is chosen from: `norm` of `norm@qk`."""
-        return group_of(self.section)
-
-    @property
-    def rule(self) -> Rule | None:
-        """Return the rule that says for which places it is; None of one for all other places."""
-        return read_rule(self.section) if is_rule(self.section) else None
 
     @property
     def kind(self) -> type:
@@ -141,13 +135,15 @@ def resolve(section: str, values: Tree, option: str = "") -> Part:
         UsageError: its class cannot be imported, makes something else than the section is for, or is a logger that
             needs a package which is not installed.
     """
+    rule = read_rule(section) if is_rule(section) else None
+    group = rule.group if rule else section
     target = str(values["_target_"])
     where = name_target(section, target)
     maker = import_target(target, where)
     made = class_made_by(maker)
-    kind = kind_of(group_of(section))
+    kind = kind_of(group)
     if made is None or kind not in made.__mro__:  # one that is only registered with its base inherits nothing
-        base = BY_NAME[group_of(section)].makes
+        base = BY_NAME[group].makes
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
     check_signature(maker, where)
@@ -156,7 +152,7 @@ def resolve(section: str, values: Tree, option: str = "") -> Part:
     if package and find_spec(package) is None:
         raise UsageError(f"logger={package} is not installed: pip install 'normbench[{package}]'")
     settings = {name: value for name, value in values.items() if not name.startswith("_")}
-    return Part(section, option, target, maker, made, settings)
+    return Part(section, group, rule, option, target, maker, made, settings)
 
 
 def name_target(section: str, target: str) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from normbench.build import Assembled, factory
-from normbench.config.recipe import Part, Recipe
-from normbench.config.rules import best_rule
+from normbench.config.recipe import Part
 from normbench.runs.flow import draw_block
 from normbench.training.devices import seed_draws
 from normbench.types import Block, Site, norms_in
@@ -38,85 +37,75 @@ class Layout:
     weights: tuple[Choice, ...]
 
 
-def lay_out_blocks(recipe: Recipe, made: Assembled) -> dict[int, Layout]:
-    """Return what stands in each block of a model.
-
-    Args:
-        recipe: the parts of the run.
-        made: its model.
-    """
-    norms: dict[int | None, dict[Site, str]] = defaultdict(dict)  # the section of each norm, by block
-    for site, section in made.norm_sections.items():
-        if section is not None:
-            norms[site.layer][site] = section
-    weights = weights_by_block(recipe, made)
-    sites = {site.layer or 0: site for site in made.placement_sections}
+def lay_out_blocks(made: Assembled) -> dict[int, Layout]:
+    """Return what stands in each block of a model."""
+    norms: dict[int | None, dict[Site, Part]] = defaultdict(dict)  # by block
+    for site, part in made.norm_parts.items():
+        if part is not None:
+            norms[site.layer][site] = part
+    weights = weights_by_block(made)
+    sites = {site.layer or 0: site for site in made.placement_parts}
     found: dict[int, Layout] = {}
     for block in made.model.anatomy().blocks:
         layer = block.layer
         norm_choices = []
         for norm_site, chosen in norms[layer].items():
-            norm_choices.append((place_of(norm_site), tell_choice(recipe[chosen])))
+            norm_choices.append((place_of(norm_site), tell_choice(chosen)))
         weight_choices = []
         for place, chosen in weights[layer].items():
-            weight_choices.append((place, tell_choice(recipe[chosen])))
+            weight_choices.append((place, tell_choice(chosen)))
         if made.model.hosted:
-            found[layer] = Layout("", recipe["placement"].option, tuple(norm_choices), tuple(weight_choices))
+            found[layer] = Layout("", made.recipe["placement"].option, tuple(norm_choices), tuple(weight_choices))
         elif layer in sites:
-            section = made.placement_sections[sites[layer]]
-            assert section is not None
-            placement = recipe[section]
-            drawing = draw_with_norms(recipe, placement, block, sites[layer], norms[layer], weights[layer])
+            placement = made.placement_parts[sites[layer]]
+            assert placement is not None
+            drawing = draw_with_norms(placement, block, sites[layer], norms[layer], weights[layer])
             found[layer] = Layout(drawing, tell_choice(placement), tuple(norm_choices), tuple(weight_choices))
     return found
 
 
-def weights_by_block(recipe: Recipe, made: Assembled) -> dict[int | None, dict[str, str]]:
-    """Return the section by which weights are treated, by their place in a block, for each block; None: outside.
+def weights_by_block(made: Assembled) -> dict[int | None, dict[str, Part]]:
+    """Return the part that treats weights, by their place in a block, for each block; None: outside.
 
     A place is the role of a branch, such as `mlp`, or, where not all of its weights are treated alike, `mlp.out` and
     `mlp, all but out`.
     """
-    rules = recipe.rules("weights")
-    by_role: dict[int | None, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    by_role: dict[int | None, dict[str, dict[str, Part]]] = defaultdict(lambda: defaultdict(dict))
     for module in made.treated:
         site = module.site
-        rule = best_rule(rules, site, asked_for=site.layer is None)
-        by_role[site.layer][site.role][site.slot] = rule.key if rule else "weights"
-    found: dict[int | None, dict[str, str]] = defaultdict(dict)
+        by_role[site.layer][site.role][site.slot] = module.part
+    found: dict[int | None, dict[str, Part]] = defaultdict(dict)
     for layer, roles in by_role.items():
-        for role, sections in roles.items():
-            slots = [slot for slot in sections if slot]
-            are_alike = len({*sections.values()}) == 1
-            for slot, section in sections.items():
+        for role, parts in roles.items():
+            slots = [slot for slot in parts if slot]
+            are_alike = len({part.section for part in parts.values()}) == 1
+            for slot, part in parts.items():
                 if are_alike:
                     place = role
                 elif slot:
                     place = f"{role}.{slot}"
                 else:
                     place = f"{role}, all but {' and '.join(slots)}"
-                if recipe[section].option not in ("", "plain"):
-                    found[layer][place] = section
+                if part.option not in ("", "plain"):
+                    found[layer][place] = part
     return found
 
 
 def draw_with_norms(
-    recipe: Recipe,
     placement: Part,
     block: Block,
     site: Site,
-    norms: Mapping[Site, str],
-    weights: Mapping[str, str],
+    norms: Mapping[Site, Part],
+    weights: Mapping[str, Part],
 ) -> str:
     """Draw a block of a model with what stands inside of its branches; nothing where that cannot be drawn.
 
     Args:
-        recipe: the parts of the run.
         placement: the one that makes the block.
         block: of the model.
         site: of its placement.
-        norms: the section of each of its norms.
-        weights: the section of each place whose weights are treated.
+        norms: what was chosen for each of its norms.
+        weights: what was chosen for each place whose weights are treated.
     """
     labels: dict[str, str] = {}
     for role, branch in block.branches.items():
@@ -124,15 +113,15 @@ def draw_with_norms(
         inside = {}
         for norm_site, chosen in norms.items():
             if norm_site.name in names_inside:
-                inside[norm_site.slot] = recipe[chosen].option
+                inside[norm_site.slot] = chosen.option
         for place, chosen in weights.items():
             if place == role or place.startswith((f"{role}.", f"{role}, ")):
                 rest = place.removeprefix(role).replace(".", " of ")
-                inside[f"weights{rest}"] = recipe[chosen].option
+                inside[f"weights{rest}"] = chosen.option
         labels[role] = label_branch(role, inside)
 
     def name_norm(norm_site: Site) -> str:
-        return recipe[norms[norm_site]].option
+        return norms[norm_site].option
 
     with suppress(Exception), seed_draws("drawing"):  # a placement of a person's own may do what cannot be drawn
         return draw_block(factory(placement), site, labels, name_norm)
@@ -158,14 +147,14 @@ def label_branch(role: str, inside: Mapping[str, str]) -> str:
     return f"{role} ({'; '.join(told)})" if told else role
 
 
-def lay_out_outside(recipe: Recipe, made: Assembled) -> list[Choice]:
+def lay_out_outside(made: Assembled) -> list[Choice]:
     """Return what stands outside of all blocks: norms, and weights that are treated."""
     found: list[Choice] = []
-    for site, section in made.norm_sections.items():
-        if site.layer is None and section is not None:
-            found.append((place_of(site), tell_choice(recipe[section])))
-    for place, section in weights_by_block(recipe, made)[None].items():
-        found.append((f"weights of {place}", tell_choice(recipe[section])))
+    for site, norm in made.norm_parts.items():
+        if site.layer is None and norm is not None:
+            found.append((place_of(site), tell_choice(norm)))
+    for place, treatment in weights_by_block(made)[None].items():
+        found.append((f"weights of {place}", tell_choice(treatment)))
     return found
 
 
@@ -210,22 +199,17 @@ def name_blocks(layers: Sequence[int]) -> str:
     return ", ".join(told)
 
 
-def draw_model(recipe: Recipe, made: Assembled) -> str:
-    """Draw a model for a font of fixed width: each kind of block once, then what stands outside.
-
-    Args:
-        recipe: the parts of the run.
-        made: its model.
-    """
+def draw_model(made: Assembled) -> str:
+    """Draw a model for a font of fixed width: each kind of block once, then what stands outside."""
     drawn: dict[int, str] = {}
-    for layer, layout in lay_out_blocks(recipe, made).items():
+    for layer, layout in lay_out_blocks(made).items():
         drawing = layout.drawing or "\n".join(write_choices(layout.norms))
         drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
     parts = []
     for names, told in merge_alike(drawn).items():
         parts.append(f"{names}: {told}")
     outside = []
-    for place, chosen in lay_out_outside(recipe, made):
+    for place, chosen in lay_out_outside(made):
         if chosen != "none":
             outside.append((place, chosen))
     if outside:

@@ -17,7 +17,7 @@ from normbench import build
 from normbench.config.compose import Config
 from normbench.config.recipe import Part
 from normbench.config.refusals import DEVICE, EXTEND, LAUNCHER, PROCESSES, STACK
-from normbench.config.rules import RULES, read_rule
+from normbench.config.rules import RULES
 from normbench.config.schema import UNHASHED_KEYS, describe_unchecked
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
@@ -246,16 +246,14 @@ def check_rules(config: Config, made: build.Assembled) -> None:
         UsageError: with a rule that wins.
     """
     given = {key_of(word).removesuffix("._target_") for word in config.words}
-    sections = {"norm": made.norm_sections, "placement": made.placement_sections, "weights": made.weight_sections}
-    for key in config.tree[RULES]:
-        rule = read_rule(key)
-        holding = sections[rule.group]
+    chosen = {"norm": made.norm_parts, "placement": made.placement_parts, "weights": made.weight_parts}
+    for rule in config.recipe.all_rules:
         winners = []
-        for site, section in holding.items():
-            if section and rule.fits(site):
-                winners.append(section)
-        if key in given and winners and key not in winners:
-            what = f"{key} holds nowhere, since {winners[0]} wins at its places"
+        for site, part in chosen[rule.group].items():
+            if part and rule.fits(site):
+                winners.append(part.section)
+        if rule.key in given and winners and rule.key not in winners:
+            what = f"{rule.key} holds nowhere, since {winners[0]} wins at its places"
             raise UsageError(f"{what}: leave it out, or give it later or with more words")
 
 

@@ -101,7 +101,7 @@ class Session:
         with limit_weights(run.device, run.sizes):
             made = build.start_model(run.config.recipe, run.data.task, self.settings.seed)
         model, norms = made.model, made.norms
-        self.drawing = draw_model(run.config.recipe, made)
+        self.drawing = draw_model(made)
         build.check_precision(model, run.data, self.precision, self.group)
         if self.settings.trainer.shard:
             self.group.shard(model, run.device)

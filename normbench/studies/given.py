@@ -17,7 +17,7 @@ from normbench.config import compose
 from normbench.config.compose import Config, in_hydra_grammar, is_overridden
 from normbench.config.groups import section_of
 from normbench.config.recipe import Recipe, resolve
-from normbench.config.rules import RULES, section_at
+from normbench.config.rules import RULES
 from normbench.config.sections import LOGGER
 from normbench.errors import UsageError
 from normbench.hosts.adapters import Unreadable
@@ -227,8 +227,8 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     own.call_every_norm()
     made = build.assemble(recipe, data.task, seed)
     made.treat_weights(seed)
-    before = sections_by_site(run.tree, build.lay_out(Recipe(run.tree), data.task))
-    after = sections_by_site(tree, made)
+    before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
+    after = norms_by_site(made)
     refuse_other_places(before, after, path)
     staying = [site for site in before if before[site] == after[site]]
     found = find_norms(own, to_device(data.train_batch(0), device))
@@ -247,7 +247,7 @@ def places_of(found: Mapping[str, Found], made: Assembled, staying: Collection[s
         made: the model with other norms, which has the same sites.
         staying: the names of sites whose norms stay as they are.
     """
-    sites = {site.name: site for site in made.norm_sections}
+    sites = {site.name: site for site in made.norm_parts}
     places: list[Place] = []
     for name, norm in found.items():
         kind = type(norm.module).__name__
@@ -311,12 +311,12 @@ def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
     return found
 
 
-def sections_by_site(tree: Tree, made: Assembled) -> dict[str, dict[str, Any]]:
-    """Return the section of the norm at each site that has one, by its name."""
+def norms_by_site(made: Assembled) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the class and the settings of the norm at each site that has one, by its name."""
     found = {}
-    for site, key in made.norm_sections.items():
-        if key is not None:
-            found[site.name] = section_at(tree, key)
+    for site, part in made.norm_parts.items():
+        if part is not None:
+            found[site.name] = (part.target, dict(part.settings))
     return found
 
 
@@ -395,7 +395,7 @@ def take_over(
         UsageError: the two have other parameters beside their norms.
     """
     norms = made.model.anatomy().norms
-    section_at_site = {site.name: key for site, key in made.norm_sections.items()}
+    section_at_site = {site.name: part.section for site, part in made.norm_parts.items() if part}
     swapped = drop_keys(found, *staying)
     theirs = state_beside(own, [norm.module for norm in swapped.values()])
     ours = state_beside(made.model, [norms[site] for site in swapped])

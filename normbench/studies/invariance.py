@@ -204,8 +204,8 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
         standing = bare_of_host(norm, given[0]) if model.hosted else None
         seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim, standing)
 
-    sections = lay_out(subject.recipe, subject.task).norm_sections
-    of_rules = [site.name for site, section in sections.items() if section != "norm"]
+    parts = lay_out(subject.recipe, subject.task).norm_parts
+    of_rules = [site.name for site, part in parts.items() if part is None or part.rule]
     sites = [site for site in norms if site not in of_rules]
     if not sites:
         what = "rules choose the norm at every place, so that none is left of those that the study measures"

@@ -226,9 +226,9 @@ class Trial:
 
     def describe(self, place: Place, norm: nn.Module) -> NormNote:
         """Return what a note says of a norm."""
-        section = self.given.made.norm_sections[place.site]
-        assert section is not None
-        return describe_norm(place.path, norm, place.features, self.given.recipe[section].settings)
+        part = self.given.made.norm_parts[place.site]
+        assert part is not None
+        return describe_norm(place.path, norm, place.features, part.settings)
 
 
 def put_in_place(model: Model, root: nn.Module) -> Model:
