@@ -20,12 +20,6 @@ def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure
     return {figure.name: figure for figure in draw_all(study, baseline or usual_baseline(study))}
 
 
-def panels(figures: Mapping[str, Figure], group: str) -> list[Figure]:
-    """The figures of a group, in their order, or the only one of this name."""
-    found = [figure for figure in figures.values() if figure.group and figure.group.name == group]
-    return found or [figures[group]]
-
-
 def chosen(*figures: Figure, **having: str) -> list[dict[str, str]]:
     """The rows of figures' data that have some values."""
     found = []

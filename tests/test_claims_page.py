@@ -16,7 +16,7 @@ from made_claims import NOW, SHAPE, claims_and_digests, complete, content, write
 from scipy import stats
 from test_report_browser import SIZES, ask, opened
 
-from normbench.claims.figures import draw_forest, explain_panel, title_effects
+from normbench.claims.figures import draw_forest, explain, title_effects
 from normbench.claims.files import write_result
 from normbench.claims.page import write_page
 from normbench.claims.suite import read_entries, settling_words
@@ -158,20 +158,23 @@ def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
     assert data.loc["same", "low"] > data.loc["same", "outer_low"]  # 90 % decides, 95 % is drawn thin
     one = next(entry for entry in entries if entry.name == "larger")
     many = [replace(one, name=f"claim{place}") for place in range(30)]
-    assert [len(figure.data) for figure in draw_forest(many)] == [10, 10, 10] and draw_forest([]) == []
+    assert [len(figure.data) for figure in draw_forest(many)] == [30] and draw_forest([]) == []
+    differences, others = figures
+    assert [text.get_text() for text in differences.canvas.legends[0].get_texts()]  # what marks mean
+    assert {"larger", "smaller", "worse"} <= {*differences.data["claim"]} and "same" in {*others.data["claim"]}
 
 
 def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
     claim = content("Larger", ClaimKind.LARGER, 0.02)
     entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
-    assert explain_panel([entry]).endswith("Intervals are of 95 %.")
+    assert explain([entry]).endswith("Intervals are of 95 %.")
     assert entry.result is not None
     judgement = judge(entry.result.values, ClaimRule(ClaimKind.LARGER, 0.02, looks=2))
     twice = replace(entry, result=replace(entry.result, judgement=judgement))
-    assert explain_panel([twice]).endswith("Intervals are of 97.06 %.")
-    assert explain_panel([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
+    assert explain([twice]).endswith("Intervals are of 97.06 %.")
+    assert explain([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
     parity = [replace(one, claim=claim | {"kind": "parity"}) for one in (entry, twice)]
-    assert "interval of 90 %, or 94.12 % where two looks are planned lies" in explain_panel(parity)
+    assert "interval of 90 %, or 94.12 % where two looks are planned lies" in explain(parity)
     long = replace(entry, claim=claim | {"unit": "percentage points"})
     assert title_effects(entry, 2.0) == "effect, nats" and title_effects(long, 1.2) == "percentage points"
     assert title_effects(long, 0.5) == "effect"

@@ -112,7 +112,7 @@ def test_three_numbers_have_a_slope_per_doubling() -> None:
     assert [one.p is not None and one.p < ALPHA for one in two] == [True, False]
     first, _ = said(two)
     assert first.startswith("Each doubling of batch_size helps batchnorm ")
-    (figure,) = draw_interactions(made.arms, {"norm": "groupnorm"}, accuracy, "")
+    (figure,) = draw_interactions(made.arms, {"norm": "groupnorm"}, accuracy)
     drawn = figure.data.set_index(["arm", "batch_size"])["mean"]
     assert drawn["batchnorm", 8] == pytest.approx(np.mean(cells["batchnorm", 8]))
 

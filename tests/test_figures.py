@@ -19,16 +19,15 @@ import pytest
 from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
-from sketches import chosen, column, numbers, panels, sketched
+from sketches import chosen, column, numbers, sketched
 
-from normbench.evidence.arms import Arm
 from normbench.evidence.measures import Metric
 from normbench.evidence.run import Curve
 from normbench.results.sensitivity import tried_levels
-from normbench.show.figures.figure import Figure
-from normbench.show.figures.finals import Chart, drawings_of, places_of
+from normbench.show.figures.figure import Figure, captions_on_a_page
+from normbench.show.figures.finals import places_of, write_ranges
 from normbench.show.figures.lines import POINTS, band_of
-from normbench.show.figures.style import DARK, Entry, Panel
+from normbench.show.figures.style import DARK
 
 # ---- the numbers
 
@@ -57,26 +56,54 @@ WRITTEN = ("loss-val-steps", "interaction-norm-placement", "step-time-loss")  # 
 def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> None:
     assert list(figures) == [
         "interaction-norm-placement", "differences", "loss-val-steps", "loss-train-steps", "loss-val-time",
-        "loss-train-time",
-        "step-time-loss",
-        *(f"{name}-{place}" for name in ("stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth")
-          for place in (1, 2, 3)),
+        "step-time-loss", "stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth",
         "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip
     for figure in figures.values():
         assert figure.title and figure.caption.endswith(".") and figure.alt.endswith(".")
 
 
-def test_panels_are_figures_of_one_size_with_the_same_axes_and_words_of_their_own(figures: dict[str, Figure]) -> None:
-    first, middle, last = panels(figures, "stream-rms-depth")
-    assert first.group == last.group and first.group and first.group.title == "RMS of the residual stream by depth"
-    assert [one.title for one in (first, middle, last)] == ["step 20", "step 60", "step 100"]
-    assert last.caption.startswith("At the right end: LayerNorm · post 4, LayerNorm · pre 4, ")
-    sizes = {tuple(one.canvas.get_size_inches()) for one in (first, middle, last)}
-    assert sizes == {(3.5, first.canvas.get_figheight())}
-    panes = [one.canvas.axes[0] for one in (first, middle, last)]
+def test_subplots_of_a_figure_have_one_size_and_the_same_axes(figures: dict[str, Figure]) -> None:
+    figure = figures["stream-rms-depth"]
+    panes = figure.canvas.axes
+    assert [pane.get_title("left") for pane in panes] == ["step 20", "step 60", "step 100"]
+    assert "at the right end: layernorm · post 4; layernorm · pre 4; " in figure.alt
+    sizes = np.array([pane.get_position().size for pane in panes])
+    np.testing.assert_allclose(sizes, sizes[:1].repeat(3, axis=0), rtol=1e-6)
     assert len({pane.get_xlim() for pane in panes}) == 1
     assert len({pane.get_ylim() for pane in panes}) == 1
+
+
+def test_a_sentence_stands_once_below_the_figures_of_a_page(figures: dict[str, Figure]) -> None:
+    captions = captions_on_a_page(figures.values())
+    band = "Line: mean of 2 to 3 seeds; band: from the lowest to the highest."
+    assert sum(band in figure.caption for figure in figures.values()) > 3
+    assert sum(band in caption for caption in captions) == 1
+    assert captions[0] == figures["interaction-norm-placement"].caption
+
+
+def test_few_blocks_have_no_figure_by_depth(tmp_path: Path) -> None:
+    path = make_run(tmp_path, probed=20) / "metrics.jsonl"
+    lines = []
+    for text in path.read_text().splitlines():
+        values = json.loads(text)
+        kept = {tag: value for tag, value in values.items() if "block03" not in tag and "stream03" not in tag}
+        lines.append(json.dumps(kept))
+    path.write_text("\n".join(lines))
+    figures = sketched(tmp_path)
+    assert "stream-rms-steps" in figures and not [name for name in figures if name.endswith("depth")]
+
+
+def test_figures_of_time_say_where_kernels_differ(tmp_path: Path) -> None:
+    for folder, implementations in (("same", ("native", "native")), ("other", ("native", "fused"))):
+        for norm, implementation in zip(("rmsnorm", "layernorm"), implementations, strict=True):
+            for seed in range(2):
+                make_run(tmp_path / folder, norm=norm, seed=seed, ledger={"implementation": implementation})
+    of_time = ("loss-val-time", "step-time-loss")
+    for folder, told in (("same", ""), ("other", "Kernels differ: times compare them, not norms.")):
+        figures = sketched(tmp_path / folder)
+        for name, figure in figures.items():
+            assert figure.canvas.get_suptitle().replace("\n", " ") == (told if name in of_time else "")
 
 
 def test_all_words_of_all_figures_have_one_size(figures: dict[str, Figure]) -> None:
@@ -137,28 +164,24 @@ def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str
     assert (fast["arm"], float(fast["step_ms"])) == ("layernorm · pre", 10)
 
 
-def test_words_of_a_panel_go_from_the_lowest_value_to_the_highest() -> None:
+def test_words_for_values_go_from_the_lowest_to_the_highest() -> None:
     metric = Metric("accuracy", "points", "%", 100.0, 1, (0.0, 100.0), lower_is_better=False)
-    arms = [Arm({"norm": name}, ()) for name in ("layernorm", "rmsnorm")]
-    entries = [Entry(arm, arm.name, "#000000", "-", "o") for arm in arms]
     rows = [("layernorm", 10.2), ("layernorm", 9.5), ("rmsnorm", 8.0), ("rmsnorm", 8.01)]
     data = pd.DataFrame(rows, columns=["arm", "mean"])
-    chart = Chart([Panel("", entries)], [None], "")  # type: ignore[list-item]  # no axes are asked
-    (drawing,) = drawings_of(chart, data, metric)
-    assert drawing.caption == "From the lowest to the highest: layernorm 9.5 to 10.2, rmsnorm 8.0."
+    assert write_ranges(data, metric) == ["layernorm 9.5 to 10.2", "rmsnorm 8.0"]
 
 
 def test_depth_has_every_block_at_the_first_the_middle_and_the_last_probed_step(figures: dict[str, Figure]) -> None:
-    stream = panels(figures, "stream-rms-depth")
+    stream = figures["stream-rms-depth"]
     for step in (20, 60, 100):
-        found = chosen(*stream, arm="layernorm · pre", step=str(step))
+        found = chosen(stream, arm="layernorm · pre", step=str(step))
         assert column(found, "block") == [0, 1, 2, 3]
         assert column(found, "mean") == [1, 2, 3, 4]
-    assert len(chosen(*stream, arm="layernorm · pre")) == 3 * 4
-    gradient = chosen(*panels(figures, "gradient-norm-depth"), arm="layernorm · pre", step="20")
+    assert len(chosen(stream, arm="layernorm · pre")) == 3 * 4
+    gradient = chosen(figures["gradient-norm-depth"], arm="layernorm · pre", step="20")
     assert column(gradient, "mean") == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
     # a run that diverged was probed at step 20 and 40 only, but two others stand for its arm
-    assert chosen(*stream, arm="rmsnorm · post", step="100")[0]["runs"] == "2"
+    assert chosen(stream, arm="rmsnorm · post", step="100")[0]["runs"] == "2"
 
 
 def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -> None:
@@ -168,7 +191,7 @@ def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -
             for block in range(4):
                 line[f"grad/block{block:02}.{part}/norm"] = norm
             file.write(json.dumps(line) + "\n")
-    found = chosen(*panels(sketched(tmp_path), "gradient-norm-depth"), step="100")
+    found = chosen(sketched(tmp_path)["gradient-norm-depth"], step="100")
     assert column(found, "mean") == pytest.approx([0.5] * 4)
 
 

@@ -298,7 +298,7 @@ def test_a_figure_names_the_arms_that_it_lacks_and_why(tmp_path: Path) -> None:
     for seed in range(2):
         make_run(tmp_path, norm="none", seed=seed, status="diverged", final=9.0)
     make_run(tmp_path, norm="batchnorm", seed=0, status="failed")
-    captions = {name: (figure.group or figure).caption for name, figure in sketched(tmp_path).items()}
+    captions = {name: figure.caption for name, figure in sketched(tmp_path).items()}
     lost = "batchnorm (no run finished: 1 failed)"
     few = "dyt (fewer than two seeds finished in it and its baseline)"
     assert f"Not shown: {lost}; {few}; none (no run finished: 2 diverged)." in captions["differences"]
@@ -318,10 +318,10 @@ def test_arms_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
     for norm, depth in product(("layernorm", "rmsnorm"), range(13)):
         make_run(tmp_path, norm=norm, settings={"model.depth": depth, "model.width": 32 + depth % 2})
     with use_our_style():
-        figure, *others = draw_lines("loss-val-steps", read_study([tmp_path]).arms, "")
-    assert len(others) == 11 and figure.group
-    caption = figure.group.caption
-    assert "The first 12 of 13 panels. Not shown: layernorm · depth=12, rmsnorm · depth=12 (no room)." in caption
+        (figure,) = draw_lines("loss-val-steps", read_study([tmp_path]).arms)
+    assert len(figure.canvas.axes) == 12
+    absent = "The first 12 of 13 panels. Not shown: layernorm · depth=12, rmsnorm · depth=12 (no room)."
+    assert absent in figure.caption
 
 
 def test_a_study_whose_near_runs_all_diverged_early_is_drawn(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     make_study(tmp_path, finals, data={"constant": {"loss/val": 3.0}})
     report = make_report([tmp_path])
     arms = report.study.arms
-    (figure,) = draw_forest(report.family.differences, arms, "")
+    (figure,) = draw_forest(report.family.differences, arms)
     assert "two groups" in figure.alt and "their seeds alone are drawn" in figure.caption
     rows = figure.data.set_index("arm")
     means = rows[rows["kind"] == "mean"]["difference"].astype(float)
@@ -107,7 +107,7 @@ def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Pa
     assert len(rows.loc[["dyt"]]) == 6
     drawn = [line for axes in figure.canvas.axes for line in axes.lines]
     assert {line.get_marker() for line in drawn if "two groups" in str(line.get_gid())} == {"."}
-    (against,) = draw_step_times(arms, report.yardstick.primary, "")
+    (against,) = draw_step_times(arms, report.yardstick.primary)
     assert [*against.data["arm"]] == ["layernorm", "rmsnorm"]
     assert against.caption.endswith("Not shown, as their runs end in two groups: dyt.")
 

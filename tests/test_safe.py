@@ -19,8 +19,8 @@ from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
 from normbench.show.figures.figure import Figure
-from normbench.show.figures.panes import blank
 from normbench.show.figures.style import use_our_style
+from normbench.show.plots import blank
 from normbench.show.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
 from normbench.show.studied import read_study, save_study, studies_below
 from normbench.show.tables import Table
@@ -74,7 +74,7 @@ def make_foreign_study(place: Path) -> Path:
         pane.imshow(np.eye(3))
         pane.set_title("<b>words & more</b>")
         canvas.legend()
-    figure = Figure("lines", "Lines", "A caption.", "Lines.", canvas, pd.DataFrame({"x": [1]}))
+    figure = Figure("lines", "Lines", ["A caption."], "Lines.", canvas, pd.DataFrame({"x": [1]}))
     about = {
         "study": "mine", "title": "Mine", "question": "Why?", "source": "a paper", "command": "normbench study mine",
         "machine": {"cpu": "a", "threads": 1, "torch": "2"},

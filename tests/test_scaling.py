@@ -282,7 +282,7 @@ def test_the_answer_keeps_it(tmp_path: Path) -> None:
     tried = replace(study, varied=(*study.varied, "optim.lr"))
     case = Case(tried, report.arms, ladders=report.family.scaling)
     assert not [*rates_of_sizes(case)] and not [*rates_of_sizes(Case(study, report.arms))]
-    (figure,) = draw_sizes(report.family.scaling, report.arms, "")
+    (figure,) = draw_sizes(report.family.scaling, report.arms)
     drawn = figure.data.set_index("kind")
     assert drawn.loc["extrapolated", "parameters"].max() == 50_000_000
     assert drawn.loc["line", "parameters"].max() == 5_000_000

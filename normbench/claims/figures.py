@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from normbench.results.claimed import Entry
-from normbench.results.rules import IN_FAVOUR, ClaimKind, Verdict
+from normbench.results.rules import ClaimKind, Verdict
 from normbench.results.statistics import Interval
-from normbench.show.figures.figure import Drawing, Figure, make_figures
-from normbench.show.figures.panes import blank, breadth, fit, wrap
-from normbench.show.figures.style import INK, NORMS, split_evenly, use_our_style
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.fitting import breadth, fit
+from normbench.show.figures.style import FAINT, INK, NORMS, use_our_style
+from normbench.show.plots import ForestRow, Mark, blank, forest, lay_out
 from normbench.tell.claim_sentences import write_effect, write_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIDE = 0.15  # inches at the left and at the right of all
-ROW = 0.44  # inches
-MOST_ROWS = 14  # of a panel
 FARTHEST = 5.0  # margins: what is farther is cut, with an arrow
-BAND = "#c9ced4"  # of margins, which is the colour of the grid
+NEAR = (-1.4, 1.4)  # margins that are shown at least
 
-COLORS = {
-    Verdict.REPRODUCED: NORMS["dyt"],
-    Verdict.PARITY: NORMS["dyt"],
-    Verdict.NOT_REPRODUCED: NORMS["prmsnorm"],
-    Verdict.CONTRADICTED: NORMS["rmsnorm"],
-    Verdict.INCONCLUSIVE: NORMS["none"],
-}
-TITLES = {
-    True: "Claims of a difference",
-    False: "Claims of parity, of no harm, and of a slope",
+# How an effect is drawn, by its verdict.
+MARKS = {
+    Verdict.REPRODUCED: Mark(NORMS["dyt"], "o", filled=True),
+    Verdict.PARITY: Mark(NORMS["dyt"], "s", filled=True),
+    Verdict.NOT_REPRODUCED: Mark(NORMS["prmsnorm"], "v", filled=False),
+    Verdict.CONTRADICTED: Mark(NORMS["rmsnorm"], "X", filled=True),
+    Verdict.INCONCLUSIVE: Mark(NORMS["none"], "o", filled=False),
 }
 
 
@@ -44,32 +40,57 @@ TITLES = {
 def draw_forest(entries: Sequence[Entry], name: str = "claims") -> list[Figure]:
     """Draw the effect of each judged claim with its interval, in units of the margin; nothing where there are none.
 
+    Claims of a difference have a figure, and all others another, as what their intervals have to reach differs.
+
     name: of the figures.
     """
     shown = [entry for entry in entries if entry.deciding is not None]
-    drawings = []
+    differences = [entry for entry in shown if is_of_difference(entry)]
+    others = [entry for entry in shown if not is_of_difference(entry)]
+    figures = []
+    if differences:
+        figures.append(draw_effects(differences, f"{name}-differences", "Claims of a difference"))
+    if others:
+        figures.append(draw_effects(others, f"{name}-others", "Claims of parity, of no harm, and of a slope"))
+    return figures
+
+
+def draw_effects(entries: Sequence[Entry], name: str, title: str) -> Figure:
+    """Draw the effects of claims, all of a difference or none."""
+    data = data_of(entries)
+    ends = data[["effect", "low", "high", "outer_low", "outer_high", "published"]].to_numpy(dtype=float)
+    low, high = NEAR
+    reach = (max(min(low, float(np.nanmin(ends))), -FARTHEST), min(max(high, float(np.nanmax(ends))), FARTHEST))
+    sentences = [
+        "Each effect is divided by the margin of its claim, the smallest that matters, and positive as published.",
+        f"An arrow leads to what lies beyond {FARTHEST:g} margins.",
+    ]
+    if data["published"].notna().any():
+        sentences.append("Diamonds: what was published, where the same was measured.")
+    sentences.append(explain(entries))
+    rows = [row_of(entry) for entry in entries]
     with use_our_style():
-        for is_difference, title in TITLES.items():
-            own = [entry for entry in shown if is_of_difference(entry) == is_difference]
-            parts = split_evenly(own, MOST_ROWS)
-            for number, part in enumerate(parts, 1):
-                heading = f"{title}, {number} of {len(parts)}" if len(parts) > 1 else title
-                drawings.append(Drawing(draw_rows(part), heading, explain_panel(part), data_of(part)))
-        if not drawings:
-            return []
-        caption = (
-            "Each effect is divided by the margin of its claim, the smallest that matters, and positive as published. "
-            f"An arrow leads to what lies beyond {FARTHEST:g} margins. Filled dots: reproduced or parity; crosses: "
-            "contradicted."
-        )
-        published = [published_effect(entry) for entry in shown]
-        if any(value is not None for value in published):
-            caption += " Diamonds: what was published, where the same was measured."
-        if len(drawings) == 1:
-            caption = f"{caption} {drawings[0].caption}"
-        rows = [f"{entry.name} {entry.standing}" for entry in shown]
-        alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(rows)}."
-        return make_figures(name, "Effects in units of their margins", caption, alt, drawings)
+        if is_of_difference(entries[0]):
+            canvas = forest(rows, "effect / margin; right of 0 is as published", {"": reach}, lines_at=(0.0, 1.0))
+        else:
+            canvas = forest(rows, "effect / margin; the band is −1 to 1", {"": reach}, band=(-1.0, 1.0))
+    told = [f"{entry.name} {entry.standing}" for entry in entries]
+    alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(told)}."
+    return Figure(name, title, sentences, alt, canvas, data)
+
+
+def row_of(entry: Entry) -> ForestRow:
+    """Return the row of a claim: its mean, the interval that decides, thick, and the published size."""
+    judgement, deciding = entry.judgement, entry.deciding
+    assert judgement is not None and judgement.interval is not None and deciding is not None
+    published = published_effect(entry)
+    return ForestRow(
+        name=entry.name,
+        mark=replace(MARKS[judgement.verdict], kind=str(judgement.verdict)),
+        mean=in_margins(entry, judgement.mean),
+        intervals=[scaled(entry, judgement.interval), scaled(entry, deciding)],
+        other=np.nan if published is None else in_margins(entry, published),
+    )
 
 
 def is_of_difference(entry: Entry) -> bool:
@@ -77,8 +98,8 @@ def is_of_difference(entry: Entry) -> bool:
     return entry.kind is ClaimKind.LARGER
 
 
-def explain_panel(entries: Sequence[Entry]) -> str:
-    """Say what the lines and the band of a panel are."""
+def explain(entries: Sequence[Entry]) -> str:
+    """Say what the lines and the band of a figure are."""
     levels = [entry.judgement.level for entry in entries if entry.judgement is not None]
     outer = tell_coverage(levels)
     if is_of_difference(entries[0]):
@@ -119,7 +140,7 @@ def published_effect(entry: Entry) -> float | None:
 
 
 def data_of(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return exactly what a panel shows: a row for each claim, in units of its margin."""
+    """Return exactly what a figure shows: a row for each claim, in units of its margin."""
     rows = []
     for entry in entries:
         judgement, deciding = entry.judgement, entry.deciding
@@ -143,77 +164,6 @@ def data_of(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_rows(entries: Sequence[Entry]) -> Axes:
-    """Draw one panel of the forest plot: a row for each claim, its name and verdict above its interval."""
-    from matplotlib import rcParams
-
-    width, _ = rcParams["figure.figsize"]
-    below, above = 0.62, 0.06
-    height = ROW * len(entries) + above + below
-    canvas = blank(height)
-    across = 1 - 2 * SIDE / width
-    up = 1 - (above + below) / height
-    pane = canvas.add_axes((SIDE / width, below / height, across, up))
-    pane.spines["left"].set_visible(False)
-    data = data_of(entries)
-    ends = data[["effect", "low", "high", "outer_low", "outer_high", "published"]].to_numpy()
-    least = max(min(-1.4, float(np.nanmin(ends))), -FARTHEST)
-    most = min(max(1.4, float(np.nanmax(ends))), FARTHEST)
-    pad = 0.05 * (most - least)
-    pane.set_xlim(least - pad, most + pad)
-    pane.set_ylim(len(entries) - 0.5, -0.55)
-    pane.set_yticks([])
-    if is_of_difference(entries[0]):
-        pane.axvline(0, color=INK, linewidth=0.8)
-        pane.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        words = "effect / margin; right of 0 is as published"
-    else:
-        pane.axvspan(-1, 1, color=BAND, alpha=0.45, linewidth=0)
-        pane.axvline(0, color=INK, linewidth=0.8)
-        words = "effect / margin; the band is −1 to 1"
-    room = width - 2 * SIDE
-    for place, entry in enumerate(entries):
-        told = entry.standing
-        label = fit(entry.name, room - breadth(told) - 0.15)
-        text_at = place - 0.06
-        pane.text(0, text_at, label, transform=pane.get_yaxis_transform(), va="bottom")
-        pane.text(1, text_at, told, transform=pane.get_yaxis_transform(), va="bottom", ha="right")
-        draw_effect(pane, place + 0.14, entry)
-    canvas.supxlabel("\n".join(wrap(words, room)), y=0.02 / height)
-    return pane
-
-
-def color_of(entry: Entry) -> str:
-    """Return the colour of a claim's verdict on a light page."""
-    return COLORS[entry.judgement.verdict] if entry.judgement else INK
-
-
-def draw_effect(pane: Axes, height: float, entry: Entry) -> None:
-    """Draw the effect of a claim: its mean, a thick interval that decides, a thin one, and the published size."""
-    judgement, deciding = entry.judgement, entry.deciding
-    assert judgement is not None and judgement.interval is not None and deciding is not None
-    color = color_of(entry)
-    low, high = pane.get_xlim()
-    for interval, thickness in ((judgement.interval, 0.9), (deciding, 2.2)):
-        ends = np.clip(scaled(entry, interval), low, high)
-        pane.plot(ends, [height, height], color=color, linewidth=thickness, solid_capstyle="butt")
-    lower, upper = scaled(entry, judgement.interval)
-    beyond: dict[str, Any] = {"color": color, "markersize": 5, "clip_on": False}
-    beyond["transform"] = pane.get_yaxis_transform()
-    if lower < low:
-        pane.plot(0, height, "<", **beyond)
-    if upper > high:
-        pane.plot(1, height, ">", **beyond)
-    mean = in_margins(entry, judgement.mean)
-    filling = color if judgement.verdict in IN_FAVOUR else "none"
-    marker = "X" if judgement.verdict is Verdict.CONTRADICTED else "o"
-    if low <= mean <= high:
-        pane.plot(mean, height, marker, color=color, markersize=5, mfc=filling)
-    published = published_effect(entry)
-    if published is not None and low <= in_margins(entry, published) <= high:
-        pane.plot(in_margins(entry, published), height, "D", color=INK, markersize=4, mfc="none")
-
-
 # ---- one claim
 
 
@@ -225,30 +175,23 @@ def draw_seeds(entry: Entry) -> Figure | None:
     result = entry.result
     if result is None or not result.values:
         return None
+    arms = {arm: by_seed for arm, by_seed in result.arms.items() if by_seed}
+    told = tell_values(entry)
     with use_our_style():
-        from matplotlib import rcParams
-
-        arms = {arm: by_seed for arm, by_seed in result.arms.items() if by_seed}
-        width, _ = rcParams["figure.figsize"]
-        height, below, above, left = 1.75, 0.42, 0.26, 0.62
-        canvas = blank(height)
-        share = (width - left - 0.1) / width
-        bottom, up = below / height, 1 - (below + above) / height
-        effects_left = left / width
-        if arms:
-            part = 0.46 * share
-            pane = canvas.add_axes((left / width, bottom, part, up))
-            draw_arms(pane, arms, part * width)
-            pane.set_title(fit(str(entry.claim["measure"]), part * width))
-            effects_left = left / width + part + 0.62 / width
-        effects = canvas.add_axes((effects_left, bottom, 1 - 0.1 / width - effects_left, up))
-        draw_effects(effects, entry)
-        effects.set_title(title_effects(entry, (1 - effects_left) * width))
-        alt = f"{entry.name}: {tell_values(entry)}"
-        data = pd.DataFrame({"seed": list(result.values), "effect": list(result.values.values())})
-        figure = Figure(f"claim-{entry.name}", "By seed", tell_values(entry), alt, canvas, data)
-        figure.svg  # noqa: B018  # drawn here, in our style
-        return figure
+        canvas = blank(1.9)
+        *before, effects = canvas.subplots(1, 2 if arms else 1, squeeze=False)[0]
+        room = canvas.get_figwidth() / (2 if arms else 1) - 0.7  # inches of words above
+        for pane in before:
+            draw_arms(pane, arms, room)
+            pane.set_title(fit(str(entry.claim["measure"]), room))
+        draw_seeds_and_mean(effects, entry)
+        effects.set_title(title_effects(entry, room))
+        for pane in canvas.axes:
+            pane.locator_params(axis="y", nbins=4, min_n_ticks=3)
+            pane.ticklabel_format(axis="y", useOffset=False)
+        lay_out(canvas)
+    data = pd.DataFrame({"seed": list(result.values), "effect": list(result.values.values())})
+    return Figure(f"claim-{entry.name}", "By seed", [told], f"{entry.name}: {told}", canvas, data)
 
 
 def title_effects(entry: Entry, inches: float) -> str:
@@ -286,16 +229,14 @@ def draw_arms(pane: Axes, arms: Mapping[str, Mapping[int, float]], inches: float
     room = inches / len(arms) - 0.04
     names = [fit(arm, room) for arm in arms]
     pane.set_xticks(list(places), names)
-    pane.locator_params(axis="y", nbins=4, min_n_ticks=3)
-    pane.ticklabel_format(axis="y", useOffset=False)
 
 
-def draw_effects(pane: Axes, entry: Entry) -> None:
+def draw_seeds_and_mean(pane: Axes, entry: Entry) -> None:
     """Draw the effect of each seed, their mean with its interval, and the margin as a band or a dashed line."""
     result, judgement = entry.result, entry.judgement
     assert result is not None
     values = list(result.values.values())
-    color = color_of(entry)
+    color = MARKS[judgement.verdict].color if judgement else INK
     spread = np.linspace(-0.3, 0.3, len(values)) if len(values) > 1 else np.zeros(1)
     pane.plot(spread, values, "o", color=NORMS["layernorm"], markersize=2.6, alpha=0.75)
     deciding = entry.deciding
@@ -306,8 +247,6 @@ def draw_effects(pane: Axes, entry: Entry) -> None:
     if entry.kind is ClaimKind.LARGER:
         pane.axhline(entry.margin, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     elif entry.margin:
-        pane.axhspan(entry.target - entry.margin, entry.target + entry.margin, color=BAND, alpha=0.45, linewidth=0)
+        pane.axhspan(entry.target - entry.margin, entry.target + entry.margin, color=FAINT, alpha=0.45, linewidth=0)
     pane.set_xlim(-0.5, 0.85)
     pane.set_xticks([0.05], ["seeds and mean" if deciding else "seeds"])
-    pane.locator_params(axis="y", nbins=4, min_n_ticks=3)
-    pane.ticklabel_format(axis="y", useOffset=False)

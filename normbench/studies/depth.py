@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -16,19 +16,17 @@ from normbench.errors import UsageError
 from normbench.evidence.labels import label_of
 from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm, keys_of
 from normbench.settings import Setting
-from normbench.show.figures import panes
+from normbench.show import plots
+from normbench.show.figures import style
+from normbench.show.figures.captions import at_most
 from normbench.show.figures.figure import Figure
-from normbench.studies.figures import draw_curves, draw_each
+from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.mapping import Vectors, vectors
 from normbench.studies.writing import number
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-HEIGHT = 1.7  # inches of a map
 EXAMPLES = 16  # of a batch whose streams are compared
 
 
@@ -131,10 +129,7 @@ class Depth(Study):
             **self.captions["worth"],
         )
         pairs = rows[rows["what"] == "pair"]
-        maps = []
-        for arm in arms_of(pairs):
-            maps.append((label_of(arm), pairs[is_arm(pairs, arm.settings)]))
-        return [*worth, *draw_each("distances", maps, draw_map, **self.captions["distances"])]
+        return [*worth, draw_maps(pairs, **self.captions["distances"])]
 
 
 # ---- the worth of blocks
@@ -237,15 +232,18 @@ def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
     return blocks.assign(blocks=is_first.map({True: "first half", False: "deeper half"}))
 
 
-def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw the angular distance between any two streams; return the pane, and that of the first and the last."""
-    last = int(rows["to"].max())
-    means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
-    cells = means.reindex(range(1, last + 1), columns=range(last))
-    pane = panes.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=panes.BESIDE)
-    drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
-    panes.add_color_bar(pane, drawn, "half turns")
-    pane.locator_params(integer=True)
-    is_whole = (rows["layer"] == 0) & (rows["to"] == last)
-    whole = rows.loc[is_whole, "distance"].mean()
-    return pane, f"All blocks together turn the stream by {number(whole)} half turns."
+def draw_maps(pairs: pd.DataFrame, title: str, caption: str) -> Figure:
+    """Draw the angular distance between any two streams, a map for each arm."""
+    shown, more = style.take_first(arms_of(pairs), style.MOST_PANELS, "panels")
+    maps, wholes = [], []
+    for arm in shown:
+        rows = pairs[is_arm(pairs, arm.settings)]
+        last = int(rows["to"].max())
+        means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
+        maps.append(plots.Cells(label_of(arm), means.reindex(range(1, last + 1), columns=range(last))))
+        is_whole = (rows["layer"] == 0) & (rows["to"] == last)
+        wholes.append(f"{label_of(arm)} {number(rows.loc[is_whole, 'distance'].mean())}".strip())
+    with style.use_our_style():
+        canvas = plots.grid(maps, "blocks passed by one stream", "by the other stream", "half turns", (0, 0.5))
+    whole = f"All blocks together turn the stream by half turns: {at_most(wholes)}."
+    return Figure("distances", title, [caption, whole, *more], f"{caption} {whole}", canvas, pairs)

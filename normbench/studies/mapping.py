@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,26 +15,27 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from normbench.evidence.arms import Arm
 from normbench.evidence.labels import label_of
 from normbench.norms.fitting import Lines, find_slope, fit_lines
 from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm
 from normbench.settings import Setting
-from normbench.show.figures import panes, style
+from normbench.show import plots
+from normbench.show.figures import style
+from normbench.show.figures.captions import at_most
 from normbench.show.figures.figure import Figure
-from normbench.studies.figures import draw_curves, draw_each
+from normbench.show.plots import Axis, Series, Subplot
+from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.writing import number
 from normbench.training.evaluation import to_device
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
 Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
-HEIGHT = 1.7  # inches of a drawing
+NO_ARM = style.Entry(Arm({}), "", style.INK, (0, ()), "")  # what is drawn is no arm's
 
 
 class Passed(NamedTuple):
@@ -152,9 +154,10 @@ class Mapping(Study):
             **said["errors"],
         )
         layers = drawn_layers(rows)
-        points = draw_each("mapping", layers, draw_points, **said["mapping"])
-        histograms = draw_each("histograms", layers, draw_histograms, **said["histograms"])
-        return [*points, *errors, *histograms]
+        shown, more = style.take_first(layers, style.MOST_PANELS, "panels")
+        points = draw_points(shown, **said["mapping"])
+        histograms = draw_histograms(shown, **said["histograms"])
+        return [replace(points, sentences=[*points.sentences, *more]), *errors, histograms]
 
 
 def both_fits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -230,32 +233,42 @@ def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return found
 
 
-def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw outputs against inputs, and the fitted tanh; return the pane, and how well the tanh and a line fit."""
-    pane = panes.draw_pane(HEIGHT, "input", "output")
-    pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
-    fitted = rows.iloc[0]
-    x = np.linspace(rows["input"].min(), rows["input"].max(), 200)
-    gamma, alpha, beta = fitted[["gamma", "alpha", "beta"]]
-    y = gamma * np.tanh(alpha * x) + beta
-    pane.plot(x, y, color=style.INK)
-    tanh, line = number(fitted["tanh_left"]), number(fitted["line_left"])
-    return pane, f"The tanh leaves {tanh} of the variance, a line {line}."
+def draw_points(layers: Sequence[tuple[str, pd.DataFrame]], title: str, caption: str) -> Figure:
+    """Draw outputs against inputs, and the fitted tanh. layers: the title and the rows of each."""
+    subplots, fits = [], []
+    for words, rows in layers:
+        fitted = rows.iloc[0]
+        x = np.linspace(rows["input"].min(), rows["input"].max(), 200)
+        gamma, alpha, beta = fitted[["gamma", "alpha", "beta"]]
+        line = pd.DataFrame({"x": x, "mean": gamma * np.tanh(alpha * x) + beta})
+        points = rows.dropna(subset=["input"])
+        dots = pd.DataFrame({"x": points["input"], "y": points["output"], "color": points["token"]})
+        subplots.append(Subplot(words, [Series(NO_ARM, line)], dots))
+        fits.append(f"{words} {number(fitted['tanh_left'])}, {number(fitted['line_left'])}")
+    with style.use_our_style():
+        canvas = plots.lines(subplots, Axis("input"), Axis("output"))
+    alt = f"{caption} Variance that the tanh leaves, and a line: {at_most(fits)}."
+    return Figure("mapping", title, [caption], alt, canvas, rows_of(layers))
 
 
-def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw how inputs and outputs are spread; return the pane, and how far from the mean the farthest are."""
-    pane = panes.draw_pane(HEIGHT, "standard deviations", "density")
-    inputs = draw_histogram(pane, rows["input"], color=style.FAINT)
-    outputs = draw_histogram(pane, rows["output"], edgecolor=style.OWN[1], fill=False)
-    panes.log_scale(pane, "y")
-    told = f"Farthest from the mean: an input by {inputs:.1f} standard deviations, an output by {outputs:.1f}."
-    return pane, told
+def draw_histograms(layers: Sequence[tuple[str, pd.DataFrame]], title: str, caption: str) -> Figure:
+    """Draw how inputs and outputs are spread. layers: the title and the rows of each."""
+    subplots, farthest = [], []
+    for words, rows in layers:
+        series = []
+        for name, color in (("input", style.FAINT), ("output", style.OWN[1])):
+            values = (rows[name] - rows[name].mean()) / rows[name].std()
+            density, edges = np.histogram(values.dropna(), np.linspace(-5, 5, 41), density=True)
+            stairs = pd.DataFrame({"x": edges, "mean": [*density, np.nan]})
+            series.append(Series(replace(NO_ARM, label=f"{name}s", color=color), stairs))
+            farthest.append(f"{words}, {name}s: {values.abs().max():.1f}")
+        subplots.append(Subplot(words, series))
+    with style.use_our_style():
+        canvas = plots.steps(subplots, Axis("standard deviations"), Axis("density", "log"))
+    alt = f"{caption} Farthest from the mean, in standard deviations: {at_most(farthest)}."
+    return Figure("histograms", title, [caption], alt, canvas, rows_of(layers))
 
 
-def draw_histogram(pane: Axes, values: pd.Series, **look: Any) -> float:
-    """Draw how values are spread around their mean, and return how far the farthest is, in standard deviations."""
-    values = (values - values.mean()) / values.std()
-    edges = np.linspace(-5, 5, 41).tolist()
-    pane.hist(values.dropna(), edges, density=True, histtype="stepfilled", **look)
-    return float(values.abs().max())
+def rows_of(layers: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """Return the rows of all layers."""
+    return pd.concat([rows for _, rows in layers], ignore_index=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.evidence.arms import Arm, Baseline
-from normbench.evidence.facts import ran_as
+from normbench.evidence.facts import implementation, ran_as
 from normbench.evidence.measures import Metric
 from normbench.evidence.study import RecordedStudy, choose_contenders
 from normbench.evidence.yardstick import metrics_of
@@ -20,11 +20,14 @@ from normbench.show.figures.finals import (
     draw_survival,
     mean_of_groups,
 )
-from normbench.show.figures.lines import QUANTITIES, draw_lines, is_of_loss
+from normbench.show.figures.lines import PROBED, draw_lines
 from normbench.show.figures.maps import draw_maps
 from normbench.show.figures.sizes import draw_sizes
 from normbench.show.figures.style import COLUMN, TOGETHER, UNDER_WAY, runs_shown, use_our_style
 from normbench.wording import join_first
+
+# What stands on figures of time.
+KERNELS_DIFFER = "Kernels differ: times compare them, not norms."
 
 
 def draw_all(
@@ -46,40 +49,45 @@ def draw_all(
     arms, chosen = choose_contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
     tests = family or make_tests(study, arms, baseline, primary)
-    note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
-    of_lines = note + not_finished(arms) + mean_of_groups(arms, primary)
-    of_loss = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
+    rates = ["Each arm at its learning rate of the best mean validation loss."] if chosen else []
+    of_lines = [*rates, *not_finished(arms), *mean_of_groups(arms, primary)]
+    of_loss = [f"The arms are judged by the final {primary.words}, not by this loss."] if others else []
     ran = ran_as(arms)
-    of_time = f" The norms ran as {ran}." if ran else ""
+    of_time = [f"The norms ran as {ran}."] if ran else []
+    on_top = KERNELS_DIFFER if differ_in_kernels(arms) else ""
     figures: list[Figure] = []
     with use_our_style(width):
-        figures += draw_interactions(arms, baseline, primary, note)
-        figures += draw_survival(arms, baseline, note)
+        figures += draw_interactions(arms, baseline, primary, rates)
+        figures += draw_survival(arms, baseline, rates)
         figures += draw_maps(study, primary)
-        figures += draw_forest(tests.differences, arms, note)
-        figures += draw_sizes(tests.scaling, arms, note)
+        figures += draw_forest(tests.differences, arms, rates)
+        figures += draw_sizes(tests.scaling, arms, rates)
         if others:
             figures += draw_lines("bleu-val-epochs", arms, of_lines)
             figures += draw_lines("accuracy-val-steps", arms, of_lines)
-        for name in QUANTITIES:
-            if is_of_loss(name):
-                own_note = of_lines + of_loss
-                if name.endswith("time"):
-                    own_note += of_time
-                figures += draw_lines(name, arms, own_note)
+        figures += draw_lines("loss-val-steps", arms, [*of_lines, *of_loss])
+        figures += draw_lines("loss-train-steps", arms, [*of_lines, *of_loss])
+        about_times = [*of_lines, *of_loss, *of_time]
+        by_time = draw_lines("loss-val-time", arms, about_times, on_top)
+        figures += by_time or draw_lines("loss-train-time", arms, about_times, on_top)
         figures += draw_search(study)
         figures += draw_learning_rates(study, primary)
-        figures += draw_step_times(arms, primary, note + of_time)
-        for name in QUANTITIES:
-            if not name.startswith(("loss", "accuracy", "bleu")):
-                figures += draw_lines(name, arms, of_lines)
+        figures += draw_step_times(arms, primary, [*rates, *of_time], on_top)
+        for name in PROBED:
+            figures += draw_lines(name, arms, of_lines)
     return figures
 
 
-def not_finished(arms: Sequence[Arm]) -> str:
-    """Return a sentence on the arms that are drawn by runs still under way; empty where there are none."""
+def differ_in_kernels(arms: Sequence[Arm]) -> bool:
+    """Tell whether the norms of runs were computed by more than one implementation."""
+    used = {implementation(run) for arm in arms for run in arm.runs}
+    return len(used - {""}) > 1
+
+
+def not_finished(arms: Sequence[Arm]) -> list[str]:
+    """Return a sentence on the arms that are drawn by runs still under way; nothing where there are none."""
     names = []
     for arm in arms:
         if any(run.status in UNDER_WAY for run in runs_shown(arm)):
             names.append(arm.name)
-    return f" Not finished yet: {join_first(names, TOGETHER)}." if names else ""
+    return [f"Not finished yet: {join_first(names, TOGETHER)}."] if names else []

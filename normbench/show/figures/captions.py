@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from normbench.evidence.measures import Metric
+from normbench.wording import join_first
 
 MOST_TOLD = 12  # rows of a figure in its alternative text
 
 
 @dataclass(frozen=True)
 class FigureWords:
-    """The words of a figure. alt: its alternative text."""
+    """The words of a figure. sentences: of its caption. alt: its alternative text."""
 
     title: str
-    caption: str
+    sentences: tuple[str, ...]
     alt: str
 
 
 def words(title: str, caption: Sequence[str], alt: str) -> FigureWords:
     """Return words that begin in upper case. caption: its sentences, which may be empty."""
-    return FigureWords(capitalized(title), capitalized(" ".join(caption)), capitalized(alt))
+    sentences = tuple(capitalized(sentence) for sentence in caption if sentence.strip())
+    return FigureWords(capitalized(title), sentences, capitalized(alt))
 
 
 def capitalized(text: str) -> str:
@@ -42,7 +44,7 @@ def lines(
     by: str,
     x: str,
     about: str,
-    arms: str,
+    ends: Sequence[str],
     seeds: tuple[int, int],
     records: int,
     steps: Sequence[int],
@@ -58,7 +60,7 @@ def lines(
         by: what the title calls the axis.
         x: words of the axis, in full.
         about: a sentence that explains what is drawn; empty for none.
-        arms: their names.
+        ends: the name of each arm and the value at which its line ends.
         seeds: the fewest and the most of a line.
         records: of how many records a point is the mean at most.
         steps: those of which each panel shows one; empty where lines are over steps, epochs or time.
@@ -90,7 +92,7 @@ def lines(
     if steps:
         shown_steps = ", ".join(map(str, steps))
         at_steps = f", at steps {shown_steps}"
-    return words(f"{word} by {by}", caption, f"{word} against {x} for {arms}{at_steps}.")
+    return words(f"{word} by {by}", caption, f"{word} against {x}{at_steps}; at the right end: {at_most(ends)}.")
 
 
 def differences(
@@ -131,8 +133,11 @@ def sizes(metric: Metric, *, baselines: Sequence[str], lines: Sequence[str]) -> 
     )
 
 
-def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> FigureWords:
-    """Return the words of a figure of two crossed factors. others: whether other settings vary too."""
+def interaction(metric: Metric, *, subject: str, factor: str, others: bool, ranges: Sequence[str]) -> FigureWords:
+    """Return the words of a figure of two crossed factors.
+
+    others: whether other settings vary too. ranges: the name of each arm, its lowest and its highest value.
+    """
     over = ", over all else that varies" if others else ""
     caption = [
         f"Mean over the seeds with its 95 % t interval{over}.",
@@ -142,7 +147,7 @@ def interaction(metric: Metric, *, subject: str, factor: str, others: bool) -> F
     return words(
         f"{metric.final_words} by {subject} and {factor}",
         caption,
-        f"lines of the {metric.final_words} over {factor}, one for each {subject}.",
+        f"lines of the {metric.final_words} over {factor}, one for each {subject}: {at_most(ranges)}.",
     )
 
 
@@ -165,9 +170,10 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWords:
-    """Return the words of maps over two settings."""
+def map_of(metric: Metric, *, x: str, y: str, best: Sequence[str]) -> FigureWords:
+    """Return the words of maps over two settings. best: the name of each arm, its best mean, and where that is."""
     caption = [
+        f"The best cell: {at_most(best)}.",
         "Mean over the seeds at each pair of values; all panels share the colours.",
         "×: a run diverged; –: none did, and most ended close to a constant predictor.",
         "What diverged counts as a constant predictor in the mean.",
@@ -175,12 +181,15 @@ def map_of(metric: Metric, *, x: str, y: str, arms: Sequence[str]) -> FigureWord
     return words(
         f"{metric.final_words} over {y} and {x}",
         caption,
-        f"maps of the {metric.final_words} over {y} and {x}, a panel each for {', '.join(arms)}.",
+        f"maps of the {metric.final_words} over {y} and {x}, a panel for each arm; the best cell: {at_most(best)}.",
     )
 
 
-def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
-    """Return the words of a figure of how arms end over the learning rate. crosses: whether runs diverged."""
+def learning_rates(metric: Metric, *, crosses: bool, ranges: Sequence[str]) -> FigureWords:
+    """Return the words of a figure of how arms end over the learning rate.
+
+    crosses: whether runs diverged. ranges: the name of each arm, its lowest and its highest value.
+    """
     caption = [
         "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm, "
         "with the fewest runs lost and then the lowest mean validation loss.",
@@ -192,12 +201,15 @@ def learning_rates(metric: Metric, *, crosses: bool, arms: str) -> FigureWords:
     return words(
         f"{metric.final_words} against learning rate",
         caption,
-        f"{metric.final_words} against the learning rate, on a logarithmic axis, for {arms}.",
+        f"{metric.final_words} against the learning rate, on a logarithmic axis: {at_most(ranges)}.",
     )
 
 
-def search(*, seeds: int, crosses: bool, arms: str) -> FigureWords:
-    """Return the words of a figure of the search for a learning rate. crosses: whether runs were lost."""
+def search(*, seeds: int, crosses: bool, ranges: Sequence[str]) -> FigureWords:
+    """Return the words of a figure of the search for a learning rate.
+
+    crosses: whether runs were lost. ranges: the name of each arm, its lowest and its highest value.
+    """
     if seeds == 1:
         mean = "of one seed that is not reported"
     else:
@@ -211,12 +223,15 @@ def search(*, seeds: int, crosses: bool, arms: str) -> FigureWords:
     return words(
         "held-out loss against learning rate, where it was chosen",
         caption,
-        f"held-out loss against the learning rate, on a logarithmic axis, for {arms}.",
+        f"held-out loss against the learning rate, on a logarithmic axis: {at_most(ranges)}.",
     )
 
 
-def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> FigureWords:
-    """Return the words of the Pareto plot. front: the names of the arms that no other is faster and better than."""
+def step_time(metric: Metric, *, front: Sequence[str], ranges: Sequence[str]) -> FigureWords:
+    """Return the words of the Pareto plot.
+
+    front: the names of the arms that no other is faster and better than. ranges: the name of each arm and its value.
+    """
     caption = [
         f"Mean {metric.words} of the seeds that finished, and median over the runs of their median step times, with "
         "lines from the lowest to the highest.",
@@ -225,5 +240,6 @@ def step_time(metric: Metric, *, front: Sequence[str], arms: str) -> FigureWords
     return words(
         f"step time against {metric.final_words}",
         caption,
-        f"step time in milliseconds against the {metric.final_words} for {arms}; on the front: {', '.join(front)}.",
+        f"step time in milliseconds against the {metric.final_words}: {at_most(ranges)}; on the front: "
+        f"{join_first(front, MOST_TOLD)}.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,19 @@ from xml.sax.saxutils import escape, quoteattr
 
 import pandas as pd
 
-from normbench.show.figures.panes import LEFT, canvas_of, fit
 from normbench.show.figures.style import COLUMN, dark_rules, use_our_style
 from normbench.show.safe import to_csv
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 
 @dataclass(frozen=True)
 class FigureGroup:
-    """What figures that belong together, one for each panel, have in common. caption: what holds for all of them."""
+    """What figures that belong together have in common, as older versions of studies kept them: one for each panel.
+
+    caption: what holds for all of them.
+    """
 
     name: str
     title: str
@@ -33,25 +34,30 @@ class FigureGroup:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of one panel, with its words.
+    """A figure with its words.
 
     Attributes:
         name: of its files, without a suffix.
         title: in words.
-        caption: the sentences below it.
+        sentences: of its caption. A page says each of them once, below the first figure of which it holds.
         alt: what it shows, for those who cannot see it.
         canvas: the figure of matplotlib.
         data: exactly what is drawn, for a CSV.
-        group: to which several panels belong; None for a single one.
+        group: of older versions, which drew a figure for each panel; None.
     """
 
     name: str
     title: str
-    caption: str
+    sentences: Sequence[str]
     alt: str
     canvas: Canvas
     data: pd.DataFrame
     group: FigureGroup | None = None
+
+    @property
+    def caption(self) -> str:
+        """Return its caption where it stands alone."""
+        return " ".join(self.sentences)
 
     @cached_property
     @use_our_style()
@@ -63,16 +69,10 @@ class Figure:
 
     @use_our_style()
     def render(self, suffix: str, **how: Any) -> bytes:
-        """Return its drawing on white for print, as PDF or PNG; words are shapes, as fonts would take twice the time.
-
-        One panel of several has its title above it, which a page writes outside of the drawing.
-        """
+        """Return its drawing on white, as PDF or PNG; words are shapes, as fonts would take twice the time."""
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
 
-        titled = self.canvas.axes[:1] if self.group else []
-        for pane in titled:
-            pane.set_title(fit(self.title, self.canvas.get_figwidth() - LEFT))
         words = self.canvas.findobj(Text) if suffix == "pdf" else []
         for text in words:
             text.set_path_effects([Normal()])
@@ -80,8 +80,6 @@ class Figure:
         self.canvas.savefig(buffer, format=suffix, facecolor="white", **how)
         for text in words:
             text.set_path_effects([])
-        for pane in titled:
-            pane.set_title("")
         return buffer.getvalue()
 
     @use_our_style()
@@ -96,41 +94,15 @@ class Figure:
         }
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A panel that has been drawn: its axes, its own words, and exactly what is drawn, for a CSV."""
-
-    pane: Axes
-    title: str
-    caption: str
-    data: pd.DataFrame
-
-
-def make_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence[Drawing]) -> list[Figure]:
-    """Return a figure for each panel. The words given are those of a single figure, or of the group of several."""
-    if len(drawings) == 1:
-        [one] = drawings
-        return [Figure(name, title, caption, alt, canvas_of(one.pane), one.data)]
-    group = FigureGroup(name, title, caption)
-    figures = []
-    for number, one in enumerate(drawings, start=1):
-        figure = Figure(
-            name=f"{name}-{number}",
-            title=one.title,
-            caption=one.caption,
-            alt=f"{alt} {one.title}: {one.caption}",
-            canvas=canvas_of(one.pane),
-            data=one.data,
-            group=group,
-        )
-        figures.append(figure)
-    return figures
-
-
-def write_values(values: Mapping[str, str]) -> str:
-    """Write the value of each arm in a panel, for its caption. values: by the arms' labels."""
-    told = [f"{label} {value}" for label, value in values.items()]
-    return f"{', '.join(told) or 'nothing'}."
+def captions_on_a_page(figures: Iterable[Figure]) -> list[str]:
+    """Return the captions of figures that stand in one page, where a sentence is said once, by the first of them."""
+    said = set[str]()
+    captions = []
+    for figure in figures:
+        fresh = [sentence for sentence in figure.sentences if sentence not in said]
+        said.update(fresh)
+        captions.append(" ".join(fresh))
+    return captions
 
 
 def is_wide(figure: Figure) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,37 +27,25 @@ from normbench.results.sensitivity import (
 )
 from normbench.results.statistics import mean_interval
 from normbench.show.figures import captions
-from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
-from normbench.show.figures.panes import (
-    ROOM,
-    draw_arrow,
-    draw_panels,
-    gid_of,
-    log_scale,
-    name_ticks,
-    set_limits,
-    size_of,
-    tell_beyond,
-)
+from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import (
     INK,
     MOST_PANELS,
-    Entry,
     Panel,
     names_in,
     panels_of,
     take_first,
     tell_absent,
 )
+from normbench.show.plots import ROOM, Axis, Series, Subplot, gid_of, near_range, points
 from normbench.wording import in_words, join_first
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 MOST_CROSSINGS = 3
 WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
 TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower_is_better=False)
-MARKER_HEIGHT = 6 / 72  # inches of a row of markers, which are 5 points high
 
 # ---- arms that have no mean
 
@@ -67,43 +55,51 @@ def torn_among(arms: Sequence[Arm], metric: Metric) -> list[str]:
     return [arm.name for arm in arms if in_two_groups(arm, metric, arm.seeds)]
 
 
-def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> str:
-    """Return a sentence for a figure that draws the mean of arms whose runs end in two groups; empty without any."""
+def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> list[str]:
+    """Return a sentence for a figure that draws the mean of arms whose runs end in two groups; nothing without any."""
     torn = torn_among(arms, metric)
-    said = " The mean tells little where an arm's runs end in two groups, as some did not train"
-    return f"{said}: {join_first(torn)}." if torn else ""
+    told = "The mean tells little where an arm's runs end in two groups, as some did not train"
+    return [f"{told}: {join_first(torn)}."] if torn else []
 
 
-def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
+def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], list[str]]:
     """Return the arms that have a mean, and a sentence on those whose runs end in two groups, which have none."""
     torn = torn_among(arms, metric)
-    said = f" Not shown, as their runs end in two groups: {join_first(torn)}." if torn else ""
-    return [arm for arm in arms if arm.name not in torn], said
+    told = [f"Not shown, as their runs end in two groups: {join_first(torn)}."] if torn else []
+    return [arm for arm in arms if arm.name not in torn], told
 
 
-# ---- panels in which arms are drawn along an axis
+# ---- arms along an axis
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels and their axes. note: what the caption says of arms that are missing, or that lie beyond an axis."""
+    """A figure in which arms are drawn along an axis.
 
+    Attributes:
+        canvas: the figure.
+        panels: the arms of each of its subplots.
+        notes: what the caption says of arms that are missing, or that lie beyond an axis.
+    """
+
+    canvas: Canvas
     panels: Sequence[Panel]
-    panes: Sequence[Axes]
-    note: str
+    notes: list[str]
 
 
 def draw_against(
     arms: Sequence[Arm],
     data: pd.DataFrame,
     x: str,
-    axis: str,
+    axis: Axis,
     metric: Metric,
     *,
     crosses: bool = False,
     apart: float = 0,
     what: str = "final",
     expected: Sequence[Arm] | None = None,
+    rows_below: int = 0,
+    on_top: str = "",
 ) -> Chart:
     """Draw how arms ended along an axis, with lines from low to high.
 
@@ -111,83 +107,87 @@ def draw_against(
         arms: those that may be drawn; their order decides how each looks.
         data: a row for each point, with its arm, mean, low and high; its marker is filled where `filled` is yes.
         x: the column of data with places on the axis.
-        axis: words of the axis.
+        axis: below the points.
         metric: in which the arms are measured.
         crosses: mark at the upper edge, in a row for each arm, where runs diverged.
         apart: how far arms at the same place stand from each other.
         what: which of the metric's values is drawn, such as `final`.
-        expected: the arms that the note names where they are missing; by default `arms`.
+        expected: the arms that the notes name where they are missing; by default `arms`.
+        rows_below: how many rows of marks an arm needs at the lower edge.
+        on_top: words in the drawing.
     """
     every = panels_of(arms, set(data["arm"]))
-    panels, note = take_first(every, MOST_PANELS, "panels")
+    panels, notes = take_first(every, MOST_PANELS, "panels")
     cut = names_in(every[len(panels) :])
-    note += tell_absent(arms if expected is None else expected, data, cut)
+    notes += tell_absent(arms if expected is None else expected, data, cut)
     words = metric.final_words if what == "final" else f"{what} {metric.words}"
-    y = f"{words} ({metric.symbol})"
-    panes = draw_panels(panels, axis, y, named="points" if data["arm"].is_unique else "lines")
     most = max(len(panel.entries) for panel in panels)
-    is_beyond = set_limits(panes[0], data, metric, most, crosses)
-    beyond = data[is_beyond]
-    note += tell_beyond(list(dict.fromkeys(beyond["arm"])))
-    for panel, pane in zip(panels, panes, strict=True):
-        middle = (len(panel.entries) - 1) / 2
+    limits, is_beyond = limits_of(data, metric, most, crosses, rows_below)
+    far = list(dict.fromkeys(data.loc[is_beyond, "arm"]))
+    if far:
+        notes.append(f"Beyond the axis, with an arrow: {join_first(far)}.")
+    arrow = "↑" if metric.lower_is_better else "↓"
+    rows = data.rename(columns={x: "x", f"{x}_low": "x_low", f"{x}_high": "x_high"})
+    rows["filled"] = rows["filled"] == "yes"
+    rows["beyond"] = [f"{arrow} {write_value(mean, metric)}" for mean in rows["mean"]]
+    rows["beyond"] = rows["beyond"].where(is_beyond, "")
+    if crosses:
+        rows["lost"] = rows["diverged"]
+    subplots = []
+    for panel in panels:
+        series = []
         for place, entry in enumerate(panel.entries):
-            own = data[data["arm"] == entry.arm.name]
-            drawn = draw_points(pane, own, x, entry, shift=apart * (place - middle))
-            lost = own[own["diverged"] > 0] if crosses else own[:0]
-            drawn += draw_crosses(pane, lost[x], entry, place)
-            far = beyond[beyond["arm"] == entry.arm.name]
-            for at, mean in zip(far[x], far["mean"], strict=True):
-                drawn.append(draw_arrow(pane, at, mean, place, entry.color, metric))
-            means = [write_value(mean, metric) for mean in own["mean"]]
-            gid = gid_of(entry.arm, ", ".join(means))
-            for artist in drawn:
-                artist.set_gid(gid)
-    return Chart(panels, panes, note)
+            own = rows[rows["arm"] == entry.arm.name].reset_index(drop=True)
+            shift = apart * (place - (len(panel.entries) - 1) / 2)
+            value = ", ".join(write_value(mean, metric) for mean in own["mean"])
+            series.append(Series(entry, shifted(own, shift), value))
+        subplots.append(Subplot(panel.title, series))
+    y = Axis(f"{words} ({metric.symbol})", limits=limits)
+    joined = not data["arm"].is_unique
+    canvas = points(subplots, axis, y, joined=joined, below=not metric.lower_is_better, note=on_top)
+    return Chart(canvas, panels, notes)
 
 
-def draw_points(pane: Axes, own: pd.DataFrame, x: str, entry: Entry, shift: float) -> list[Any]:
-    """Draw the points of an arm with their bars, shifted on the axis; return what was drawn."""
-    places, means = own[x], own["mean"]
-    left = places - own.get(f"{x}_low", places)
-    right = own.get(f"{x}_high", places) - places
-    below = (means - own["low"]).clip(0)  # a mean is rounded
-    above = (own["high"] - means).clip(0)
-    at = places + shift
-    look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
-    how: dict[str, Any] = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
-    bars = pane.errorbar(at, means, [below, above], [left, right], **how, **look)
-    is_filled = own["filled"] == "yes"
-    filled = pane.plot(at[is_filled], means[is_filled], markersize=5, linestyle="", **look)
-    return [*bars.get_children(), *filled]
+def shifted(rows: pd.DataFrame, shift: float) -> pd.DataFrame:
+    """Return points at other places on their axis."""
+    places = [name for name in ("x", "x_low", "x_high") if name in rows]
+    return rows.assign(**{name: rows[name] + shift for name in places})
 
 
-def draw_crosses(pane: Axes, lost: pd.Series, entry: Entry, place: int) -> list[Any]:
-    """Draw a cross at the upper edge, in an arm's row, at each place where it lost runs; return what was drawn."""
-    heights = [0.97 - place * ROOM] * len(lost)
-    return pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
+def limits_of(
+    drawn: pd.DataFrame, metric: Metric, lines: int, crosses: bool, rows_below: int
+) -> tuple[tuple[float, float], pd.Series]:
+    """Return the limits of an axis that shows the `near_range`, and which rows lie beyond it.
 
-
-def drawings_of(chart: Chart, data: pd.DataFrame, metric: Metric, value: str = "mean") -> list[Drawing]:
-    """Return panels with their words, which tell the range of each arm's values. value: the column that has them."""
-    drawings = []
-    for panel, pane in zip(chart.panels, chart.panes, strict=True):
-        told = dict[str, str]()
-        for entry in panel.entries:
-            is_own = data["arm"] == entry.arm.name
-            values = data.loc[is_own, value].dropna()
-            if len(values):
-                low = write_value(values.min(), metric)
-                high = write_value(values.max(), metric)
-                told[entry.label] = low if low == high else f"{low} to {high}"
-        own = data[data["arm"].isin(panel.names)]
-        drawings.append(Drawing(pane, panel.title, f"From the lowest to the highest: {write_values(told)}", own))
-    return drawings
+    drawn: a row for each point, with its mean, low and high. lines: for how many arms an edge needs room. crosses:
+    whether there are crosses at the upper edge. rows_below: how many rows of marks an arm has at the lower one.
+    """
+    values = drawn[["mean", "low", "high"]].stack().dropna().astype(float)
+    low, high = near_range(values, metric.lower_is_better)
+    is_beyond = (drawn["mean"] < low) | (drawn["mean"] > high)
+    pad = ROOM * ((high - low) or 1)
+    below, above = pad, pad
+    if crosses or (is_beyond.any() and metric.lower_is_better):
+        above = pad * (1 + lines)
+    if rows_below or (is_beyond.any() and not metric.lower_is_better):
+        below = pad * (1 + lines)
+    return (low - below, high + above), is_beyond
 
 
 def write_value(value: float, metric: Metric) -> str:
     """Write a value in a metric's unit."""
     return f"{value:.{metric.decimals}f}"
+
+
+def write_ranges(data: pd.DataFrame, metric: Metric) -> list[str]:
+    """Write the range of each arm's values, for those who cannot see them."""
+    ranges = []
+    for arm, own in data.groupby("arm", sort=False)["mean"]:
+        values = own.dropna()
+        if len(values):
+            low, high = write_value(values.min(), metric), write_value(values.max(), metric)
+            ranges.append(f"{arm} {low}" if low == high else f"{arm} {low} to {high}")
+    return ranges
 
 
 # ---- over crossed factors
@@ -198,28 +198,26 @@ def short(key: str) -> str:
     return short_name(key)
 
 
-def draw_interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
+def draw_interactions(
+    arms: Sequence[Arm], baseline: Baseline, metric: Metric, notes: Sequence[str] = ()
+) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
-    having, said = with_means(arms, metric)
-    crossed = []
-    for one in crossings(having, baseline, metric):
-        if len(one.cells.columns) > 3:
-            crossed.append(one)
-    figures: list[Figure] = []
-    for one in crossed[:MOST_CROSSINGS]:
-        figures += draw_interaction(one, having, metric, note + said)
-    return figures
+    having, torn = with_means(arms, metric)
+    crossed = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
+    return [draw_interaction(one, having, metric, [*notes, *torn]) for one in crossed[:MOST_CROSSINGS]]
 
 
-def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
+def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, notes: Sequence[str]) -> Figure:
     """Draw the means over the seeds with t intervals. arms: all that have a mean."""
     subject, factor = short(one.subject), short(one.factor)
-    rows = means_of_cells(one, metric)
-    drawings, more = draw_levels(one, arms, rows, metric)
+    data = pd.DataFrame(means_of_cells(one, metric)).sort_values("place", kind="stable")
+    chart = draw_levels(one, arms, data, metric)
     has_others = len(one.cells.index.names) > 1  # beside the seed
-    words = captions.interaction(metric, subject=subject, factor=factor, others=has_others)
+    ranges = write_ranges(data, metric)
+    words = captions.interaction(metric, subject=subject, factor=factor, others=has_others, ranges=ranges)
+    sentences = [*words.sentences, *notes, *chart.notes]
     name = f"interaction-{subject}-{factor}"
-    return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+    return Figure(name, words.title, sentences, words.alt, chart.canvas, without_looks(data))
 
 
 def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
@@ -245,7 +243,7 @@ def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
     return rows
 
 
-def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Figure]:
+def draw_survival(arms: Sequence[Arm], baseline: Baseline, notes: Sequence[str] = ()) -> list[Figure]:
     """Draw the share of runs that train over the first factor that is a number; nothing where all of them do."""
     for one in crossings(arms, baseline, TRAINED):
         if not are_numbers(one.levels):
@@ -253,11 +251,13 @@ def draw_survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Fi
         rows = shares_that_train(one, arms)
         if all(row["train"] == row["runs"] for row in rows):
             continue
-        drawings, more = draw_levels(one, arms, rows, TRAINED, "share of")
+        data = pd.DataFrame(rows).sort_values("place", kind="stable")
+        chart = draw_levels(one, arms, data, TRAINED, "share of")
         subject, factor = short(one.subject), short(one.factor)
         words = captions.survival(subject=subject, factor=factor, rows=rows)
+        sentences = [*words.sentences, *notes, *chart.notes]
         name = f"survival-{subject}-{factor}"
-        return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+        return [Figure(name, words.title, sentences, words.alt, chart.canvas, without_looks(data))]
     return []
 
 
@@ -287,18 +287,17 @@ def shares_that_train(one: Crossing, arms: Sequence[Arm]) -> list[dict[str, Any]
     return rows
 
 
-def draw_levels(
-    one: Crossing, arms: Sequence[Arm], rows: Sequence[Mapping[str, Any]], metric: Metric, what: str = "final"
-) -> tuple[list[Drawing], str]:
-    """Draw the rows at the places of their levels; return the panels, and a note for the caption."""
-    data = pd.DataFrame(rows).sort_values("place", kind="stable")
+def draw_levels(one: Crossing, arms: Sequence[Arm], data: pd.DataFrame, metric: Metric, what: str = "final") -> Chart:
+    """Draw a row for each arm and level at the places of the levels."""
+    names = dict(zip(places_of(one.levels), [in_words(level) for level in one.levels], strict=True))
     apart = 0.3 / max(len(one.arms), 4)
-    chart = draw_against(one.arms, data, "place", short(one.factor), metric, apart=apart, what=what, expected=arms)
-    names = [in_words(level) for level in one.levels]
-    for pane in chart.panes:
-        name_ticks(pane, places_of(one.levels), names)
-    shown = data.drop(columns=["filled", "place"])
-    return drawings_of(chart, shown, metric), chart.note
+    axis = Axis(short(one.factor), names=names)
+    return draw_against(one.arms, data, "place", axis, metric, apart=apart, what=what, expected=arms)
+
+
+def without_looks(data: pd.DataFrame) -> pd.DataFrame:
+    """Return the data of a figure without the columns that say where and how a point is drawn."""
+    return data.drop(columns=["filled", "place"])
 
 
 def places_of(levels: Sequence[Any]) -> list[float]:
@@ -329,16 +328,16 @@ def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
     data = pd.DataFrame(rows)
     crosses = bool(data["diverged"].any())
     arms = [one.arm for one in tried]
-    chart = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses=crosses)
+    axis = Axis("learning rate", "log")
+    chart = draw_against(arms, data, "learning_rate", axis, metric, crosses=crosses, rows_below=1)
     draw_largest_rates(chart, data)
-    log_scale(chart.panes[0], "x")
-    drawings = drawings_of(chart, data.rename(columns={"filled": "best"}), metric)
-    words = captions.learning_rates(metric, crosses=crosses, arms=join_first([arm.name for arm in arms]))
+    words = captions.learning_rates(metric, crosses=crosses, ranges=write_ranges(data, metric))
     at_each_rate = list[Arm]()
     for one in tried:
         at_each_rate += one.by_level.values()
-    note = chart.note + mean_of_groups(at_each_rate, metric)
-    return make_figures("learning-rates", words.title, words.caption + note, words.alt, drawings)
+    sentences = [*words.sentences, *chart.notes, *mean_of_groups(at_each_rate, metric)]
+    shown = data.rename(columns={"filled": "best"})
+    return [Figure("learning-rates", words.title, sentences, words.alt, chart.canvas, shown)]
 
 
 def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str, Any]]:
@@ -357,19 +356,13 @@ def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str
 
 def draw_largest_rates(chart: Chart, data: pd.DataFrame) -> None:
     """Draw a triangle at the largest rate at which each arm trains, below all else, in a row for each arm."""
-    first_pane = chart.panes[0]
-    _, height = size_of(first_pane)
-    row = MARKER_HEIGHT / height
-    low, high = first_pane.get_ylim()
-    most = max(len(panel.entries) for panel in chart.panels)
-    first_pane.set_ylim(low - row * most * (high - low), high)
     largest = data.groupby("arm")["largest"].first()
-    for panel, pane in zip(chart.panels, chart.panes, strict=True):
+    for panel, pane in zip(chart.panels, chart.canvas.axes, strict=True):
         at_edge = pane.get_xaxis_transform()
         for place, entry in enumerate(panel.entries):
             gid = gid_of(entry.arm, "the largest rate that trains")
             rate = largest[entry.arm.name]
-            pane.plot(rate, row * (place + 0.5), "^", transform=at_edge, color=entry.color, gid=gid)
+            pane.plot(rate, 0.03 + ROOM * place, "^", transform=at_edge, color=entry.color, gid=gid)
 
 
 def draw_search(study: RecordedStudy) -> list[Figure]:
@@ -381,13 +374,12 @@ def draw_search(study: RecordedStudy) -> list[Figure]:
     metric = loss_on("val")
     crosses = bool(data["diverged"].any())
     arms = [one.arm for one in found]
-    chart = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses=crosses, what="held-out")
-    log_scale(chart.panes[0], "x")
-    columns = {"filled": "chosen", "diverged": "lost"}
-    drawings = drawings_of(chart, data.rename(columns=columns), metric)
-    names = join_first([arm.name for arm in arms])
-    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, arms=names)
-    return make_figures("learning-rate-search", words.title, words.caption + chart.note, words.alt, drawings)
+    axis = Axis("learning rate", "log")
+    chart = draw_against(arms, data, "learning_rate", axis, metric, crosses=crosses, what="held-out")
+    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, ranges=write_ranges(data, metric))
+    sentences = [*words.sentences, *chart.notes]
+    shown = data.rename(columns={"filled": "chosen", "diverged": "lost"})
+    return [Figure("learning-rate-search", words.title, sentences, words.alt, chart.canvas, shown)]
 
 
 def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
@@ -413,25 +405,27 @@ def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
 # ---- over step time
 
 
-def draw_step_times(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
-    """Draw the Pareto plot of step time and final metric; nothing for fewer than two arms that have both."""
-    having, said = with_means(arms, metric)
+def draw_step_times(arms: Sequence[Arm], metric: Metric, notes: Sequence[str] = (), on_top: str = "") -> list[Figure]:
+    """Draw the Pareto plot of step time and final metric; nothing for fewer than two arms that have both.
+
+    notes: sentences of the caption. on_top: words in the drawing.
+    """
+    having, torn = with_means(arms, metric)
     data = ends_by_step_time(having, metric)
     if len(data) < 2:
         return []
     front = front_of(data, metric)
     is_on_front = data["arm"].isin(front["arm"])
     data["filled"] = np.where(is_on_front, "yes", "no")
-    chart = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
-    for pane in chart.panes:
+    chart = draw_against(arms, data, "step_ms", Axis("step time (ms)"), metric, expected=having, on_top=on_top)
+    for pane in chart.canvas.axes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
+    ranges = write_ranges(data, metric)
+    words = captions.step_time(metric, front=list(front["arm"]), ranges=ranges)
+    sentences = [*words.sentences, *notes, *chart.notes, *torn]
     columns = {"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"}
-    drawings = drawings_of(chart, data.rename(columns=columns), metric, "final")
-    name = f"step-time-{metric.kind}"
-    names = join_first([arm.name for arm in arms])
-    words = captions.step_time(metric, front=list(front["arm"]), arms=names)
-    caption = words.caption + note + chart.note + said
-    return make_figures(name, words.title, caption, words.alt, drawings)
+    shown = data.rename(columns=columns)
+    return [Figure(f"step-time-{metric.kind}", words.title, sentences, words.alt, chart.canvas, shown)]
 
 
 def ends_by_step_time(arms: Sequence[Arm], metric: Metric) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -12,13 +12,12 @@ import pandas as pd
 from normbench.evidence.arms import Arm
 from normbench.evidence.measures import by_block, evaluations_in_words, seconds_at
 from normbench.evidence.run import Curve, RecordedRun
+from normbench.show import plots
 from normbench.show.figures import captions
-from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
-from normbench.show.figures.panes import draw_panels, gid_of, label_ends, log_scale, near_range
+from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import (
     MOST_PANELS,
     NOT_RECORDED,
-    Entry,
     Panel,
     names_in,
     panels_of,
@@ -26,16 +25,15 @@ from normbench.show.figures.style import (
     take_first,
     tell_absent,
 )
-from normbench.wording import join_first
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from normbench.show.plots import Axis as PlotAxis
+from normbench.show.plots import Series, Subplot, near_range
 
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours
-FEW = 12  # points of a line at most have a dot each
+FEWEST_BLOCKS = 4  # that are worth a figure by depth
 MOST_ROWS = 6  # of panels by depth
 NEVER_ALL = "there is no time that all of its seeds have passed"
 MEAN, DIVERGED = "mean", "diverged"  # what is drawn of an arm
+NO_ROWS = pd.DataFrame({"x": [], "mean": [], "low": [], "high": []})
 
 Lines = Mapping[int, Curve]  # of one run, by block; 0: of the whole network
 
@@ -105,6 +103,9 @@ QUANTITIES = {
     "alpha-steps": Quantity("norm/.+/alpha", "mean α of the norms", about="Mean over the norms of the network."),
     "gamma-steps": Quantity("norm/.+/gamma_mean", "mean γ of the norms", about="Mean over the norms of the network."),
 }
+
+# The figures of what probes have recorded.
+PROBED = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]
 
 
 @dataclass(frozen=True)
@@ -257,14 +258,32 @@ class LinesPanel(Panel):
         """Tell whether some band has two points."""
         return any(len(band) > 1 for band in self.bands.values())
 
+    def with_crosses(self, lost: Mapping[str, pd.DataFrame]) -> Subplot:
+        """Return what is drawn of it. lost: the last points of the runs of an arm that diverged."""
+        series = []
+        for entry in self.entries:
+            arm = entry.arm.name
+            band = self.bands.get(arm)
+            if band is None and arm not in lost:
+                continue
+            value = "" if band is None else write_end(band)
+            rows = NO_ROWS if band is None else band
+            series.append(Series(entry, rows, value, lost.get(arm)))
+        return Subplot(self.title, series)
 
-def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
-    """Draw one of the `QUANTITIES`, a figure for each panel; none where no line has two points."""
+
+def draw_lines(name: str, arms: Sequence[Arm], notes: Sequence[str] = (), on_top: str = "") -> list[Figure]:
+    """Draw one of the `QUANTITIES`; nothing where no line has two points, or where blocks are few.
+
+    notes: sentences of the caption. on_top: words in the drawing.
+    """
     found, having = {}, []
     for arm in arms:
         found[arm.name] = recorded_lines(arm, name)
         if found[arm.name]:
             having.append(arm.name)
+    if is_by_depth(name) and count_blocks(found.values()) < FEWEST_BLOCKS:
+        return []
     every = panels_of(arms, having)
     panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
     filled = fill_panels(name, panels, found)
@@ -274,31 +293,43 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
     data = data_of(filled, lost)
     means = data[data["kind"] != DIVERGED]
     limits = loss_limits(means) if is_of_loss(name) else None
-    panes = draw_line_panels(name, filled, lost, limits)
-    drawings = []
-    for panel, pane in zip(filled, panes, strict=True):
-        drawings.append(finish_panel(panel, pane, rows_of(panel, data, name)))
     cut = names_in(every[len(panels) :])
     why = NEVER_ALL if axis_of(name) == "time" else NOT_RECORDED
-    more += tell_absent(arms, data[["arm", "mean"]], cut, why)
-    axis = AXES[axis_of(name)]
+    absent = tell_absent(arms, data[["arm", "mean"]], cut, why)
+    quantity, axis = QUANTITIES[name], AXES[axis_of(name)]
     top = limits[1] if limits else np.inf
     ends = ends_of(means)
+    steps = steps_of(filled)
     words = captions.lines(
-        word=QUANTITIES[name].word,
+        word=quantity.word,
         by=axis.title,
         x=axis.words,
-        about=QUANTITIES[name].about,
-        arms=join_first([arm.name for arm in arms]),
+        about=quantity.about,
+        ends=[f"{arm} {end:.4g}" for arm, end in ends.items()],
         seeds=(means["runs"].min(), means["runs"].max()),
         records=records_a_point(found),
-        steps=steps_of(filled),
+        steps=steps,
         crosses=bool(lost),
         cut=bool(means["high"].max() > top),
         far=list(ends.index[ends > top]),
         batches=batches_in_words(name, arms),
     )
-    return make_figures(name, words.title, words.caption + note + more, words.alt, drawings)
+    canvas = plots.lines(
+        [panel.with_crosses(lost) for panel in filled],
+        PlotAxis(axis.words, whole=is_by_depth(name)),
+        PlotAxis(quantity.label, quantity.scale, limits),
+        columns=len(steps),
+        note=on_top,
+    )
+    if is_by_depth(name):
+        data = data.rename(columns={"kind": "step", "x": "block"})
+    return [Figure(name, words.title, [*words.sentences, *notes, *more, *absent], words.alt, canvas, data)]
+
+
+def write_end(band: pd.DataFrame) -> str:
+    """Write the value at the end of a band."""
+    last = band.iloc[-1]
+    return f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end"
 
 
 # ---- the numbers behind it
@@ -313,7 +344,7 @@ def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence
             for step in steps:
                 title = f"step {step:,}"
                 if panel.title:
-                    title = f"{panel.title} · {title}"
+                    title = f"{panel.title}\n{title}"
                 lines = {}
                 for arm in panel.names:
                     lines[arm] = [at_step(run, step) for run in found[arm]]
@@ -388,12 +419,13 @@ def name_rows(rows: pd.DataFrame, arm: str, kind: int | str) -> pd.DataFrame:
     return named
 
 
-def rows_of(panel: LinesPanel, data: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the rows of the data that are drawn in a panel; by depth, columns are named for steps and blocks."""
-    own = data[data["arm"].isin(panel.names)]
-    if not is_by_depth(name):
-        return own
-    return own[own["kind"] == panel.kind].rename(columns={"kind": "step", "x": "block"})
+def count_blocks(found: Iterable[Sequence[Lines]]) -> int:
+    """Return how many blocks have a line in some run."""
+    numbers = set[int]()
+    for runs in found:
+        for run in runs:
+            numbers.update(run)
+    return len(numbers)
 
 
 def records_a_point(found: Mapping[str, Sequence[Lines]]) -> int:
@@ -435,65 +467,3 @@ def loss_limits(means: pd.DataFrame) -> tuple[float, float]:
     top = min(late["high"].max(), first.max())
     pad = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return bottom - pad, top + pad
-
-
-# ---- the drawing
-
-
-def draw_line_panels(
-    name: str, filled: Sequence[LinesPanel], lost: Mapping[str, pd.DataFrame], limits: tuple[float, float] | None
-) -> list[Axes]:
-    """Draw panels of lines with the seeds' ranges around them, and crosses where runs diverged; return their axes.
-
-    lost: the last points of the runs of an arm that diverged. limits: of the vertical axis; None to show all.
-    """
-    quantity = QUANTITIES[name]
-    panes = draw_panels(filled, AXES[axis_of(name)].words, quantity.label)
-    top = np.inf
-    if limits:
-        _, top = panes[0].set_ylim(limits)
-    for panel, pane in zip(filled, panes, strict=True):
-        for place, entry in enumerate(panel.entries):
-            arm = entry.arm.name
-            if arm in panel.bands:
-                draw_band(pane, panel.bands[arm], entry, place / len(panel.entries))
-            if arm in lost:
-                draw_crosses(pane, lost[arm], entry, top)
-    if quantity.scale == "log":
-        log_scale(panes[0], "y")
-    elif quantity.scale == "percent":
-        panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-    if is_by_depth(name):
-        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
-    return panes
-
-
-def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
-    """Draw an arm's mean as a line in the seeds' range. shift: of its markers, as a share of their distance."""
-    x, mean, low, high = band["x"], band["mean"], band["low"], band["high"]
-    last = band.iloc[-1]
-    end = f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end"
-    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, end)}
-    marked = None if len(band) <= FEW else (0.3 * shift, 0.3)
-    pane.plot(x, mean, linestyle=entry.dash, marker=entry.marker, mfc="none", markevery=marked, **look)
-    pane.fill_between(x, low, high, alpha=0.18, linewidth=0, **look)
-
-
-def draw_crosses(pane: Axes, lost: pd.DataFrame, entry: Entry, top: float) -> None:
-    """Draw crosses where runs of an arm diverged, those above the axis at its top."""
-    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, "diverged")}
-    heights = lost["mean"].clip(upper=top)
-    pane.plot(lost["x"], heights, "x", markersize=6, markeredgewidth=1.5, clip_on=False, **look)
-
-
-def finish_panel(panel: LinesPanel, pane: Axes, data: pd.DataFrame) -> Drawing:
-    """Name the lines of a panel at their ends, and return it with its words. data: what is drawn in it."""
-    ends, values = [], {}
-    for entry in panel.entries:
-        band = panel.bands.get(entry.arm.name)
-        if band is not None:
-            end = band["mean"].iloc[-1]
-            ends.append((end, entry))
-            values[entry.label] = f"{end:.4g}"
-    label_ends(pane, ends)
-    return Drawing(pane, panel.title, f"At the right end: {write_values(values)}", data)

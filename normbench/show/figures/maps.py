@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,25 +15,21 @@ from normbench.evidence.study import RecordedStudy
 from normbench.results.designs import ending
 from normbench.results.sensitivity import Area, areas, count_trained
 from normbench.show.figures import captions
-from normbench.show.figures.figure import Drawing, Figure, make_figures
-from normbench.show.figures.panes import BESIDE, add_color_bar, breadth, brief, draw_pane, gid_of, size_of
+from normbench.show.figures.figure import Figure
+from normbench.show.figures.fitting import brief
 from normbench.show.figures.style import MOST_PANELS, take_first, tell_absent
-
-COLORS = "viridis"  # from dark to bright, in grey and for the colour-blind too
-CELL = 0.22  # inches of a cell's height
-BELOW = 0.75  # inches for numbers that stand upright
-BRIGHT = 1.5  # sum of red, green and blue from which on words on a colour are black
+from normbench.show.plots import MAP_COLORS, Cells, gid_of, grid
 
 
 def draw_maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
-    """Draw a map of each arm over each two settings that are crossed."""
+    """Draw a map of each arm over each two settings that are crossed, those over the same in one figure."""
     figures: list[Figure] = []
     for _, mapped in groupby(areas(study), key=lambda one: one.keys):
-        figures += draw_grid(list(mapped), study.arms, metric)
+        figures.append(draw_grid(list(mapped), study.arms, metric))
     return figures
 
 
-def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> list[Figure]:
+def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> Figure:
     """Draw the maps of arms over two settings, in colours that all of them share.
 
     A run that diverged counts as a constant predictor. mapped: the arms over these settings. arms: all of the study.
@@ -44,15 +39,21 @@ def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> li
     whole = pd.concat(cells, ignore_index=True)
     left_out = mapped[len(drawn) :]
     cut = [one.arm.name for one in left_out]
-    more += tell_absent(arms, whole, cut, "not trained at every pair")
-    lowest, highest = whole["mean"].min(), whole["mean"].max()
-    drawings = []
-    for one, own in zip(drawn, cells, strict=True):
-        drawings.append(draw_map(one, own, metric, lowest, highest))
+    absent = tell_absent(arms, whole, cut, "not trained at every pair")
     y, x = mapped[0].names
-    names = [one.arm.name for one in drawn]
-    words = captions.map_of(metric, x=x, y=y, arms=names)
-    return make_figures(f"map-{y}-{x}", words.title, words.caption + more, words.alt, drawings)
+    maps = []
+    for one, own in zip(drawn, cells, strict=True):
+        levels, others = one.levels
+        values = own["mean"].to_numpy().reshape(len(levels), len(others))
+        title = name_settings(one.arm, list(one.arm.settings))
+        frame = pd.DataFrame(values, index=list(levels), columns=list(others))
+        maps.append(Cells(title, frame, words_in(own, metric), gid_of(one.arm, "")))
+    limits = (whole["mean"].min(), whole["mean"].max())
+    colors = MAP_COLORS if metric.lower_is_better else f"{MAP_COLORS}_r"
+    canvas = grid(maps, x, y, metric.symbol, limits, colors=colors)
+    best = [f"{one.arm.name} {write_best(one, own, metric)}" for one, own in zip(drawn, cells, strict=True)]
+    words = captions.map_of(metric, x=x, y=y, best=best)
+    return Figure(f"map-{y}-{x}", words.title, [*words.sentences, *more, *absent], words.alt, canvas, whole)
 
 
 def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
@@ -76,51 +77,17 @@ def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_map(one: Area, cells: pd.DataFrame, metric: Metric, lowest: float, highest: float) -> Drawing:
-    """Draw the map of an arm, with numbers where they have room.
-
-    lowest, highest: the values at the ends of the colours.
-    """
-    rows, columns = one.levels
-    y, x = one.names
-    pane = draw_pane(CELL * len(rows), x, y, bottom=BELOW, right=BESIDE)
-    values = cells["mean"].to_numpy().reshape(len(rows), len(columns))
-    look: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.4, "gid": gid_of(one.arm, "")}
-    look["cmap"] = COLORS if metric.lower_is_better else f"{COLORS}_r"
-    mesh = pane.pcolormesh(values, vmin=lowest, vmax=highest, **look)
-    across, _ = size_of(pane)
-    words = words_in(cells, metric, across / len(columns))
-    for number, (word, mean) in enumerate(zip(words, cells["mean"], strict=True)):
-        row, column = divmod(number, len(columns))
-        red, green, blue, _ = mesh.to_rgba(mean)
-        color = "#000000" if red + green + blue > BRIGHT else "#ffffff"
-        pane.text(column + 0.5, row + 0.47, word, ha="center", va="center", color=color)
-    pane.grid(visible=False)
-    pane.set_xticks(middles_of(columns), list(map(brief, columns)), rotation=90)
-    pane.set_yticks(middles_of(rows), list(map(brief, rows)))
-    add_color_bar(pane, mesh, metric.symbol)
-    title = name_settings(one.arm, list(one.arm.settings))
-    return Drawing(pane, title, f"The best cell: {write_best(one, cells, metric)}.", cells)
-
-
-def middles_of(levels: Sequence[float]) -> np.ndarray:
-    """Return where the cells of levels have their middles along an axis."""
-    return np.arange(len(levels)) + 0.5
-
-
-def words_in(cells: pd.DataFrame, metric: Metric, inches: float) -> list[str]:
-    """Return what to write in each cell: a sign where runs were lost, else the mean if it fits. inches: its width."""
+def words_in(cells: pd.DataFrame, metric: Metric) -> list[str]:
+    """Return what to write in each cell: a sign where runs were lost, else the mean."""
     digits = 2 if metric.decimals > 2 else 0
-    numbers = [f"{mean:.{digits}f}" for mean in cells["mean"]]
-    has_room = max(map(breadth, numbers)) < inches
     words = []
-    for cell, number in zip(cells.itertuples(), numbers, strict=True):
+    for cell in cells.itertuples():
         if cell.diverged:
             words.append("×")
         elif 2 * cell.train < cell.runs:
             words.append("–")
         else:
-            words.append(number if has_room else "")
+            words.append(f"{cell.mean:.{digits}f}")
     return words
 
 

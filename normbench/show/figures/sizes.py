@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from normbench.results.result import DifferenceAtSize, Scaling
 from normbench.results.scaling import height_at
 from normbench.results.statistics import Sample
 from normbench.show.figures import captions
-from normbench.show.figures.figure import Drawing, Figure, make_figures, write_values
-from normbench.show.figures.panes import ROOM, draw_panels, gid_of, log_scale
+from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import INK, MOST_PANELS, Entry, panels_of, take_first, tell_absent
+from normbench.show.plots import ROOM, Axis, Series, Subplot, draw_line, points
 from normbench.wording import fixed, precision, rounded_count
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 POINTS = 12  # of the edge of a band, on either side of the largest size
 BESIDE = 1.25  # times the fewest and the most parameters: where the axis ends
 TOO_FEW = "trained beside its baseline at fewer than three sizes"
-DASHES = (0, (4, 2))  # of what is extrapolated
+WHOLE, DASHES = (0, ()), (0, (4, 2))  # of what was measured, and of what is extrapolated
 
 
-def draw_sizes(ladders: Sequence[Scaling], arms: Sequence[Arm], note: str) -> list[Figure]:
+def draw_sizes(ladders: Sequence[Scaling], arms: Sequence[Arm], notes: Sequence[str] = ()) -> list[Figure]:
     """Draw the difference of each arm at each size, its line, and where the line leads; nothing without ladders.
 
-    arms: those that are compared; the caption names those that have no ladder.
+    arms: those that are compared; the caption names those that have no ladder. notes: sentences of the caption.
     """
     if not ladders:
         return []
@@ -39,27 +40,31 @@ def draw_sizes(ladders: Sequence[Scaling], arms: Sequence[Arm], note: str) -> li
     panels, more = take_first(every, MOST_PANELS, "panels")
     metric = ladders[0].metric
     data = data_of(ladders)
-    more += tell_absent(arms, data, lacks=TOO_FEW)
-    panes = draw_panels(panels, "parameters of the model", f"difference of the {metric.final_words} ({metric.unit})",
-                        named="points")  # fmt: skip
-    set_limits(panes[0], data, ladders)
-    drawings = []
-    for panel, pane in zip(panels, panes, strict=True):
-        pane.axhline(0, color=INK, linewidth=0.8)
-        told = {}
+    absent = tell_absent(arms, data, lacks=TOO_FEW)
+    subplots = []
+    for panel in panels:
+        series = []
         for place, entry in enumerate(panel.entries):
-            ladder = by_name[entry.arm.name]
             shift = 1 + 0.04 * (place - (len(panel.entries) - 1) / 2)
-            draw_ladder(pane, ladder, entry, shift)
-            told[entry.label] = write_ends(ladder)
+            series.append(points_of(by_name[entry.arm.name], entry, shift))
+        subplots.append(Subplot(panel.title, series))
+    fewest = min(ladder.at_smallest.parameters for ladder in ladders)
+    most = max(ladder.extrapolated.parameters for ladder in ladders)
+    canvas = points(
+        subplots,
+        Axis("parameters of the model", "log", (fewest / BESIDE, most * BESIDE)),
+        Axis(f"difference of the {metric.final_words} ({metric.unit})", limits=limits_of(data)),
+        joined=False,
+    )
+    for panel, pane in zip(panels, canvas.axes, strict=True):
+        pane.axhline(0, color=INK, linewidth=0.8)
+        for entry in panel.entries:
+            draw_ladder(pane, by_name[entry.arm.name], entry)
         mark_extrapolated(pane, max(by_name[name].at_largest.parameters for name in panel.names))
-        own = data[data["arm"].isin(panel.names)]
-        drawings.append(Drawing(pane, panel.title, f"On the lines: {write_values(told)}", own))
-    log_scale(panes[0], "x")
     lines = [f"{ladder.arm} {write_ends(ladder)}" for ladder in ladders]
     baselines = list(dict.fromkeys(ladder.baseline for ladder in ladders))
     words = captions.sizes(metric, baselines=baselines, lines=lines)
-    return make_figures("sizes", words.title, words.caption + note + more, words.alt, drawings)
+    return [Figure("sizes", words.title, [*words.sentences, *notes, *more, *absent], words.alt, canvas, data)]
 
 
 def arm_of(ladder: Scaling, arms: Sequence[Arm]) -> Arm:
@@ -108,39 +113,39 @@ def summary_of(place: Sample | DifferenceAtSize) -> dict[str, float]:
     return {"difference": place.mean, "low": low, "high": high}
 
 
-def set_limits(pane: Axes, data: pd.DataFrame, ladders: Sequence[Scaling]) -> None:
-    """Let axes show 0, what was measured and where the lines lead; bands may go on beyond."""
+def limits_of(data: pd.DataFrame) -> tuple[float, float]:
+    """Return the limits of an axis that shows 0, what was measured and where the lines lead; bands may go on beyond."""
     measured = data[data["kind"] == "mean"]
     shown = pd.concat([data["difference"], measured["low"], measured["high"]]).dropna()
     low, high = min(0.0, shown.min()), max(0.0, shown.max())
     pad = ROOM * ((high - low) or 1)
-    pane.set_ylim(low - pad, high + pad)
-    fewest = min(ladder.at_smallest.parameters for ladder in ladders)
-    most = max(ladder.extrapolated.parameters for ladder in ladders)
-    pane.set_xlim(fewest / BESIDE, most * BESIDE)
+    return low - pad, high + pad
 
 
-def draw_ladder(pane: Axes, ladder: Scaling, entry: Entry, shift: float) -> None:
-    """Draw the differences at each size, the line, dashed where it is extrapolated, and its band.
+def points_of(ladder: Scaling, entry: Entry, shift: float) -> Series:
+    """Return the differences of an arm at each size.
 
     shift: what a point's place on the axis is multiplied by, so that arms do not hide each other.
     """
-    look: dict[str, Any] = {"color": entry.color, "gid": gid_of(entry.arm, write_ends(ladder))}
+    rows = []
+    for measured in ladder.sizes:
+        low, high = measured.interval or (measured.mean, measured.mean)
+        rows.append({"x": measured.parameters * shift, "mean": measured.mean, "low": low, "high": high})
+    return Series(entry, pd.DataFrame(rows).assign(filled=ladder.real), write_ends(ladder))
+
+
+def draw_ladder(pane: Axes, ladder: Scaling, entry: Entry) -> None:
+    """Draw the line of an arm and its band, dashed where it is extrapolated."""
     for kind, (first, last) in parts_of(ladder).items():
         places = np.geomspace(first, last, POINTS)
-        points = pd.DataFrame([summary_of(height_at(place, ladder.sizes, ladder.seeds)) for place in places])
-        dashes: Any = DASHES if kind == "extrapolated" else "-"
-        pane.plot(places, points["difference"], linestyle=dashes, **look)
-        pane.fill_between(places, points["low"], points["high"], alpha=0.12, linewidth=0, **look)
-    for measured in ladder.sizes:
-        at = measured.parameters * shift
-        if measured.interval:
-            pane.plot([at, at], measured.interval, linewidth=0.8, **look)
-        pane.plot(at, measured.mean, entry.marker, markersize=5, mfc=entry.color if ladder.real else "none", **look)
+        rows = pd.DataFrame([summary_of(height_at(place, ladder.sizes, ladder.seeds)) for place in places])
+        rows = rows.rename(columns={"difference": "mean"}).assign(x=places)
+        look = replace(entry, dash=DASHES if kind == "extrapolated" else WHOLE, marker="")
+        draw_line(pane, Series(look, rows, write_ends(ladder)))
 
 
 def mark_extrapolated(pane: Axes, largest: float) -> None:
     """Draw a line at the largest size that was trained, and say that what is beyond is extrapolated."""
     pane.axvline(largest * BESIDE**0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    how: dict[str, Any] = {"transform": pane.get_xaxis_transform(), "va": "bottom"}
-    pane.text(largest * BESIDE, 1.01, "extrapolated", **how)
+    how: dict[str, Any] = {"transform": pane.get_xaxis_transform(), "va": "top"}
+    pane.text(largest * BESIDE**0.6, 1.0, "extrapolated", **how)

@@ -309,11 +309,11 @@ def runs_shown(arm: Arm) -> list[RecordedRun]:
 # ---- what is not in a figure, and why
 
 
-def take_first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
+def take_first(found: Sequence[Item], most: int, words: str) -> tuple[Sequence[Item], list[str]]:
     """Return the first things found, which are drawn, and a sentence for the caption where there are more."""
     if len(found) <= most:
-        return found, ""
-    return found[:most], f" The first {most} of {len(found)} {words}."
+        return found, []
+    return found[:most], [f"The first {most} of {len(found)} {words}."]
 
 
 def names_in(panels: Sequence[Panel]) -> list[str]:
@@ -329,8 +329,8 @@ def tell_absent(
     data: pd.DataFrame,
     cut: Sequence[str] = (),
     lacks: str = NOT_RECORDED,
-) -> str:
-    """Return a sentence for a caption on the arms that are not in a figure, and why; empty where all are.
+) -> list[str]:
+    """Return a sentence for a caption on the arms that are not in a figure, and why; nothing where all are.
 
     data: what is drawn. cut: names of arms for which there is no room. lacks: why an arm with results may be missing.
     """
@@ -346,7 +346,7 @@ def tell_absent(
     words = []
     for why, names in missing.items():
         words.append(f"{join_first(names, TOGETHER)} ({why})")
-    return f" Not shown: {'; '.join(words)}." if words else ""
+    return [f"Not shown: {'; '.join(words)}."] if words else []
 
 
 def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:

@@ -20,7 +20,7 @@ from normbench.results.claimed import Entry, Status
 from normbench.results.family import Suite
 from normbench.results.rules import Verdict
 from normbench.settings import key_of
-from normbench.show.figures.figure import Figure
+from normbench.show.figures.figure import Figure, captions_on_a_page
 from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
     list_notes,
@@ -147,7 +147,7 @@ def make_page(entries: Sequence[Entry], suite: Suite, figures: Sequence[Figure])
     return template.render(
         sentences=write_suite(entries, suite),
         verdicts=verdict_rows(judged),
-        figures=figures,
+        figures=list(zip(figures, captions_on_a_page(figures), strict=True)),
         inconclusive=inconclusive_rows(judged),
         notes=noted_rows(judged),
         others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
