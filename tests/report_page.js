@@ -1,5 +1,21 @@
 // What the browser tests ask of a report's page.
 
+// Opens all folds.
+function unfold() {
+    document.querySelectorAll("details").forEach(one => one.open = true);
+}
+
+// The folds that a reader sees closed, or open only in part.
+function closed() {
+    return [...document.querySelectorAll("details")].filter(fold =>
+        ![...fold.children].every(part => part.checkVisibility({contentVisibilityAuto: true}))).length;
+}
+
+// How many words are seen.
+function words() {
+    return document.body.innerText.trim().split(/\s+/).length;
+}
+
 // The elements that stick out of the page, and are in no box that scrolls.
 function outside() {
     const scrolls = element =>
@@ -12,7 +28,7 @@ function outside() {
 
 // Width and height of each figure, and whether it is there to be seen.
 function drawings() {
-    return [...document.querySelectorAll(".drawing > svg")].map(element => {
+    return [...document.querySelectorAll(".drawing > *")].map(element => {
         const box = element.getBoundingClientRect();
         return [box.width, box.height, element.checkVisibility()];
     });
@@ -22,8 +38,8 @@ function drawings() {
 // title or caption of their own.
 function squeezed() {
     return [...document.querySelectorAll("figure")].filter(figure => {
-        const drawing = figure.querySelector(".drawing > svg");
-        const inches = parseFloat(drawing.getAttribute("width")) / 72;
+        const drawing = figure.querySelector(".drawing > *");
+        const inches = drawing.tagName === "IMG" ? drawing.naturalWidth / 96 : parseFloat(drawing.getAttribute("width")) / 72;
         const said = part => figure.querySelector(part).textContent.trim().length > 1;
         const wrong = Math.abs(drawing.getBoundingClientRect().width - 96 * inches) > 0.5;
         return wrong || !said("h3, h4") || !said("figcaption");
@@ -47,7 +63,7 @@ function contrast() {
         const colour = element ? getComputedStyle(element).backgroundColor : "rgb(255, 255, 255)";
         return /, 0\)$/.test(colour) ? behind(element.parentElement) : colour;
     };
-    const words = document.querySelectorAll("h1, h2, p, li, strong, span, td, th, a, dt, dd, figcaption");
+    const words = document.querySelectorAll("h1, h2, p, li, strong, span, summary, td, th, a, dt, dd, figcaption");
     return Math.min(...[...words].map(element => {
         const [low, high] = [getComputedStyle(element).color, behind(element)].map(luminance).sort((a, b) => a - b);
         return (high + 0.05) / (low + 0.05);

@@ -18,9 +18,9 @@ from normbench.claims.suite import Family, read_families, settling_words, trial_
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
 from normbench.results.claimed import Entry
-from normbench.show.figures.figure import Figure, is_wide
+from normbench.show.figures.figure import Figure
 from normbench.show.latex import table_for
-from normbench.show.pages import page_of
+from normbench.show.pages import page_of, show_figure
 from normbench.show.safe import to_csv
 from normbench.show.shown import ShownFigure
 from normbench.show.tables import Table
@@ -180,13 +180,8 @@ def tabulate(key: str, family: Family, drawings: Sequence[Figure], left_out: Seq
         title="Verdicts at this scale" if key == OURS else OWN_TITLE,
         sentences=[*write_suite(family.entries, family.suite), *(f"Left out: {sentence}." for sentence in left_out)],
         rows=[row_of(entry) for entry in family.entries],
-        figures=[show_figure(figure) for figure in drawings],
+        figures=[show_figure(figure, figure.svg) for figure in drawings],
     )
-
-
-def show_figure(figure: Figure) -> ShownFigure:
-    """Return a figure as the page shows it."""
-    return ShownFigure(figure.name, figure.title, figure.caption, figure.svg, FIGURES, is_wide(figure), figure.group)
 
 
 # ---- for the page
@@ -262,7 +257,7 @@ def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> 
         notes=[*list_notes(entry), *warn_of_words(trial_words(entry))],
         confounds=[str(one) for one in entry.claim.get("confounds") or ()],
         older=list_older(entry),
-        figure=show_figure(figure) if figure else None,
+        figure=show_figure(figure, figure.svg) if figure else None,
         report=link,
         command=write_command(entry, [*trial_words(entry), *words]),
         settling=write_settling(entry),

@@ -7,9 +7,15 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
+from markupsafe import Markup
+
 from normbench import __version__
+from normbench.show.figures.figure import Figure, is_wide
 from normbench.show.figures.style import dark_rules
+from normbench.show.shown import ShownFigure
 from normbench.show.templating import TEMPLATES, environment
+
+FILES = {"PDF": "pdf", "SVG": "svg", "PNG": "png", "data": "csv"}  # suffixes of a figure's files, by what links say
 
 
 def page_of(template: str, title: str, **about: Any) -> str:
@@ -29,4 +35,21 @@ def page_of(template: str, title: str, **about: Any) -> str:
             dark=dark_rules(".drawing"),
             **about,
         )
+    )
+
+
+def show_figure(figure: Figure, svg: str) -> ShownFigure:
+    """Return a figure of ours as a page shows it: as a part of the page, so that its arms can be switched off and on.
+
+    svg: its drawing.
+    """
+    files = {label: f"figures/{figure.name}.{suffix}" for label, suffix in FILES.items()}
+    return ShownFigure(
+        name=figure.name,
+        title=figure.title,
+        caption=figure.caption,
+        drawing=Markup(svg),  # made by us, its words escaped
+        files=files,
+        wide=is_wide(figure),
+        group=figure.group,
     )

@@ -21,9 +21,9 @@ from normbench.results.sensitivity import areas, failing_settings, searches, tri
 from normbench.show import latex, tables
 from normbench.show.drawings import draw_arms
 from normbench.show.figures import draw_all
-from normbench.show.figures.figure import Figure, is_wide
+from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import COLUMN, use_our_style
-from normbench.show.pages import page_of
+from normbench.show.pages import page_of, show_figure
 from normbench.show.safe import to_csv
 from normbench.show.shown import ShownFigure
 from normbench.show.studied import SavedStudy, places_of_studies, studies_below
@@ -196,16 +196,8 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     files = figure_files(figures)
     shown = []
     for one in figures:
-        figure = ShownFigure(
-            name=one.name,
-            title=one.title,
-            caption=one.caption,
-            svg=files[f"figures/{one.name}.svg"].decode(),
-            place="figures",
-            wide=is_wide(one),
-            group=one.group,
-        )
-        shown.append(figure)
+        svg = files[f"figures/{one.name}.svg"].decode()
+        shown.append(show_figure(one, svg))
     files["answer.json"] = report.answer.to_json().encode()
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 if TYPE_CHECKING:  # imports matplotlib
     from normbench.show.figures.figure import FigureGroup
@@ -19,8 +22,8 @@ class ShownFigure:
         name: of its files, without a suffix.
         title: in words.
         caption: the sentences below it.
-        svg: ready to stand in a page.
-        place: the folder of its files, from the page on.
+        drawing: what shows it in a page.
+        files: what a reader may open, as paths from the page on, by the words that link to them.
         wide: whether it is as wide as the page.
         group: to which several in a row belong; None for a single one.
     """
@@ -28,10 +31,19 @@ class ShownFigure:
     name: str
     title: str
     caption: str
-    svg: str
-    place: str
+    drawing: Markup
+    files: Mapping[str, str]
     wide: bool
     group: FigureGroup | None
+
+
+def image_of(svg: bytes, alt: str) -> Markup:
+    """Return an SVG of anybody's for a page.
+
+    An image runs nothing, loads nothing, and changes nothing around it, whatever its file holds.
+    """
+    encoded = b64encode(svg).decode()
+    return Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">').format(alt, encoded)
 
 
 def by_group(figures: Iterable[ShownFigure]) -> list[tuple[FigureGroup | None, list[ShownFigure]]]:

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -18,11 +18,9 @@ from normbench.errors import UsageError
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes
 from normbench.record.shapes import COMMAND, fits
-from normbench.settings import printable
 from normbench.show.figures.figure import Figure, FigureGroup, is_wide
-from normbench.show.pages import page_of
-from normbench.show.safe import check_drawing, for_page
-from normbench.show.shown import ShownFigure
+from normbench.show.pages import FILES, page_of, show_figure
+from normbench.show.shown import ShownFigure, image_of
 from normbench.show.tables import Table
 from normbench.wording import count
 
@@ -31,12 +29,11 @@ NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # no two hyphens in a row: they separate
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
 WORDS = {"name": NAME, "title": str, "caption": str}
-FIGURE = WORDS | {"wide": (bool, NoneType), "group": (dict, NoneType)}
+FIGURE = WORDS | {"alt": (str, NoneType), "wide": (bool, NoneType), "group": (dict, NoneType)}
 SHAPE = {
     "study": NAME, "title": str, "question": str, "source": str, "command": COMMAND, "tables": [TABLE],
     "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [FIGURE],
 }  # fmt: skip
-SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def save_study(
     found["tables"] = [as_json(table) for table in tables]
     found["figures"] = [words_of(figure) for figure in figures]
     write_with_digests(folder / STUDY_FILE, found, [*files, STUDY_FILE])
-    study = read_study(folder, folder)
+    study = replace(read_study(folder, folder), figures=[show_figure(figure, figure.svg) for figure in figures])
     page = page_of("study.html", about["title"], studies=[study])
     write_bytes(folder / "report.html", page.encode())
     remove_written(folder, before - written)
@@ -103,7 +100,7 @@ def files_before(folder: Path) -> set[str]:
     older = read_json(folder / STUDY_FILE, {"figures": [{"name": str}]}) or {"figures": []}
     files = set()
     for figure in older["figures"]:
-        for suffix in SUFFIXES:
+        for suffix in FILES.values():
             files.add(f"figures/{figure['name']}.{suffix}")
     return files
 
@@ -114,6 +111,7 @@ def words_of(figure: Figure) -> dict[str, Any]:
         "name": figure.name,
         "title": figure.title,
         "caption": figure.caption,
+        "alt": figure.alt,
         "wide": is_wide(figure),
         "group": vars(figure.group) if figure.group else None,
     }
@@ -149,7 +147,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         nth = number if number > 1 else ""
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
-        figures = [read_figure(folder, one, key, place) for one in found.pop("figures")]
+        figures = [read_figure(folder, one, place) for one in found.pop("figures")]
         tables = [read_table(one) for one in found.pop("tables")]
         check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
@@ -165,24 +163,28 @@ def read_table(words: Mapping[str, Any]) -> Table:
     return Table(**{**words, "frame": frame})
 
 
-def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> ShownFigure:
-    """Return what a page shows of a figure. words: as `words_of` has them. study: its key. place: the files' folder.
+def read_figure(folder: Path, words: Mapping[str, Any], place: str) -> ShownFigure:
+    """Return what a page shows of a figure: an image, as anybody may have made it.
+
+    words: as `words_of` has them. place: the folder of its files, from the page on.
 
     Raises:
-        ValueError: it is damaged, or more than a drawing.
+        ValueError: it is damaged.
     """
-    file = inside(folder, "figures", f"{words['name']}.svg")
-    drawing = printable(read_bytes(file).decode())
-    check_drawing(drawing)
+    drawing = read_bytes(inside(folder, "figures", f"{words['name']}.svg"))
     group = words.get("group")  # which older studies do not have
     if group and not fits(group, WORDS):
         raise ValueError(f"a group of figures is not what {STUDY_FILE} has")
+    files = {}
+    for label, suffix in FILES.items():
+        if suffix != "svg":  # which may run scripts where it is opened by itself
+            files[label] = f"{place}/{words['name']}.{suffix}"
     return ShownFigure(
         name=words["name"],
         title=words["title"],
         caption=words["caption"],
-        svg=for_page(drawing, f"{study}--drawing--{words['name']}-"),
-        place=place,
+        drawing=image_of(drawing, words.get("alt") or words["title"]),
+        files=files,
         wide=words.get("wide", False),
         group=FigureGroup(**group) if group else None,
     )
