@@ -18,7 +18,12 @@ from normbench.show.report import save
 pytest_plugins = ["browser_fixtures"]
 pytestmark = needs_browser
 
-SIZES = {"desk": (1280, 900), "phone": (360, 780), "paper": (703, 1000)}  # the paper between its margins
+SIZES = {
+    "desk": (1280, 900),
+    "laptop": (1280, 800),
+    "phone": (360, 780),
+    "paper": (703, 1000),
+}  # the paper between its margins
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()
 
@@ -70,6 +75,7 @@ def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, 
     assert browser.get_log("browser") == []
     assert ask(browser, "document.documentElement.scrollWidth") <= SIZES[size][0]
     assert ask(browser, "outside()") == []
+    ask(browser, "unfold()")
     drawings = ask(browser, "drawings()")
     assert len(drawings) == len(list((report.parent / "figures").glob("*.svg")))
     assert all(width > 250 and height > 100 and shown for width, height, shown in drawings)
@@ -77,7 +83,19 @@ def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, 
     assert all(width <= SIZES[size][0] for width, _, _ in drawings)
     assert ask(browser, "drawings().filter(([width]) => width > 336).length") == 0  # side by side on a desk
     assert ask(browser, "squeezed()") == []
-    assert ask(browser, "(document.querySelectorAll('details').forEach(one => one.open = true), outside())") == []
+    assert ask(browser, "outside()") == []
+
+
+@pytest.mark.slow
+def test_a_reader_sees_the_answer_without_scrolling_and_finds_the_rest_in_folds(browser: Any, report: Path) -> None:
+    opened(browser, report, "laptop")
+    assert ask(browser, "document.querySelector('.verdict li').getBoundingClientRect().bottom") < SIZES["laptop"][1]
+    assert ask(browser, "words()") <= 1200 and ask(browser, "closed()") > 5
+    sources = "[...document.querySelectorAll('.source')]"
+    shown = "document.querySelector(location.hash).checkVisibility({contentVisibilityAuto: true})"
+    for place in range(ask(browser, f"{sources}.length")):
+        ask(browser, f"{sources}[{place}].click()")
+        assert ask(browser, shown)
 
 
 @pytest.mark.slow
@@ -88,9 +106,16 @@ def test_arms_are_switched_and_tables_sorted(browser: Any, report: Path) -> None
     before = ask(browser, shown)
     titles = "[...document.querySelectorAll('[data-arm] > title')].map(one => one.textContent)"
     assert any("rmsnorm · pre 2.1" in title for title in ask(browser, titles))
-    ask(browser, "document.querySelector('.switches button').click()")
+    ask(browser, "unfold()")
+    switch = browser.find_element("css selector", ".switches button")
+    looks = "getComputedStyle(document.querySelector('.switches button'), '::before').backgroundImage"
+    assert switch.get_attribute("aria-pressed") == "true"
+    on = ask(browser, looks)
+    switch.send_keys(" ")
+    assert switch.get_attribute("aria-pressed") == "false" and ask(browser, looks) != on
     assert 0 < ask(browser, shown) < before
-    ask(browser, "document.querySelector('.switches button').click()")
+    switch.send_keys("\ue007")  # Enter
+    assert switch.get_attribute("aria-pressed") == "true" and ask(browser, looks) == on
     assert ask(browser, shown) == before
     column = "[...document.querySelectorAll('#arms tbody tr')].map(row => parseFloat(row.cells[2].textContent))"
     ask(browser, "document.querySelectorAll('#arms thead th')[2].click()")
@@ -104,5 +129,6 @@ def test_arms_are_switched_and_tables_sorted(browser: Any, report: Path) -> None
 def test_it_prints(browser: Any, report: Path) -> None:
     opened(browser, report, "paper", media="print")
     assert ask(browser, "cut()") == 0
+    assert ask(browser, "closed()") == 0
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")

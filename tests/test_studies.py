@@ -405,7 +405,7 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
     assert "RMSNorm against LayerNorm" in sentence and "2 seeds" in sentence
     assert f"• {sentence}" in " ".join(told.split())
     page = html.unescape((folder / "report.html").read_text())
-    assert page.index(sentence) < page.index("Measure the stream.") < page.index("<table")
+    assert page.index("Measure the stream.") < page.index(sentence) < page.index("<table")
     monkeypatch.setattr("normbench.commands.study.LONG", 3)
     assert make_shown("stream", ("seed=0,1",), "auto", False) == 0
     assert "on the page: " in (again := capsys.readouterr().out) and len(again) < len(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,41 +50,21 @@ LATEX_HEAD = "% Made by normbench claims; it needs \\usepackage{booktabs}."
 
 
 @dataclass(frozen=True)
-class Row:
-    """A claim in the table of verdicts, in words.
-
-    mark: the class of its verdict in the page. older: verdicts of earlier registrations, which are struck.
-    """
-
-    name: str
-    claim: str
-    verdict: str
-    mark: str
-    effect: str
-    interval: str
-    corrected: str
-    corrected_p: str
-    seeds: str
-    remarks: str
-    older: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """The table of a family's verdicts.
+class FamilyVerdicts:
+    """What a page shows of a family of claims.
 
     Attributes:
-        key: `claims` or `own-claims`.
         title: above it.
         sentences: about all of them.
-        rows: a claim each.
+        table: of their verdicts.
+        links: to the claims one by one, row by row.
         figures: of all effects.
     """
 
-    key: str
     title: str
     sentences: Sequence[str]
-    rows: Sequence[Row]
+    table: Table
+    links: Sequence[str]
     figures: Sequence[ShownFigure]
 
 
@@ -95,14 +75,13 @@ class Section:
     name: str
     claim: str
     verdict: str
-    mark: str
     question: str
     facts: Mapping[str, str]
     details: Mapping[str, str]
     notes: Sequence[str]
     confounds: Sequence[str]
     older: Sequence[str]
-    figure: ShownFigure | None
+    figures: Sequence[ShownFigure]
     report: str
     command: str
     settling: str
@@ -145,17 +124,17 @@ def write_page(
         families[OWN] = theirs
     first = next(iter(families.values()))
     figures = make_folder(folder, FIGURES)
-    tables, sections, values, latex = [], [], [], []
+    shown, sections, values, latex = [], [], [], []
     for key, family in families.items():
         drawings = draw_forest(family.entries, key)
         for figure in drawings:
             for name, content in figure.files().items():
                 write_bytes(figures / name, content)
-        tables.append(tabulate(key, family, drawings, left_out if family is first else ()))
+        shown.append(show_family(key, family, drawings, left_out if family is first else ()))
         sections += [describe(entry, draw_seeds(entry), words) for entry in family.entries]
         values.append(values_of(key, family.entries))
         latex.append(write_latex(key, family))
-    page = page_of("claims.html", TITLE, tables=tables, sections=sections)
+    page = page_of("claims.html", TITLE, families=shown, sections=sections)
     contents = {
         PAGE: page.encode(),
         "claims.csv": to_csv(pd.concat(values), lineterminator="\n"),
@@ -167,34 +146,24 @@ def write_page(
     return [folder / name for name in (PAGE, PAGE_FILE, "claims.csv", "claims.tex")]
 
 
-def tabulate(key: str, family: Family, drawings: Sequence[Figure], left_out: Sequence[str] = ()) -> Verdicts:
-    """Return the table of a family's verdicts.
+def show_family(key: str, family: Family, drawings: Sequence[Figure], left_out: Sequence[str] = ()) -> FamilyVerdicts:
+    """Return what the page shows of a family.
 
     Args:
         key: of the family.
         drawings: of all its effects.
         left_out: sentences on results that do not count, of any family.
     """
-    return Verdicts(
-        key=key,
+    return FamilyVerdicts(
         title="Verdicts at this scale" if key == OURS else OWN_TITLE,
         sentences=[*write_suite(family.entries, family.suite), *(f"Left out: {sentence}." for sentence in left_out)],
-        rows=[row_of(entry) for entry in family.entries],
+        table=replace(verdict_table(key, family.entries), title="Claim by claim"),
+        links=[f"#claim--{entry.name}" for entry in family.entries],
         figures=[show_figure(figure, figure.svg) for figure in drawings],
     )
 
 
 # ---- for the page
-
-
-def mark_of(standing: str) -> str:
-    """Return the class that a verdict has in the page."""
-    return standing.replace(" ", "-")
-
-
-def at_this_scale(entry: Entry) -> str:
-    """Write what a claim has come to, and of a verdict, that it holds at this scale."""
-    return f"{entry.standing} at this scale" if entry.judgement else entry.standing
 
 
 def list_older(entry: Entry) -> list[str]:
@@ -205,33 +174,6 @@ def list_older(entry: Entry) -> list[str]:
         size = write_effect(result.judgement, str(result.claim.get("unit") or ""))
         told.append(f"{result.judgement.verdict}, {size} (registered {result.registered})")
     return told
-
-
-def row_of(entry: Entry) -> Row:
-    """Return a claim's row in the table of verdicts."""
-    judgement = entry.judgement
-    remarks = []
-    if judgement and judgement.is_underpowered:
-        remarks.append(f"power {write_power(judgement)}")
-    if entry.lost:
-        remarks.append(count(entry.lost, "lost run"))
-    if entry.unreached:
-        remarks.append("some of its steps are bounds")
-    if entry.reason and entry.result is not None:  # else "not run" has said it
-        remarks.append(entry.reason)
-    return Row(
-        name=entry.name,
-        claim=str(entry.claim["claim"]),
-        verdict=entry.standing,
-        mark=mark_of(entry.standing),
-        effect=write_effect(judgement, entry.unit) if judgement else "",
-        interval=write_interval(judgement) if judgement else "",
-        corrected=write_corrected(entry) if judgement else "",
-        corrected_p=write_corrected_p(entry),
-        seeds=str(judgement.n) if judgement else "",
-        remarks="; ".join(remarks),
-        older=list_older(entry),
-    )
 
 
 def write_command(entry: Entry, words: Sequence[str]) -> str:
@@ -249,15 +191,14 @@ def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> 
     return Section(
         name=entry.name,
         claim=str(entry.claim["claim"]),
-        verdict=at_this_scale(entry),
-        mark=mark_of(entry.standing),
+        verdict=entry.standing,
         question=write_question(entry.claim),
         facts=list_facts(entry),
         details=list_details(entry),
         notes=[*list_notes(entry), *warn_of_words(trial_words(entry))],
         confounds=[str(one) for one in entry.claim.get("confounds") or ()],
         older=list_older(entry),
-        figure=show_figure(figure, figure.svg) if figure else None,
+        figures=[show_figure(figure, figure.svg, has_files=False)] if figure else [],
         report=link,
         command=write_command(entry, [*trial_words(entry), *words]),
         settling=write_settling(entry),
@@ -387,7 +328,7 @@ def as_json(family: Family) -> dict[str, Any]:
 
 
 def verdict_table(key: str, entries: Sequence[Entry]) -> Table:
-    """Return the table of a family's verdicts as words, for LaTeX. key: of the family."""
+    """Return the table of a family's verdicts as words. key: of the family."""
     rows = []
     for entry in entries:
         judgement = entry.judgement

@@ -20,7 +20,7 @@ FILES = {"PDF": "pdf", "SVG": "svg", "PNG": "png", "data": "csv"}  # suffixes of
 
 def page_of(template: str, title: str, **about: Any) -> str:
     """Return a page made of a template. It lets a browser run its own script, by the hash of that, and no other."""
-    script = (TEMPLATES / "report.js").read_text("utf-8")
+    script = (TEMPLATES / "page.js").read_text("utf-8")
     digest = sha256(script.encode()).digest()
     hashed = b64encode(digest).decode()
     return (
@@ -38,12 +38,14 @@ def page_of(template: str, title: str, **about: Any) -> str:
     )
 
 
-def show_figure(figure: Figure, svg: str) -> ShownFigure:
+def show_figure(figure: Figure, svg: str, *, has_files: bool = True) -> ShownFigure:
     """Return a figure of ours as a page shows it: as a part of the page, so that its arms can be switched off and on.
 
-    svg: its drawing.
+    svg: its drawing. has_files: whether it lies in files beside the page, too.
     """
-    files = {label: f"figures/{figure.name}.{suffix}" for label, suffix in FILES.items()}
+    files = {}
+    if has_files:
+        files = {label: f"figures/{figure.name}.{suffix}" for label, suffix in FILES.items()}
     return ShownFigure(
         name=figure.name,
         title=figure.title,

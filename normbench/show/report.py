@@ -12,7 +12,6 @@ import pandas as pd
 from normbench.evidence import facts
 from normbench.evidence.arms import Baseline
 from normbench.evidence.frame import runs_frame
-from normbench.evidence.measures import final, seconds_at
 from normbench.evidence.study import RecordedStudy
 from normbench.processes import run_beside
 from normbench.record.files import inside, make_folder, read_form, remove_written, write_bytes, write_json
@@ -32,11 +31,11 @@ from normbench.tell.methods import write_methods
 from normbench.tell.references import bibliography
 from normbench.tell.sentences import Statement, say, say_details, say_next, say_question, say_why
 from normbench.tell.setups import options_of
-from normbench.wording import duration, fixed, join_first
+from normbench.wording import join_first
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
-MOST_ROWS = 200  # of the table of all runs, which the CSV has too
+MAIN_FIGURE = "differences"  # stands at the top of the page, or the first one where there is none
 
 
 class Written(TypedDict):
@@ -176,7 +175,7 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
         page = save(report, inside(out, report.study.task), width)
         title = report.study.task.replace("_", " ").capitalize()
         parts.append(Part(page.relative_to(out), title, report.verdict))
-    page_of_parts = page_of("parts.html", title_of(reports[0].study), parts=parts)
+    page_of_parts = page_of("tasks.html", title_of(reports[0].study), parts=parts)
     write_bytes(out / "report.html", page_of_parts.encode())
     return out / "report.html"
 
@@ -233,68 +232,30 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
     every_table = list(report.tables)
     for study_shown in studies:
         every_table += study_shown.tables
+    main = [figure for figure in figures if figure.family == MAIN_FIGURE][:1] or figures[:1]
     about = {
         "report": report,
         "figures": figures,
+        "main_figures": main,
+        "more_figures": [figure for figure in figures if figure not in main],
         "studies": studies,
         "latex": latex,
         "lead": facts.lead(study),
         "question": say_question(answer.question),
         "drawings": draw_arms(study),
         "caveats": answer.caveats,
+        "serious": [caveat for caveat in answer.caveats if caveat.serious],
+        "minor": [caveat for caveat in answer.caveats if not caveat.serious],
         "methods": write_methods(report),
         "command": answer.question.command,
         "facts": facts.facts(study, options_of(study), report.yardstick.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},
         "tables": every_table,
-        "sign_of_times": tables.OF_TIME if tables.say_of_times(answer.caveats) else "",
-        "runs": run_rows(report) if len(report.runs) <= MOST_ROWS else [],
+        "summary": tables.summary_table(answer),
+        "runs": warn_of_times(tables.runs_table(study, report.yardstick.primary), answer.caveats),
     }
     title = title_of(study)
     return {name: page_of(name, title, **about) for name in PAGES}
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run in the table of all runs, in words.
-
-    Attributes:
-        run: its name.
-        arm: the name of its arm.
-        seed: of its weights and batches.
-        status: its status.
-        step: its last step.
-        final: its final value in the primary metric.
-        time: how long it trained.
-    """
-
-    run: str
-    arm: str
-    seed: str
-    status: str
-    step: str
-    final: str
-    time: str
-
-
-def run_rows(report: Report) -> list[RunRow]:
-    """Return a row for each run."""
-    metric = report.yardstick.primary
-    rows = []
-    for arm, run in report.study.pairs:
-        end = final(run, metric)
-        seconds = float(seconds_at(run, run.step))
-        row = RunRow(
-            run=run.name,
-            arm=arm.name,
-            seed=str(run.seed),
-            status=run.status.replace("_", " "),
-            step=f"{run.step:,}",
-            final=fixed(end, metric.decimals),
-            time=duration(seconds),
-        )
-        rows.append(row)
-    return rows
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> None:

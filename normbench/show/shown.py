@@ -36,6 +36,11 @@ class ShownFigure:
     wide: bool
     group: FigureGroup | None
 
+    @property
+    def family(self) -> str:
+        """Return the name of its group, or its own where it is a single one."""
+        return self.group.name if self.group else self.name
+
 
 def image_of(svg: bytes, alt: str) -> Markup:
     """Return an SVG of anybody's for a page.

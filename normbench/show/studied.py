@@ -25,6 +25,7 @@ from normbench.show.tables import Table
 from normbench.wording import count
 
 STUDY_FILE = "study.json"
+MOST_PANELS = 3  # of a group that a page shows first
 NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # no two hyphens in a row: they separate the names in an id
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
@@ -56,6 +57,21 @@ class SavedStudy:
     def paragraphs(self) -> list[str]:
         """Return the paragraphs of its question."""
         return str(self.about["question"]).split("\n\n")
+
+    @property
+    def main_figures(self) -> Sequence[ShownFigure]:
+        """Return the figures that a page shows first: the first panels of a group, or a single one."""
+        return [figure for figure in self.figures[:MOST_PANELS] if figure.family == self.figures[0].family]
+
+    @property
+    def other_figures(self) -> Sequence[ShownFigure]:
+        """Return all other figures."""
+        return self.figures[len(self.main_figures) :]
+
+    @property
+    def counted(self) -> str:
+        """Return how much a page shows of it, in words."""
+        return f"{count(len(self.tables), 'table')}, {count(len(self.figures), 'figure')}"
 
     @property
     def machine(self) -> str:

@@ -21,6 +21,22 @@ def write_notes(table: str, columns: Collection[str], **about: object) -> tuple[
     return tuple(writer(columns, **about)) if writer else ()
 
 
+def summary(columns: Collection[str], *, metric: Metric, paired: bool) -> list[str]:
+    """Explain which arm is better. paired: whether there are differences."""
+    return [say_paired(metric)] if paired else []
+
+
+def say_paired(metric: Metric) -> str:
+    """Say what a difference is, and on which side of zero an arm is better."""
+    side = "below" if metric.lower_is_better else "above"
+    return f"Arm less baseline, paired by seed: {side} zero, the arm is better."
+
+
+def runs(columns: Collection[str], *, left_out: int) -> list[str]:
+    """Say how many runs are not in the table."""
+    return [f"{count(left_out, 'more run')} in runs.csv."] if left_out else []
+
+
 def arms(columns: Collection[str], *, yardstick: Yardstick, evaluated: str, ran: str) -> list[str]:
     """Explain the results of arms. evaluated: on how much during training. ran: what computed the norms."""
     least = "0 and 100 %" if yardstick.primary.scale == 100 else "0"
@@ -132,8 +148,7 @@ def noise(columns: Collection[str], *, crossing: Sequence[str]) -> list[str]:
 
 def differences(columns: Collection[str], *, metric: Metric, family: int, primary: bool) -> list[str]:
     """Explain differences. family: over how many tests Holm corrects. primary: whether the answer speaks of them."""
-    side = "below" if metric.lower_is_better else "above"
-    notes = [f"Arm less baseline, paired by seed: {side} zero, the arm is better."]
+    notes = [say_paired(metric)]
     if "p after Holm" in columns:
         tests = (
             "all that the answer states: those of this table, of crossed factors and of lost runs"
@@ -269,6 +284,8 @@ def plan(columns: Collection[str], *, n: int, sd: float, unit: str) -> list[str]
 
 # By the first word of a table's key.
 WRITERS: dict[str, Callable[..., list[str]]] = {
+    "summary": summary,
+    "runs": runs,
     "arms": arms,
     "costs": costs,
     "activations": activations,

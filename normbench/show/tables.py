@@ -15,18 +15,25 @@ from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 from normbench.evidence.arms import Arm, Pair
 from normbench.evidence.facts import ran_as
-from normbench.evidence.measures import IN_BLOCKS, Metric, evaluations_in_words, finite_numbers, gradient_noise
+from normbench.evidence.measures import (
+    IN_BLOCKS,
+    Metric,
+    evaluations_in_words,
+    final,
+    finite_numbers,
+    gradient_noise,
+    seconds_at,
+)
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import ASIDE, RecordedStudy
 from normbench.evidence.yardstick import Yardstick
-from normbench.results.answer import ArmResult
+from normbench.results.answer import Answer, ArmEnd, ArmResult
 from normbench.results.caveat import Caveat, CaveatKind
 from normbench.results.comparisons import by_seed, in_two_groups
 from normbench.results.result import Difference, DifferenceAtSize, EffectKind, FactorEffect, Paired, Scaling
 from normbench.results.rules import Verdict
 from normbench.results.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
 from normbench.results.statistics import (
-    Interval,
     Sample,
     mean_interval,
     paired_difference,
@@ -58,6 +65,7 @@ VERDICT_WORDS = {
     Verdict.POSSIBLE: "perhaps {}",
     Verdict.CONSTANT: "spread not known",
     Verdict.SAME: "the same",
+    Verdict.WITHIN: "within the margin",
     Verdict.ONE_SEED: "too few seeds",
     Verdict.NO_SEED: "too few seeds",
     Verdict.UNTRAINED: "did not train",
@@ -66,6 +74,7 @@ VERDICT_WORDS = {
 }
 
 MOST_SEEDS = 5  # that a cell names
+MOST_RUNS = 200  # in the table of all runs, of which runs.csv has all
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
@@ -169,6 +178,37 @@ def some_of(number: int, of: int) -> str:
 # ---- the arms
 
 
+def summary_table(answer: Answer) -> Table:
+    """Return the table that a page begins with: how each arm that is compared ended, and what was found, best first."""
+    metric = answer.question.metric
+    differences = {one.arm: one for one in answer.differences}
+    baselines = {one.baseline for one in answer.differences}
+    compared = [arm for arm in answer.arms if arm.compared_as is not None]
+    compared.sort(key=lambda arm: badness_of_mean(arm.results[0].mean, metric))
+    rows = []
+    for arm in compared:
+        name, end = str(arm.compared_as), arm.results[0]
+        row = {"arm": name, "seeds": some_of(end.n, len(arm.seeds)), heading_of(metric): write_mean(metric, end)}
+        if name in differences:
+            one = differences[name]
+            row["against"] = one.baseline
+            row.update(columns_of_difference(one))
+            row["found"] = found_in(one)
+        elif name in baselines:
+            row["found"] = "baseline"
+        elif not differences:
+            row["95 % interval"] = write_interval(metric, end)
+        rows.append(row)
+    frame = pd.DataFrame(rows).fillna(NONE)
+    if differences:
+        frame["found"] = frame.pop("found")  # the last column
+    title = metric.final_words[0].upper() + metric.final_words[1:]
+    if len(baselines) == 1:
+        title += f", and its difference from {baselines.pop()}"
+        frame = frame.drop(columns="against")
+    return make_table("summary", title, frame, metric=metric, paired=bool(differences))
+
+
 def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick, arms: Sequence[ArmResult]) -> Table:
     """Return the table of how well the arms ended, the best one first. runs: as `runs_frame` has them."""
     results = {arm.name: arm for arm in arms}
@@ -210,12 +250,8 @@ def result_row(
     """Return the row of how well an arm ended. own: the rows of its runs. finished: those of the runs that finished."""
     row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
     for place, (metric, one) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
-        if metric.in_doublings:
-            row[metric.words] = significant(2**one.mean)
-            row["95 % interval" + " " * place] = factors(one.interval)
-        else:
-            row[f"{metric.words}, {metric.symbol}"] = fixed(one.mean, metric.decimals)
-            row["95 % interval" + " " * place] = span(one.interval, metric.decimals)
+        row[heading_of(metric)] = write_mean(metric, one)
+        row["95 % interval" + " " * place] = write_interval(metric, one)
     seeds = set(finished["seed"])
     if any(in_two_groups(arm, metric, seeds) for metric in yardstick.metrics):
         finished = finished[:0]  # of two groups there is no mean
@@ -230,11 +266,23 @@ def result_row(
     return row
 
 
-def factors(interval: Interval | None) -> str:
-    """Write an interval of binary logarithms as one of what they are of."""
-    if interval is None:
+def heading_of(metric: Metric) -> str:
+    """Return what heads a column of a metric's values; a mean of logarithms is written as what they are of."""
+    return metric.words if metric.in_doublings else f"{metric.words}, {metric.symbol}"
+
+
+def write_mean(metric: Metric, end: ArmEnd) -> str:
+    """Write the mean of an arm's results."""
+    return significant(2**end.mean) if metric.in_doublings else fixed(end.mean, metric.decimals)
+
+
+def write_interval(metric: Metric, end: ArmEnd) -> str:
+    """Write the interval of the mean of an arm's results."""
+    if not metric.in_doublings:
+        return span(end.interval, metric.decimals)
+    if end.interval is None:
         return NONE
-    return f"{significant(2**interval.lower)} to {significant(2**interval.upper)}"
+    return f"{significant(2**end.interval.lower)} to {significant(2**end.interval.upper)}"
 
 
 def columns_during_training(runs: pd.DataFrame, yardstick: Yardstick) -> dict[str, str]:
@@ -249,10 +297,12 @@ def columns_during_training(runs: pd.DataFrame, yardstick: Yardstick) -> dict[st
 
 
 def badness_of(finished: pd.DataFrame, metric: Metric) -> float:
-    """Return a number that sorts the best arm first, and one without a result last."""
-    if metric.tag not in finished:
-        return math.inf
-    mean = finished[metric.tag].mean()
+    """Return a number that sorts the best arm first, and one without a result last. finished: the rows of its runs."""
+    return badness_of_mean(finished[metric.tag].mean() if metric.tag in finished else math.nan, metric)
+
+
+def badness_of_mean(mean: float, metric: Metric) -> float:
+    """Return a number that sorts the best mean first, and one that is missing last."""
     if math.isnan(mean):
         return math.inf
     return float(mean if metric.lower_is_better else -mean)
@@ -369,12 +419,10 @@ def differences_table(found: Sequence[Difference], primary: bool = True) -> Tabl
     ordered = sorted(found, key=badness_of_difference)
     rows = []
     for one in ordered:
-        digits = precision(one.mean, one.interval) if one.n else 0
         is_corrected = family > 1 or one.corrected != one.p
         row = {
             **columns_of_pair(one),
-            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, digits, sign=bool(one.mean)),
-            "95 % interval": span(one.interval, digits, sign=True),
+            **columns_of_difference(one),
             "effect size": effect_size(one.effect_size),
             "p": p_value(one.p),
             "p after Holm": p_value(one.corrected) if is_corrected else NONE,
@@ -390,6 +438,15 @@ def differences_table(found: Sequence[Difference], primary: bool = True) -> Tabl
     return replace(table, marked=places_of_real(ordered))
 
 
+def columns_of_difference(one: Difference) -> dict[str, str]:
+    """Return the columns of a mean difference and its interval."""
+    digits = precision(one.mean, one.interval) if one.n else 0
+    return {
+        f"difference, {one.metric.unit}": NONE if one.torn else fixed(one.mean, digits, sign=bool(one.mean)),
+        "95 % interval": span(one.interval, digits, sign=True),
+    }
+
+
 def places_of_real(found: Sequence[Paired]) -> list[int]:
     """Return the places of the rows that may be called differences."""
     return [place for place, one in enumerate(found) if one.real]
@@ -397,9 +454,7 @@ def places_of_real(found: Sequence[Paired]) -> list[int]:
 
 def badness_of_difference(one: Difference) -> float:
     """Return a number that sorts the best arm first, and one without a difference last."""
-    if not one.n:
-        return math.inf
-    return one.mean if one.metric.lower_is_better else -one.mean
+    return badness_of_mean(one.mean if one.n else math.nan, one.metric)
 
 
 def found_in(one: Difference) -> str:
@@ -676,6 +731,23 @@ def lost_table(study: RecordedStudy) -> Table:
         }
         rows.append(row)
     return make_table("lost", "Runs that did not finish", rows, heads=7)
+
+
+def runs_table(study: RecordedStudy, metric: Metric) -> Table:
+    """Return the table of all runs. metric: the primary one."""
+    rows = []
+    for arm, run in study.pairs:
+        row = {
+            "run": run.name,
+            "arm": arm.name,
+            "seed": str(run.seed),
+            "status": run.status.replace("_", " "),
+            "step": f"{run.step:,}",
+            f"{metric.words}, {metric.symbol}": fixed(final(run, metric), metric.decimals),
+            "training time": duration(float(seconds_at(run, run.step))),
+        }
+        rows.append(row)
+    return make_table("runs", "All runs", rows[:MOST_RUNS], heads=4, left_out=len(rows[MOST_RUNS:]))
 
 
 # ---- two arms

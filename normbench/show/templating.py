@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from normbench.show.safe import is_formula
 from normbench.show.shown import by_group
-from normbench.wording import one_line
+from normbench.wording import count, one_line
+
+if TYPE_CHECKING:
+    from normbench.results.caveat import Caveat
+    from normbench.show.tables import Table
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -31,6 +36,11 @@ TEX |= {0x2080 + digit: f"$_{digit}$" for digit in range(10)}  # subscripts, as 
 
 # A command in a sentence of HTML, without the full stop after it.
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
+
+# How verdicts look, each a cell or a badge of its own.
+MOODS = dict.fromkeys(["better", "the same", "within the margin", "reproduced", "parity"], "good")
+MOODS |= dict.fromkeys(["worse", "contradicted"], "bad")
+MOODS |= dict.fromkeys(["perhaps better", "perhaps worse", "not reproduced"], "mild")
 
 
 def tex(text: Any) -> str:
@@ -65,8 +75,21 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"tex": tex, "by_group": by_group, "code": mark_commands, "cell": cell, "md": markdown}
+    found.filters |= {"tex": tex, "code": mark_commands, "cell": cell, "md": markdown, "mood": MOODS.get}
+    found.filters |= {"by_group": by_group, "count": count, "titles": list_titles, "kinds": list_kinds}
     return found
+
+
+def list_titles(tables: Sequence[Table]) -> str:
+    """Say how many tables there are, and name them."""
+    titles = "; ".join(table.title for table in tables)
+    return f"{count(len(tables), 'table')}: {titles}"
+
+
+def list_kinds(caveats: Sequence[Caveat]) -> str:
+    """Say how many caveats there are, and name their kinds, each once."""
+    kinds = dict.fromkeys(str(caveat.kind) for caveat in caveats)
+    return f"{count(len(caveats), 'caveat')}: {', '.join(kinds)}"
 
 
 def mark_commands(text: Any) -> Markup:

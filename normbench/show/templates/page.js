@@ -1,15 +1,16 @@
-// Makes a report handier, in the page itself: arms are switched off and on in all figures, a click on a heading sorts a
-// table, and what is to be copied has a button. Without it everything is there all the same.
+// Makes a page handier, in the page itself: arms are switched off and on in all figures, a click on a heading sorts a
+// table, what is to be copied has a button, and a link opens the fold that it leads into. Without it everything is there
+// all the same.
 const all = (what, within = document) => [...within.querySelectorAll(what)];
 
-// Figures of a report have one row of buttons; those of a study, on whatever page, have their own.
+const drawn = all("[data-arm]");
+const arms = [...new Set(drawn.map(part => part.dataset.arm))];
 for (const row of all(".switches")) {
-  const drawn = all("[data-arm]", row.parentElement);
-  const arms = [...new Set(drawn.map(part => part.dataset.arm))];
   if (arms.length < 2) continue;
   for (const name of arms) {
     const button = row.appendChild(document.createElement("button"));
     button.type = "button";
+    button.className = "switch";
     button.textContent = name;
     button.setAttribute("aria-pressed", true);
     button.onclick = () => {
@@ -48,3 +49,11 @@ for (const box of all(".copied")) {
   };
   box.append(button);
 }
+
+const open = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let fold = target?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  target?.scrollIntoView();
+};
+addEventListener("hashchange", open);
+open();
