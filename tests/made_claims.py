@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normbench.claims.files import write_result
-from normbench.results.claimed import ClaimResult, Status, judge, rule_of
+from normbench.results.claimed import ClaimResult, Status
 from normbench.results.rules import ClaimKind
 
 NOW, BEFORE = "a" * 64, "b" * 64
@@ -45,12 +45,10 @@ def complete(
     """The result of a claim whose ten seeds have this mean and standard deviation."""
     values = {seed: float(mean + sd * one) for seed, one in enumerate(SHAPE)}
     arms = {"one": dict.fromkeys(values, 2.0), "two": {seed: 2.0 + value for seed, value in values.items()}}
-    judgement = judge(values, rule_of(claim))
     common = {
         "claim": claim,
         "values": values,
         "arms": arms,
-        "judgement": judgement,
         "minutes": 12.5,
         "machine": MACHINE,
         "date": "2026-11-28",

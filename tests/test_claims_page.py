@@ -171,8 +171,7 @@ def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
     entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
     assert explain([entry]).endswith("Intervals are of 95 %.")
     assert entry.result is not None
-    judgement = judge(entry.result.values, ClaimRule(ClaimKind.LARGER, 0.02, looks=2))
-    twice = replace(entry, result=replace(entry.result, judgement=judgement))
+    twice = replace(entry, result=replace(entry.result, claim=claim | {"seeds": [5, 10]}))
     assert explain([twice]).endswith("Intervals are of 97.06 %.")
     assert explain([entry, twice]).endswith("Intervals are of 95 %, or 97.06 % where two looks are planned.")
     parity = [replace(one, claim=claim | {"kind": "parity"}) for one in (entry, twice)]

@@ -241,7 +241,6 @@ def test_a_suite_is_corrected_over_all_that_is_registered() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     values = {0: 0.1, 1: 0.3, 2: 0.15}
-    judgement = judge(values, ClaimRule(Kind.LARGER, 0.02, looks=2))
     arms = {"ln": {0: 1.1, 1: 1.3, 2: 1.15}, "rms": dict.fromkeys(range(3), 1.0)}
     machine = {"processor": "Xeon", "cores": 2, "torch": "2.9", "commit": None}
     result = ClaimResult(
@@ -261,7 +260,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         arms=arms,
         lost={"ln": 0},
         unreached={"rms": 2},
-        judgement=judgement,
         minutes=12.5,
         machine=machine,
         date="2026-11-28",
@@ -272,6 +270,8 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     folder.mkdir()
     write_result(result, folder / "claim.json")
     assert read_result(folder / "claim.json") == result
+    judgement = result.judgement
+    assert judgement == judge(values, ClaimRule(Kind.LARGER, 0.02, looks=2))
     assert judgement.seeds_to_settle is not None
     assert result.minutes_to_settle == pytest.approx(12.5 * judgement.seeds_to_settle / 3)
     bare = ClaimResult("b-claim", "ab" * 32, "2026-11-28", Status.NOT_RUN, "needs a GPU")

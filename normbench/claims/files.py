@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
-from types import NoneType
 from typing import Any
+
+from msgspec import ValidationError, convert
 
 from normbench.claims.claim import OLDER
 from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
-from normbench.record.files import read_json
-from normbench.record.shapes import DIGESTS, NUMBER, Shape
-from normbench.results.claimed import ClaimResult, Status, judge, rule_of
+from normbench.record.files import read_content, read_json
+from normbench.record.shapes import DIGESTS
+from normbench.results.claimed import ClaimResult
 from normbench.results.effects import EffectError, Point, parse_effect
 
 CLAIM_FILE = "claim.json"
@@ -27,27 +28,6 @@ PAGE_FILE = "claims.json"  # of the page, beside the folders of results
 # What of a claim decides how its values are judged, and what they are.
 RULE = ("kind", "margin", "target", "seeds", "effect", "arms", "measure", "where", "unit")
 CLOSE = 1e-9  # of values that were written and read again
-DIGEST = re.compile(r"[0-9a-f]{64}")
-
-SHAPE: Shape = {
-    "name": str,
-    "digest": DIGEST,
-    "registered": str,
-    "status": str,
-    "reason": str,
-    "claim": dict,
-    "values": {str: (int, float)},
-    "arms": {str: {str: (int, float)}},
-    "lost": {str: int},
-    "unreached": ({str: int}, NoneType),  # which results of before 2026-11-28 do not have
-    "judgement": (dict, NoneType),
-    "minutes": NUMBER,
-    "machine": dict,
-    "date": str,
-    "words": [str],
-    "report": str,
-}
-READ: Shape = {**SHAPE, DIGESTS: (dict, NoneType)}
 
 
 def write_result(result: ClaimResult, path: Path) -> None:
@@ -69,31 +49,24 @@ def load_result(path: Path) -> ClaimResult:
     Raises:
         ValueError: it is missing, damaged, or of another claim than its place says, or contradicts itself.
     """
-    content = read_json(path, READ)
-    if content is None or content["status"] not in list(Status):
-        raise ValueError(f"{path} is missing or damaged")
+    content = read_content(path, json.loads)
+    try:
+        result = convert(content, ClaimResult, str_keys=True)
+    except (ValidationError, OverflowError):
+        raise ValueError(f"{path} is missing or damaged") from None
     if not all(map(is_finite, numbers_in(content))):
         raise ValueError(f"{path} is damaged (a number in it is not finite)")
     name = name_of_place(path)
-    if content["name"] != name:
-        raise ValueError(f"{path} is the result of claim {content['name']}, and lies where that of {name} belongs")
+    if result.name != name:
+        raise ValueError(f"{path} is the result of claim {result.name}, and lies where that of {name} belongs")
     altered = True
     with suppress(OSError, ValueError, RecursionError):
         altered = bool(find_altered(path))
     if altered:
         raise ValueError(f"{path} changed after it had been written")
-    values = _by_seed(content["values"])
-    arms = {arm: _by_seed(measured) for arm, measured in content["arms"].items()}
-    has_verdict = content["status"] == Status.COMPLETE
-    if values is None or None in arms.values() or (content["judgement"] is not None) != has_verdict:
-        raise ValueError(f"{path} is damaged")
     try:
-        judgement = judge(values, rule_of(content["claim"])) if has_verdict else None
-        known: dict[str, Any] = {key: content.get(key) for key in SHAPE}
-        known |= {"status": Status(content["status"]), "values": values, "arms": arms, "judgement": judgement}
-        result = ClaimResult(**known | {"words": tuple(content["words"])})
         faults = list(find_faults(result))
-        faults += find_differences(content["judgement"], to_json(result.as_record()["judgement"]), "judgement")
+        faults += find_differences(content.get("judgement"), to_json(result.as_record()["judgement"]), "judgement")
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         faults = [f"it cannot be judged ({explain(error)})"]
     if faults:
@@ -122,14 +95,7 @@ def name_of_place(path: Path) -> str:
 
 def is_digested(path: Path) -> bool:
     """Tell whether a claim.json holds a digest, which those of before 2026-11-29 do not."""
-    return bool((read_json(path, {}) or {}).get(DIGESTS))
-
-
-def _by_seed(measured: Mapping[str, float]) -> dict[int, float] | None:
-    """Return values by seed, in JSON a word; None where one is no number."""
-    if not all(map(is_seed, measured)):
-        return None
-    return {int(seed): float(value) for seed, value in measured.items()}
+    return bool((read_json(path) or {}).get(DIGESTS))
 
 
 def is_seed(text: str) -> bool:

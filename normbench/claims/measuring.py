@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from types import NoneType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from normbench.claims.claim import Claim, Conditions
 from normbench.claims.files import is_seed
@@ -22,7 +21,7 @@ from normbench.evidence.measures import STEP_TIME, VALIDATION_LOSS, comparable, 
 from normbench.evidence.run import RecordedRun, read_run
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
-from normbench.record.files import read_json
+from normbench.record.files import read_form
 from normbench.record.shapes import DIGESTS
 from normbench.results.effects import Descent, EffectError, Point
 from normbench.settings import drop_keys, either, show
@@ -261,6 +260,12 @@ def descent_of(run: RecordedRun) -> Descent:
 # ---- studies
 
 
+class StudyNote(TypedDict):
+    """What of study.json is read here. session: the machine and versions, where they were noted."""
+
+    session: NotRequired[dict[str, Any] | None]
+
+
 @dataclass(frozen=True)
 class StudyRows:
     """The rows of a study.
@@ -293,8 +298,8 @@ def read_rows(path: Path) -> StudyRows:
     """
     cure = "restore it, or remove the study's folder and run the claim again"
     note = path.with_name(STUDY_FILE)
-    found = read_json(note, {"session": (dict, NoneType)})
-    if found is None:
+    noted = read_form(note, StudyNote)
+    if noted is None:
         raise UsageError(f"{note} is missing or damaged, so that nothing tells whether {path.name} is whole: {cure}")
     try:
         altered = find_altered(note, [path.name, note.name])
@@ -308,7 +313,7 @@ def read_rows(path: Path) -> StudyRows:
         has_all_columns = None not in row and None not in row.values()
         if not has_all_columns or not is_seed(row.get("seed", "")):
             raise UsageError(f"{path} is damaged in row {number}: {cure}")
-    return StudyRows(rows, found.get("session") or {}, () if altered is not None else (str(path),))
+    return StudyRows(rows, noted.get("session") or {}, () if altered is not None else (str(path),))
 
 
 def measure_rows(claim: Claim, study: StudyRows) -> Measured:

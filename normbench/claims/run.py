@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs, to_builtins
 from rich.console import Console
 
 import normbench
@@ -35,13 +36,13 @@ from normbench.claims.measuring import (
     read_rows,
     take_medians,
 )
-from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding
+from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding, RunsNote
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import end_with_parent
 from normbench.record.files import find_unused, inside, make_folder, write_json
 from normbench.record.machine import describe_machine
-from normbench.results.claimed import ClaimResult, Status, judge
+from normbench.results.claimed import ClaimResult, Status
 from normbench.results.rules import Verdict
 from normbench.runs.contexts import explain_limits
 from normbench.settings import key_of
@@ -97,7 +98,7 @@ class ClaimRun(ClaimStanding):
         Raises:
             UsageError: others are given.
         """
-        before = {} if self.way.trial else self.read_note().get("how") or {}
+        before = {} if self.way.trial else self.read_note().how or {}
         noted = {}
         for key in DECISIVE:
             if key in before and not needs_trust(f"{key}={before[key]}"):  # the folder may be somebody else's
@@ -117,16 +118,11 @@ class ClaimRun(ClaimStanding):
     def write_note(self, **more: Any) -> None:
         """Note for which registration runs are made, and more."""
         folder = make_folder(self.root, self.owner.name)
-        content = {
-            "claim": self.owner.name,
-            "digest": "" if self.way.trial else self.owner.digest,
-            "registered": self.owner.registered,
-            "words": list(self.owner.words),
-            "minutes": 0.0,
-            **self.read_note(),
-            **more,
-        }
-        write_json(inside(folder, NOTE_FILE), content)
+        note = self.read_note()
+        if not note.claim:
+            digest = "" if self.way.trial else self.owner.digest
+            note = RunsNote(self.owner.name, digest, self.owner.registered, self.owner.words)
+        write_json(inside(folder, NOTE_FILE), to_builtins(structs.replace(note, **more)))
 
     def set_older_aside(self) -> None:
         """Move runs and results that were made for an earlier registration into the folder of older ones.
@@ -136,7 +132,7 @@ class ClaimRun(ClaimStanding):
         """
         if self.way.trial:
             return
-        noted = self.read_note().get("digest")
+        noted = self.read_note().digest
         if noted and noted != self.owner.digest:
             if SweepFolder(self.runs_folder).is_worked_on():
                 what = f"a process is at work on the runs of an earlier registration of {self.owner.name}"
@@ -245,7 +241,7 @@ class ClaimRun(ClaimStanding):
         finally:
             if self.runs_folder.is_dir():
                 minutes = (time.monotonic() - begun) / 60
-                self.write_note(minutes=self.read_note().get("minutes", 0.0) + minutes)
+                self.write_note(minutes=self.read_note().minutes + minutes)
 
     def make_sweep(self, seeds: Sequence[int]) -> tuple[int, Measured]:
         """Make the runs of a sweep."""
@@ -336,7 +332,7 @@ class ClaimRun(ClaimStanding):
             arms=measured.values_by_arm(),
             lost={arm: number for arm, number in measured.lost.items() if number},
             unreached=dict(measured.unreached),
-            minutes=round(self.read_note().get("minutes", 0.0), 2),
+            minutes=round(self.read_note().minutes, 2),
             machine=describe(measured.session),
             date=date.today().isoformat(),
             words=tuple(self.words(seeds)),
@@ -349,7 +345,7 @@ class ClaimRun(ClaimStanding):
             return replace(result, status=Status.NOT_COMPLETE, reason=reason)
         if self.way.trial:
             return replace(result, status=Status.TRIAL)
-        return replace(result, status=Status.COMPLETE, judgement=judge(values, self.claim.rule))
+        return replace(result, status=Status.COMPLETE)
 
     def without_runs(self, reason: str) -> ClaimResult:
         """Return the result of the claim as it is before its runs. reason: why they cannot be made."""

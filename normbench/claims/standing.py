@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, Self
+from typing import Annotated, Self
+
+from msgspec import Meta, Struct
 
 from normbench.claims.claim import OLDER, Claim
 from normbench.claims.files import CLAIM_FILE, blame_result, find_other_rule, load_result, read_result
 from normbench.errors import UsageError
-from normbench.record.files import inside, read_json
-from normbench.record.shapes import Shape
+from normbench.record.files import inside, read_form
 from normbench.results.claimed import ClaimResult, Status
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
@@ -27,11 +26,30 @@ AT_SCALE = "claims-at-scale"
 SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
-NOTE: Shape = {"digest": re.compile(r"([0-9a-f]{64})?"), "minutes": (int, float), "how": ({str: str}, NoneType)}
 
 # Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
 MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
 DECISIVE = ("device", "threads", "sweep.stack")
+
+
+class RunsNote(Struct):
+    """What is noted beside the runs of a claim.
+
+    Attributes:
+        claim: whose they are.
+        digest: of its registration when they were begun; empty for trials.
+        registered: the day of that.
+        words: of the claim.
+        minutes: that the runs have taken so far.
+        how: the words of the machine that decide which runs are made, by key.
+    """
+
+    claim: str = ""
+    digest: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    registered: str = ""
+    words: tuple[str, ...] = ()
+    minutes: float = 0.0
+    how: dict[str, str] | None = None
 
 
 def is_of_machine(word: str) -> bool:
@@ -170,9 +188,9 @@ class ClaimStanding:
         for name in (self.claim.name, *(f"{runs}{suffix}" for suffix in SUFFIXES), OLDER):
             inside(self.root, name)
 
-    def read_note(self) -> dict[str, Any]:
-        """Return what is noted in the folder of runs, empty where nothing is, or it is damaged."""
-        return read_json(self.runs_folder / NOTE_FILE, NOTE) or {}
+    def read_note(self) -> RunsNote:
+        """Return what is noted in the folder of runs, nothing where nothing is, or it is damaged."""
+        return read_form(self.runs_folder / NOTE_FILE, RunsNote) or RunsNote()
 
     def read_any_result(self) -> ClaimResult | None:
         """Return what it has come to, perhaps for an earlier registration; None where nothing is noted."""

@@ -160,7 +160,7 @@ def check_notes(one: ClaimRun, result: ClaimResult) -> list[str]:
     first = read_day(min(days))
     if day is None or (first is not None and day < first - ONE_DAY) or day > date.today() + ONE_DAY:
         wrong.append(f"date is {result.date}, and not a day from its registration to today")
-    noted = one.read_note().get("minutes", 0.0)
+    noted = one.read_note().minutes
     if result.minutes is None or not 0 <= result.minutes <= noted + ROUNDED:
         wrong.append(f"minutes is {result.minutes}, where {noted:.2f} are noted beside its runs")
     own = [word for word in result.words if not is_of_machine(word)]
@@ -179,7 +179,7 @@ def find_other_registrations(one: ClaimRun, result: ClaimResult) -> list[str]:
         wrong.append(unregistered)
     if result.digest != one.claim.digest:
         wrong.append(f"it was judged by another registration, of {result.registered}")
-    if one.read_note().get("digest") != one.owner.digest:
+    if one.read_note().digest != one.owner.digest:
         wrong.append("its runs were made for another registration")
     return wrong
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from normbench.results.rules import (
     FEWEST_EQUAL,
@@ -169,6 +171,8 @@ def sample_of(values: Mapping[int, float]) -> Sample:
 
 # ---- one claim
 
+BySeed = Mapping[Annotated[int, Meta(ge=0)], float]
+
 
 class Status(StrEnum):
     """How far a claim has come."""
@@ -185,7 +189,7 @@ class ClaimResult:
 
     Attributes:
         name: of the claim, which is that of its YAML and of its folder.
-        digest: sha256 of the claim as it was registered when its runs were made.
+        digest: SHA-256 of the claim as it was registered when its runs were made.
         registered: the date of that, as 2026-11-28.
         status: complete ones alone have a verdict; a trial has other words than the claim.
         reason: why it is not run or not complete; empty otherwise.
@@ -195,7 +199,6 @@ class ClaimResult:
         lost: how many runs were lost, by arm: those counted with the loss at initialization.
         unreached: at how many seeds an arm never comes down to the loss of its reference in `steps`, by arm: those
             counted with the length of the run; None where that was not noted.
-        judgement: the effect with its verdict; None where there is no verdict.
         minutes: that the runs took; None where that is not known.
         machine: `processor` or `gpu`, `cores`, `torch`, `normbench`, `commit`.
         date: of the end of its last run, as 2026-11-28; empty for none.
@@ -204,21 +207,29 @@ class ClaimResult:
     """
 
     name: str
-    digest: str
+    digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     registered: str
     status: Status
     reason: str = ""
     claim: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[int, float] = field(default_factory=dict)
-    arms: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    values: BySeed = field(default_factory=dict)
+    arms: Mapping[str, BySeed] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
     unreached: Mapping[str, int] | None = None
-    judgement: ClaimedEffect | None = None
     minutes: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     date: str = ""
-    words: Sequence[str] = ()
+    words: tuple[str, ...] = ()
     report: str = ""
+
+    @cached_property
+    def judgement(self) -> ClaimedEffect | None:
+        """Return the effect with its verdict; None where there is no verdict.
+
+        Raises:
+            ValueError, LookupError, TypeError: values or claim are none that can be judged.
+        """
+        return judge(self.values, rule_of(self.claim)) if self.status is Status.COMPLETE else None
 
     @property
     def minutes_to_settle(self) -> float | None:
@@ -230,7 +241,8 @@ class ClaimResult:
     def as_record(self) -> dict[str, Any]:
         """Return what claim.json holds, by name."""
         content = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**content, "judgement": self.judgement and self.judgement.derive()}
+        content["judgement"] = self.judgement.derive() if self.judgement else None
+        return content
 
 
 def rule_of(claim: Mapping[str, Any]) -> ClaimRule:
