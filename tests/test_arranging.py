@@ -343,6 +343,7 @@ def test_classes_stand_with_weights(tmp_path: Path) -> None:
     names = ["cat", "owl", "dog"]
     torch.save({"model": {}, "classes": names}, tmp_path / "last.pt")
     assert read_classes(str(tmp_path / "last.pt")) == names
+    assert read_classes(f"{tmp_path}/last.pt:model") == names
     session = {"choices": {}, "command": "normbench train", "task": {"kind": ""}, "data": {"classes": names[::-1]}}
     (tmp_path / "environment.json").write_text(json.dumps({"sessions": [session]}))
     torch.save({}, tmp_path / "bare.pth")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
 
+from normbench import build
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.hosts.libraries import build_host
@@ -262,3 +264,20 @@ def test_a_classifier_of_timm_is_trained_from_the_part_that_is_named(tmp_path: P
         words = ["model=timm", "model.name=test_resnet", f"model.weights={path}:{key}", "norm=own"]
         runs.add(prepare(compose.read(words)).directory.path.name)
     assert len(runs) == 2
+
+
+def test_norms_of_the_run_whose_checkpoint_is_given_are_told(tmp_path: Path) -> None:
+    """Where the model has its own norms in their places: they may have parameters of the same names."""
+    pytest.importorskip("timm")
+    told = {}
+    for noted in ("own", "groupnorm"):
+        folder = tmp_path / noted
+        folder.mkdir()
+        torch.save({"model": build_host("timm", "test_vit", {}, IMAGES).module.state_dict()}, folder / "checkpoint.pt")
+        session = {"choices": {"norm": noted}, "command": "normbench train", "task": {"kind": ""}, "data": {}}
+        (folder / "environment.json").write_text(json.dumps({"sessions": [session]}))
+        for norm in ("own", "groupnorm"):
+            words = ["model=timm", "model.name=test_vit", f"model.weights={folder}/checkpoint.pt:model", f"norm={norm}"]
+            model, _ = build.make_model(compose.read(words).recipe, IMAGES, seed=0)
+            told[noted, norm] = [note for note in model.notes() if "is of a run with norm=groupnorm" in note]
+    assert [case for case, notes in told.items() if notes] == [("groupnorm", "own")]

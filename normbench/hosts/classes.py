@@ -1,9 +1,8 @@
-"""Which classes given weights answer with: the names that stand in them or beside them."""
+"""What stands in given weights or beside them: the names of the classes that they answer with, and a run's norm."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from normbench.hosts.weights import CONFIG, is_pickle, load_pickle
+from normbench.hosts.weights import CONFIG, is_pickle, load_pickle, split_part
 from normbench.record.directory import RunDirectory
 
 CLASSES = "classes"  # in a checkpoint, in what a safetensors file says of itself, and in the note of a swap
@@ -25,8 +24,8 @@ def read_classes(path: str) -> list[str] | None:
     They are in the record of a run whose checkpoint it is, in a checkpoint or safetensors file of normbench, or in the
     config.json beside the weights.
     """
-    place = Path(os.path.expanduser(path))
-    folder = place if place.is_dir() else place.parent
+    place, _ = split_part(path)
+    folder = folder_of(place)
     noted: list[Any] = []
     with suppress(LookupError, TypeError):
         noted.append(RunDirectory(folder).sessions()[-1]["data"][CLASSES])
@@ -38,6 +37,19 @@ def read_classes(path: str) -> list[str] | None:
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             return names
     return None
+
+
+def read_norm(path: str) -> str | None:
+    """Return the choice `norm=` of the run whose checkpoint weights are; None where they are none."""
+    place, _ = split_part(path)
+    with suppress(LookupError, TypeError):
+        return str(RunDirectory(folder_of(place)).sessions()[-1]["choices"]["norm"])
+    return None
+
+
+def folder_of(place: Path) -> Path:
+    """Return the folder in which weights lie."""
+    return place if place.is_dir() else place.parent
 
 
 def read_inside(file: Path) -> Any:

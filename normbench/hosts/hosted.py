@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normbench.errors import UsageError, explain, refuse_single
 from normbench.hosts.building import Library, Options
 from normbench.hosts.callers import ImageCaller
-from normbench.hosts.classes import read_classes
+from normbench.hosts.classes import read_classes, read_norm
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.libraries import LIBRARIES
 from normbench.hosts.replacing import replace as replace_norms
@@ -158,6 +158,8 @@ class Hosted(Model):
         self.packages = built.packages
         self.decided = built.decided
         self.trained = weights != RANDOM
+        if self.trained and any(place.stays for place in self.places):
+            self.warnings = (*self.warnings, *compare_norms(weights))
         self.anew = built.anew
         self.train()
 
@@ -349,6 +351,15 @@ class Hosted(Model):
         left = [f"{path}, a {what}, is left as it is" for path, what in self.left.items()]
         anew = [f"{name} starts at random, as its weights are for other classes" for name in self.anew]
         return [*left, *self.warnings, *anew]
+
+
+def compare_norms(weights: str) -> list[str]:
+    """Say that a model's own norms are not those with which given weights were trained, where a run tells."""
+    noted = None if weights == PRETRAINED else read_norm(weights)
+    if noted in (None, "own"):
+        return []
+    what = f"model.weights={weights} is of a run with norm={noted}"
+    return [f"{what}, and the model's own norms compute something else with it"]
 
 
 def tell_place(site: Site) -> str:
