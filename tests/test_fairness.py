@@ -183,11 +183,11 @@ def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path
     first, *_ = make_report([tmp_path]).answer.caveats
     assert first.serious and first.text == (
         "all arms ran at lr 0.001, which was not chosen for any of them: choose one for each with normbench sweep "
-        "norm=layernorm,rmsnorm '+norm.note=a b' name=made-auto sweep.lr=auto"
+        "norm=layernorm,rmsnorm '+norm.note=a b' name=made-each sweep.lr=each"
     )
     plan(tmp_path, "norm=dyt")
     first, *_ = make_report([tmp_path]).answer.caveats
-    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # two sweeps
+    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=each")  # two sweeps
 
 
 def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) -> None:
@@ -235,6 +235,28 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = find_caveats(Case(read_study([tmp_path])))
     assert one.serious and one.kind == CaveatKind.SETTINGS and values(one)["0.5"] == ("dyt",)
+
+
+def test_rates_that_were_chosen_for_each_seed_tell_no_arms_apart(tmp_path: Path) -> None:
+    """As `sweep.lr=each` notes them: what an arm comes to includes what its choices come to."""
+    noted = list[dict[str, Any]]()
+    for norm, rates in (("layernorm", [1e-3, 3e-3, 1e-3]), ("rmsnorm", [3e-3, 3e-3, 1e-2])):
+        for seed, lr in enumerate(rates):
+            make_run(tmp_path, norm=norm, seed=seed, lr=lr, final=2.0 + 0.01 * seed)
+            noted.append({"arm": {"norm": norm}, "seed": seed, "lr": lr, "edge": None, "curve": []})
+    assert len(read_study([tmp_path]).arms) == 4  # nobody has noted why rates differ: each is an arm
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    report = make_report([tmp_path])
+    assert [(arm.name, len(arm.runs)) for arm in report.arms] == [("layernorm", 3), ("rmsnorm", 3)]
+    (difference,) = report.answer.differences
+    assert difference.n == 3 and difference.choices == 1
+    (fair,) = [caveat for caveat in report.answer.caveats if caveat.kind == CaveatKind.LEARNING_RATE]
+    assert not fair.serious and values(fair) == {
+        "0.001": ("layernorm",), "0.003": ("layernorm", "rmsnorm"), "0.01": ("rmsnorm",),
+    }  # fmt: skip
+    assert "for each seed with another one" in write_methods(report)
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted[1:]}))  # one is not known
+    assert len(read_study([tmp_path]).arms) == 4
 
 
 @pytest.mark.parametrize("value, word", [(None, "null"), (False, "false"), ([0.9, 0.99], "[0.9,0.99]"), (1e-3, "1e-3")])

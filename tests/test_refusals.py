@@ -40,7 +40,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "sweep.stack": {"sweep.stack": 2},
     "extend": {"extend": "a run"},
     "a study that trains by itself": {"study": True},
-    "sweep.lr=auto": {"sweep.lr": "auto"},
+    "sweep.lr=auto or each": {"sweep.lr": "auto"},
     "data with a data.holdout other than 0, or without that setting": {"data.holdout": 0.1},
     "a seed": {"seed": 7},
     "the same one of sweep.lr_seeds": {"sweep.lr_seeds": [7, 8]},

@@ -296,7 +296,7 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     assert f"{step.command}. Looking again after each" in report.next[0]
     (decided,) = make_report([tmp_path], margin=0.1).answer.next
     assert decided.kind == StepKind.OWN_RATES
-    words = "norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-auto sweep.lr=auto"
+    words = "norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-each sweep.lr=each"
     assert decided.command == f"normbench sweep {words}"
 
 
@@ -311,7 +311,7 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
 def test_a_learning_rate_of_its_own_leaves_a_tie(tie: str, rest: str, tmp_path: Path) -> None:
     make_run(tmp_path, norm="layernorm")
     plan(tmp_path, "norm=layernorm,dyt", f"sweep.tie={tie}")
-    command = f"normbench sweep norm=layernorm,dyt {rest} name=made-auto sweep.lr=auto"
+    command = f"normbench sweep norm=layernorm,dyt {rest} name=made-each sweep.lr=each"
     assert own_rates(read_study([tmp_path])) == command
 
 

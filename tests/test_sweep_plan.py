@@ -24,7 +24,15 @@ from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
 from normbench.sweep.plan import PlannedRun
 from normbench.sweep.sweep import plan_sweep
-from normbench.sweep.tuning import choose, choose_rate, describe_choice, propose, tuned_grid, tuning_grid
+from normbench.sweep.tuning import (
+    choose,
+    choose_rate,
+    describe_choice,
+    describe_choices,
+    propose,
+    tuned_grid,
+    tuning_grid,
+)
 from normbench.sweep.work import Execution
 
 pytest_plugins = ["refusals", "run_fixtures"]
@@ -226,9 +234,11 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     assert [(tree["norm"]["_target_"], tree["optim"]["lr"], tree["seed"]) for tree in trees] == [
         (f"{module}.My", 1e-2, seed) for module in ("own_one", "own_two") for seed in (7, 8)
     ]
-    assert [choice["arm"] for choice in choose(tuning, GRID)] == [runs[0].arm for runs in sweep.plan.arms.values()]
+    assert [choice["arm"] for choice in choose(sweep.plan, tuning, sweep.settings)] == [
+        runs[0].arm for runs in sweep.plan.arms.values()
+    ]
     choices = [{"name": name, "lr": lr} for name, lr in zip(sweep.plan.arms, (1, 2), strict=True)]
-    tuned = sweep.planner.plan(tuned_grid(sweep.plan, choices)).runs
+    tuned = sweep.planner.plan(tuned_grid(sweep.plan, choices, sweep.settings)).runs
     reported = [run.prepared.config.tree for run in tuned]
     assert all("optim.lr" in run.prepared.config.varied and "optim.lr" not in run.arm for run in tuned)
     assert [(tree["optim"]["lr"], tree["seed"], tree["data"]["holdout"]) for tree in reported] == [
@@ -236,9 +246,37 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     ]  # fmt: skip
 
 
+def test_each_reported_seed_has_a_rate_that_was_chosen_on_a_seed_of_its_own(here: Path) -> None:
+    words = ["norm=layernorm,rmsnorm", "seed=0,1", "sweep.lr=each", "sweep.lr_grid=1e-3,1e-2,1e-1"]
+    sweep = planned(*words)
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+    tried = [(run.arm["norm"], run.seed, run.prepared.config.tree["optim"]["lr"]) for run in tuning.runs]
+    assert sorted(tried) == [(norm, seed, 1e-2) for norm in ("layernorm", "rmsnorm") for seed in (1000, 1001)]
+    for run in tuning.runs:  # seed 1000 alone goes on to the larger rate
+        end_run(run.prepared.directory, "finished", 10, 2.0)
+    first = choose(sweep.plan, tuning, sweep.settings)
+    assert [(choice["name"], choice["seed"], choice["lr"]) for choice in first] == [
+        ("layernorm", 0, 1e-2), ("layernorm", 1, 1e-2), ("rmsnorm", 0, 1e-2), ("rmsnorm", 1, 1e-2),
+    ]  # fmt: skip
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings, first))
+    for run in tuning.runs:
+        rate = run.prepared.config.tree["optim"]["lr"]
+        best = 1e-1 if run.seed == 1000 and run.arm["norm"] == "rmsnorm" else 1e-3
+        if rate != 1e-2:
+            end_run(run.prepared.directory, "finished", 10, 1.0 if rate == best else 3.0)
+    second = choose(sweep.plan, tuning, sweep.settings)
+    assert [choice["lr"] for choice in second] == [1e-3, 1e-3, 1e-1, 1e-3]
+    reported = sweep.planner.plan(tuned_grid(sweep.plan, second, sweep.settings)).runs
+    rates = {(run.arm["norm"], run.seed): run.prepared.config.tree["optim"]["lr"] for run in reported}
+    assert rates == {("layernorm", 0): 1e-3, ("layernorm", 1): 1e-3, ("rmsnorm", 0): 1e-1, ("rmsnorm", 1): 1e-3}
+    assert describe_choices(second)[1].startswith("rmsnorm: lr 0.001 for 1 seed, lr 0.1 for 1 seed")
+
+
 def test_a_seed_that_is_reported_chooses_no_rate(here: Path) -> None:
     with pytest.raises(UsageError, match=r"^seed=1 with sweep.lr_seeds=\[7,1\] is refused: .*; give other seeds"):
         planned("norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_seeds=7,1")
+    with pytest.raises(UsageError, match=r"^seed=2 with sweep.lr_seeds=\[2,4\] is refused"):
+        planned("norm=rmsnorm", "seed=0,2", "sweep.lr=each", "sweep.lr_seeds=2")
 
 
 def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
@@ -249,12 +287,12 @@ def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
     for file in (directory.config, directory.environment, directory.metrics):
         file.write_text("{}")
     directory.write_summary(json.loads(directory.summary.read_text()))
-    assert choose(tuning, GRID)[0]["curve"][0]["mean"] == 2.0
+    assert choose(sweep.plan, tuning, sweep.settings)[0]["curve"][0]["mean"] == 2.0
     directory.summary.write_text(directory.summary.read_text().replace('"loss/val": 2.0', '"loss/val": 1.0'))
     with pytest.raises(
         UsageError, match=r"is damaged, summary.json changed after the run had ended: .* remove its folder"
     ):
-        choose(tuning, GRID)
+        choose(sweep.plan, tuning, sweep.settings)
 
 
 @pytest.mark.slow

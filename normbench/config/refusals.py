@@ -384,7 +384,7 @@ IN_PLACE = Side(LAUNCHER, "launcher=local", partial(has_value, LAUNCHER, ("local
 STACKED = Side(STACK, "sweep.stack", partial(exceeds_one, STACK))
 EXTENDING = Side(EXTEND, "extend")
 OF_STUDY = Side(STUDY, "a study that trains by itself")
-CHOSEN_RATE = Side(CHOOSES_RATE, "sweep.lr=auto")
+CHOSEN_RATE = Side(CHOOSES_RATE, "sweep.lr=auto or each")
 
 CUTS = "the one cuts weights between processes, and the other needs them whole"
 REPLAYS = "a graph is replayed as it was recorded"

@@ -115,12 +115,8 @@ class RecordedStudy:
 
     @cached_property
     def noted(self) -> dict[Path, list[dict[str, Any]]]:
-        """Return what sweeps with `sweep.lr=auto` have noted of how each arm's rate was chosen, by their folders."""
-        folders = sorted({run.path.parent for run in self.runs})
-        found = {}
-        for folder in folders:
-            found[folder] = read_choices(folder / CHOICE_FILE)
-        return found
+        """Return what sweeps with `sweep.lr` have noted of how rates were chosen, by their folders."""
+        return read_all_choices(self.runs)
 
     @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
@@ -134,6 +130,8 @@ class RecordedStudy:
 
     def was_given(self, run: RecordedRun, choice: Mapping[str, Any]) -> bool:
         """Tell whether a run has the settings and the learning rate of a choice that a sweep has noted."""
+        if choice.get("seed", run.seed) != run.seed:
+            return False
         given = {**choice["arm"], LEARNING_RATE: choice["lr"]}
         return all(canonical(str(self.value_of(run, key))) == canonical(str(value)) for key, value in given.items())
 
@@ -141,6 +139,12 @@ class RecordedStudy:
     def fairly_chosen(self) -> bool:
         """Tell whether the learning rate of every run was chosen on data that are not reported."""
         return len(self.choices) == len(self.runs)
+
+    @property
+    def chosen_for_each_seed(self) -> bool:
+        """Tell whether the learning rate of every run was chosen for its seed, on another seed and on held-out data."""
+        choices = self.choices.values()
+        return self.fairly_chosen and all("seed" in choice for choice in choices)
 
     @property
     def ramps(self) -> bool:
@@ -269,8 +273,14 @@ def read_all(directories: Iterable[NamedDirectory]) -> list[RecordedRun | LeftOu
     return found
 
 
+def read_all_choices(runs: Iterable[RecordedRun]) -> dict[Path, list[dict[str, Any]]]:
+    """Return what sweeps with `sweep.lr` have noted beside runs of how their rates were chosen, by their folders."""
+    folders = sorted({run.path.parent for run in runs})
+    return {folder: read_choices(folder / CHOICE_FILE) for folder in folders}
+
+
 def read_choices(path: Path) -> list[dict[str, Any]]:
-    """Return the learning rates that a sweep has chosen, one for each arm; none of a file that is not as it was."""
+    """Return the learning rates that a sweep has chosen, for each arm or seed; none of a file that is not as it was."""
     note = read_json(path)
     if note is None and not path.exists():
         return []
@@ -293,9 +303,24 @@ def read_choices(path: Path) -> list[dict[str, Any]]:
 def study_of(
     runs: Sequence[RecordedRun], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()
 ) -> RecordedStudy:
-    """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
+    """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed.
+
+    Learning rates that were chosen for each seed by itself tell no arms apart: each is one draw of what an arm's choice
+    may come to.
+    """
     seen = settings_as_seen(runs)
     varied = varied_settings(runs, seen)
+    study = RecordedStudy(tuple(folders), gather_arms(runs, varied, seen), varied, tuple(damaged), seen)
+    if LEARNING_RATE not in varied or not study.chosen_for_each_seed:
+        return study
+    without_rate = tuple(key for key in varied if key != LEARNING_RATE)
+    return replace(study, arms=gather_arms(runs, without_rate, seen), varied=without_rate)
+
+
+def gather_arms(
+    runs: Sequence[RecordedRun], varied: Sequence[str], seen: Mapping[Path, Mapping[str, Any]]
+) -> tuple[Arm, ...]:
+    """Return runs as arms, which differ in some settings. seen: as `settings_as_seen` has them."""
     gathered = defaultdict[tuple[Any, ...], list[RecordedRun]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
         values = tuple(seen[run.path].get(key) for key in varied)
@@ -304,7 +329,7 @@ def study_of(
     for values in sorted(gathered, key=sort_keys):
         settings = dict(zip(varied, values, strict=True))
         arms.append(Arm(settings, tuple(gathered[values])))
-    return RecordedStudy(tuple(folders), tuple(arms), varied, tuple(damaged), seen)
+    return tuple(arms)
 
 
 # ---- what varies

@@ -174,14 +174,15 @@ class Search:
     Attributes:
         arm: that the rate was chosen for.
         losses: the final losses of those seeds (nats), by rate; None where a run diverged or failed.
-        chosen: the rate; None where no rate was good, so that the arm has no runs.
-        edge: at which end of the rates tried the chosen one lies; None where it is at neither.
+        chosen: the rate, or the rate of each seed that is reported; none where no rate was good, so that there are no
+            runs.
+        edges: for each choice at which end of the rates tried its rate lies, where it lies at one.
     """
 
     arm: Arm
     losses: Mapping[float, Sequence[float | None]]
-    chosen: float | None
-    edge: str | None
+    chosen: Sequence[float]
+    edges: Sequence[str]
 
     @property
     def means(self) -> dict[float, float]:
@@ -201,28 +202,36 @@ class Search:
 
 
 def searches(study: RecordedStudy) -> list[Search]:
-    """Return how sweeps with `sweep.lr=auto` chose the learning rate of each arm; arms without runs come last."""
-    by_choice = dict[int, Arm]()  # by the identity of what was noted
+    """Return how sweeps chose the learning rate of each arm, or of each of its seeds; arms without runs come last."""
+    arm_of_choice = dict[int, Arm]()  # by the identity of what was noted
     for arm, run in study.pairs:
         if run.path in study.choices:
-            by_choice[id(study.choices[run.path])] = arm
-    with_runs = list[Search]()
-    without_runs = list[Search]()
+            arm_of_choice[id(study.choices[run.path])] = arm
+    order = [arm.name for arm in study.arms]
+    choices_of = defaultdict[str, list[Mapping[str, Any]]](list)
+    arms = dict[str, Arm]()
     for noted in study.noted.values():
         for choice in noted:
-            if not has_form(choice.get("curve"), list[TriedRate]):
-                continue
-            losses = {}
-            for point in choice["curve"]:
-                losses[float(point["lr"])] = point["losses"]
-            chosen_for = by_choice.get(id(choice))
-            if chosen_for:
-                with_runs.append(Search(chosen_for, losses, choice["lr"], choice.get("edge")))
-            elif choice["lr"] is None:
-                without_runs.append(Search(Arm(choice["arm"]), losses, None, None))
-    order = [arm.name for arm in study.arms]
-    with_runs.sort(key=lambda search: order.index(search.arm.name))
-    return with_runs + without_runs
+            arm_with_runs = arm_of_choice.get(id(choice))
+            is_without_rate = choice["lr"] is None
+            if has_form(choice.get("curve"), list[TriedRate]) and (arm_with_runs or is_without_rate):
+                arm = arm_with_runs or Arm(choice["arm"])
+                arms[arm.name] = arm
+                choices_of[arm.name].append(choice)
+    with_runs = [name for name in order if name in arms]
+    without_runs = [name for name in arms if name not in order]
+    return [search_of(arms[name], choices_of[name]) for name in (*with_runs, *without_runs)]
+
+
+def search_of(arm: Arm, choices: Sequence[Mapping[str, Any]]) -> Search:
+    """Return how the rates of an arm were chosen. choices: one for all of its seeds, or one for each."""
+    losses = defaultdict[float, list[float | None]](list)
+    for choice in choices:
+        for point in choice["curve"]:
+            losses[float(point["lr"])] += point["losses"]
+    chosen = [choice["lr"] for choice in choices if choice["lr"] is not None]
+    edges = [choice["edge"] for choice in choices if choice.get("edge")]
+    return Search(arm, dict(sorted(losses.items())), chosen, edges)
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,8 @@ def search(columns: Collection[str], *, seeds: int) -> list[str]:
     return [
         f"The mean final validation loss over {count(seeds, 'seed')} of its own, on a tenth held out of the training "
         "data, by learning rate; – where a rate was not tried. The rate with the lowest one is that of the runs that "
-        "are reported; where one of its runs was lost, as it diverged or failed, a rate is not chosen."
+        "are reported, or that of the run of one seed where each seed has a choice of its own (in brackets: of how "
+        "many); where one of its runs was lost, as it diverged or failed, a rate is not chosen."
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -697,12 +698,20 @@ def search_table(found: Sequence[Search]) -> Table:
     rows = []
     for one in found:
         row = {"arm": one.arm.name}
-        row["chosen"] = NONE if one.chosen is None else f"{one.chosen:g}"
+        row["chosen"] = write_counts([f"{rate:g}" for rate in sorted(one.chosen)])
         for rate in sorted(rates):
             row[f"at {rate:g}"] = search_cell(one, rate)
-        row["at an end of those tried"] = one.edge or NONE
+        row["at an end of those tried"] = write_counts(one.edges)
         rows.append(row)
     return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
+
+
+def write_counts(words: Sequence[str]) -> str:
+    """Write words, each once, with how often it stands there where that is several times: `0.003 (6), 0.01 (4)`."""
+    number_of = Counter(words)
+    if len(words) == len(number_of) == 1:
+        return words[0]
+    return ", ".join(f"{word} ({number})" for word, number in number_of.items()) or NONE
 
 
 def search_cell(one: Search, rate: float) -> str:

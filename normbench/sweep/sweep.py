@@ -100,7 +100,10 @@ class Sweep:
         names = [run.run for run in self.plan.runs]
         if not self.settings.lr:
             return names
-        tried = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
+        how = {"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds}
+        if self.settings.lr == tuning.EACH:
+            how["for"] = tuning.EACH
+        tried = fingerprint(how)
         return [f"{name} lr {tried}" for name in names]
 
     def check_folder(self) -> None:
@@ -125,7 +128,7 @@ class Sweep:
         """Say what would run; return the exit status."""
         choosing = self.plan_choosing()
         while choosing is not None and self.count_to_do(choosing) == 0:
-            self.choices = tuning.choose(choosing, self.settings.lr_grid)
+            self.choices = tuning.choose(self.plan, choosing, self.settings)
             choosing = self.plan_choosing()
         if choosing is None:
             self.say_choices()
@@ -308,7 +311,7 @@ class Sweep:
         choosing = self.plan_choosing()
         while choosing is not None:
             self.finish(choosing)
-            self.choices = tuning.choose(choosing, self.settings.lr_grid)
+            self.choices = tuning.choose(self.plan, choosing, self.settings)
             tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
             choosing = self.plan_choosing()
         self.say_choices()
@@ -329,8 +332,8 @@ class Sweep:
         """
         if not self.settings.lr:
             return
-        for choice in self.choices:
-            say(self.console, tuning.describe_choice(choice))
+        for line in tuning.describe_choices(self.choices):
+            say(self.console, line)
         if all(choice["lr"] is None for choice in self.choices):
             show_failures(list(self.failed.values()), self.command)
             error = RunFailure if self.failed else UsageError
@@ -341,7 +344,7 @@ class Sweep:
         """Return the runs that are reported, each at the learning rate that was chosen for its arm, if one was."""
         if not self.settings.lr:
             return self.plan
-        return self.planner.plan(tuning.tuned_grid(self.plan, self.choices))
+        return self.planner.plan(tuning.tuned_grid(self.plan, self.choices, self.settings))
 
     def is_reported(self, plan: SweepPlan) -> bool:
         """Tell whether the runs of a plan are reported; others choose learning rates."""

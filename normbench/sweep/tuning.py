@@ -1,7 +1,14 @@
-"""`sweep.lr=auto`: each arm's learning rate, chosen on a tenth held out of the training data, on seeds of its own."""
+"""Learning rates that a sweep chooses on a tenth held out of the training data, on seeds that are not reported.
+
+With `sweep.lr=auto` an arm has one rate, chosen on the seeds `sweep.lr_seeds`. How lucky that choice was is shared by
+all reported seeds, which therefore look more alike than they are: of equal arms, one 95 % interval in five to nine
+excludes 0. With `sweep.lr=each` each reported seed has a rate that was chosen on a seed of its own, so that the luck of
+choosing is a part of what differs from seed to seed, and intervals hold what they promise.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -16,9 +23,11 @@ from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
 from normbench.sweep.words import SETTINGS, SweepConfig
+from normbench.wording import count
 
 HELD_OUT = 0.1  # of the training data
 HOLDOUT = "data.holdout"
+EACH = "each"  # of sweep.lr: a choice for each seed
 RATES_BEYOND = 2  # how many rates at most are tried beyond an end of the grid, where the best one lies there
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
@@ -32,11 +41,24 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
     Raises:
         UsageError: with the reason.
     """
-    making = {CHOOSES_RATE: settings.lr, RATE_SEEDS: settings.lr_seeds}
+    choosing_seeds = dict[int, None]()
+    for run in plan.runs:
+        choosing_seeds |= dict.fromkeys(seeds_that_choose(chosen_for(run.seed, settings), settings))
+    making = {CHOOSES_RATE: settings.lr, RATE_SEEDS: list(choosing_seeds)}
     for run in plan.runs:
         config = run.prepared.config
         given = set(map(key_of, config.words))
         refuse(build.combine(config.recipe, making, given), OF_SETTINGS)
+
+
+def chosen_for(seed: int, settings: SweepConfig) -> int | None:
+    """Return for which reported seed a rate is chosen, where a seed is reported; None: one choice is for all."""
+    return seed if settings.lr == EACH else None
+
+
+def seeds_that_choose(seed: int | None, settings: SweepConfig) -> list[int]:
+    """Return the seeds of the runs that choose a rate. seed: the reported one that it is for, None: it is for all."""
+    return [number + (seed or 0) for number in settings.lr_seeds]
 
 
 def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:
@@ -68,7 +90,8 @@ def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> in
     rates = len(set(settings.lr_grid))
     tried_first = len(propose(range(rates), {}))
     tried = min(rates, tried_first + 2)  # and one on each side of the best
-    whole = len(plan.arms) * len(settings.lr_seeds) * tried
+    choices = len(plan.runs) if settings.lr == EACH else len(plan.arms)
+    whole = choices * len(settings.lr_seeds) * tried
     return max(0, whole - len(choosing.runs))
 
 
@@ -99,53 +122,57 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
     Args:
         choices: as `choose` makes them of the runs so far.
     """
-    tried: dict[str, dict[float, float | None]] = {name: {} for name in plan.arms}
+    tried = dict[tuple[str, int | None], dict[float, float | None]]()
+    for name, runs in plan.arms.items():
+        for run in runs:
+            tried[name, chosen_for(run.seed, settings)] = {}
     for choice in choices:
-        means = tried[choice["name"]]
+        means = tried[choice["name"], choice.get("seed")]
         for point in choice["curve"]:
             means[point["lr"]] = point["mean"]
     grid = sorted({round_to(12, lr) for lr in settings.lr_grid})
-    following = {name: propose(grid, means) for name, means in tried.items()}
+    following = {unit: propose(grid, means) for unit, means in tried.items()}
     if not any(following.values()):
         return []
 
     common = {HOLDOUT: f"{HELD_OUT}", "name": plan.folder.name + SUFFIX}
     points: list[Point] = []
-    for name, runs in plan.arms.items():
-        arm = runs[0].arm
-        words = runs[0].prepared.config.words
-        for lr in sorted({*tried[name], *following[name]}):
-            for seed in settings.lr_seeds:
+    for unit, means in tried.items():
+        name, reported_seed = unit
+        first = plan.arms[name][0]
+        for lr in sorted({*means, *following[unit]}):
+            for seed in seeds_that_choose(reported_seed, settings):
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                own_words = replace_settings(words, {**varied, **common})
-                points.append(Point(own_words, {**arm, **varied}))
+                words = replace_settings(first.prepared.config.words, {**varied, **common})
+                points.append(Point(words, {**first.arm, **varied}))
     return points
 
 
-def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the runs that are reported, each at its arm's own rate; arms without one are left out."""
-    rates = {choice["name"]: choice["lr"] for choice in choices}
+def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> list[Point]:
+    """Return the runs that are reported, each at the rate that was chosen for it; those without one are left out."""
+    rates = {(choice["name"], choice.get("seed")): choice["lr"] for choice in choices}
     points = []
     for run in plan.runs:
-        lr = rates.get(arm_name(run.arm))
+        lr = rates.get((arm_name(run.arm), chosen_for(run.seed, settings)))
         if lr is not None:
             words = replace_settings(run.prepared.config.words, {RATE: f"{lr:.12g}"})
             points.append(Point(words, {**run.arm, "seed": str(run.seed)}, follows=(RATE,)))
     return points
 
 
-def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """Choose the rate of each arm that has the lowest mean of the final validation losses.
+def choose(plan: SweepPlan, tuning: SweepPlan, settings: SweepConfig) -> list[dict[str, Any]]:
+    """Choose rates, of each arm or of each of its seeds, by the lowest mean of the final validation losses.
 
     Args:
+        plan: the runs that are reported.
         tuning: the runs that choose.
-        grid: the rates that were asked for.
+        settings: of the sweep.
 
     Raises:
         UsageError: the record of a run is not as the run has left it.
     """
     arms: dict[str, Mapping[str, str]] = {}
-    losses: dict[str, dict[float, list[float | None]]] = {}
+    losses: dict[tuple[str, int], dict[float, float | None]] = {}  # by arm and seed, then by rate
     for run in tuning.runs:
         directory = run.prepared.directory
         summary = directory.read_result()
@@ -154,17 +181,29 @@ def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
             check_unaltered(directory)
             if summary["status"] == "finished":
                 loss = summary["metrics"].get("loss/val")
-        arm = drop_keys(run.arm, RATE)
-        name = arm_name(arm)
-        arms[name] = arm
+        without_rate = drop_keys(run.arm, RATE)
+        name = arm_name(without_rate)
+        arms[name] = without_rate
         lr = run.prepared.config.tree["optim"]["lr"]
-        by_rate = losses.setdefault(name, {})
-        by_rate.setdefault(lr, []).append(loss)
-    return [choose_rate(arm, losses[name], grid) for name, arm in arms.items()]
+        losses.setdefault((name, run.seed), {})[lr] = loss
+
+    choices = []
+    for name, arm in arms.items():
+        for reported_seed in dict.fromkeys(chosen_for(run.seed, settings) for run in plan.arms[name]):
+            rates: dict[float, list[float | None]] = {}
+            for seed in seeds_that_choose(reported_seed, settings):
+                for lr, loss in losses.get((name, seed), {}).items():
+                    rates.setdefault(lr, []).append(loss)
+            choices.append(choose_rate(arm, rates, settings.lr_grid, reported_seed))
+    return choices
 
 
-def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = ()) -> dict[str, Any]:
-    """Return the choice of one arm's rate; one at which a run diverged or failed cannot be it, and its mean is None.
+def choose_rate(
+    arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = (), seed: int | None = None
+) -> dict[str, Any]:
+    """Return the choice of one rate; one at which a run diverged or failed cannot be it, and its mean is None.
+
+    seed: the reported one that it is for; None: it is for all seeds of the arm.
 
     `edge` of the choice says at which end of the rates that were tried the best one lies. It is None where it lies at
     neither, and where the grid goes on beyond it, since there the choice may only follow from noise.
@@ -185,16 +224,17 @@ def choose_rate(arm: Mapping[str, str], rates: Losses, grid: Sequence[float] = (
             edge = "highest"
         elif best == min(rates):
             edge = "lowest"
-    return {"name": arm_name(arm), "arm": arm, "lr": best, "edge": edge, "curve": curve}
+    choice = {"name": arm_name(arm), "arm": arm, "lr": best, "edge": edge, "curve": curve}
+    return choice if seed is None else {**choice, "seed": seed}
 
 
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:
-    """Note what was chosen, and from what, beside what was chosen for other arms."""
-    names = {choice["name"] for choice in choices}
+    """Note what was chosen, and from what, beside what was chosen for other arms and seeds."""
+    chosen = {(choice["name"], choice.get("seed")) for choice in choices}
     before = read_json(path) or {}
     if before and find_altered(path):
         before = {}  # what other arms had is not known any more
-    others = [choice for choice in before.get("arms", []) if choice["name"] not in names]
+    others = [choice for choice in before.get("arms", []) if (choice["name"], choice.get("seed")) not in chosen]
     content = {
         "chosen_by": "mean final validation loss on the tenth held out of the training data",
         "holdout": HELD_OUT,
@@ -203,6 +243,27 @@ def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: Sw
         "arms": [*others, *choices],
     }
     write_with_digests(path, content, [path.name])
+
+
+def describe_choices(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what was chosen: a line for each arm, and where each seed has its own rate, how many seeds have which."""
+    by_arm = defaultdict[str, list[Mapping[str, Any]]](list)
+    for choice in choices:
+        by_arm[choice["name"]].append(choice)
+    lines = []
+    for name, of_arm in by_arm.items():
+        if len(of_arm) == 1:
+            lines.append(describe_choice(of_arm[0]))
+            continue
+        seeds_at = Counter(choice["lr"] for choice in of_arm)
+        rates = sorted(lr for lr in seeds_at if lr is not None)
+        parts = [f"lr {lr:g} for {count(seeds_at[lr], 'seed')}" for lr in rates]
+        if None in seeds_at:
+            parts.append(f"none for {count(seeds_at[None], 'seed')}, which are left out")
+        at_edge = sum(choice["edge"] is not None for choice in of_arm)
+        edge = f" ({at_edge} at an end of those tried: a wider sweep.lr_grid may have better ones)" if at_edge else ""
+        lines.append(f"{name}: {', '.join(parts)}{edge}")
+    return lines
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:

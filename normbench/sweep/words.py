@@ -29,15 +29,20 @@ class SweepConfig:
                 "adds more, null empties it; trainer.epochs= keeps the number of samples equal over batch sizes"),
     ]  # fmt: skip
     lr: Annotated[
-        Literal["auto"] | None,
-        Setting("auto: choose each arm's learning rate on held-out data; null: take optim.lr as it is set"),
-    ]
+        Literal["auto", "each"] | None,
+        Setting("each: choose a learning rate on held-out data for each arm and seed, so that a lucky choice is chance "
+                "like any other; auto: one for each arm, for all its seeds; null: take optim.lr as it is set"),
+    ]  # fmt: skip
     lr_grid: Annotated[
         list[float],
-        Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
+        Setting("learning rates that sweep.lr tries: every other one first, then those beside the best, and up to "
                 "two beyond an end if the best lies there", above=0, high=1e3),
     ]  # fmt: skip
-    lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose, which are not reported", low=0, high=2**62)]
+    lr_seeds: Annotated[
+        list[int],
+        Setting("seeds of the runs that choose, which are not reported; with sweep.lr=each they count from the seed "
+                "that is reported, so that 1000 is 1003 for seed 3", low=0, high=2**62),
+    ]  # fmt: skip
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
     retry_failed: Annotated[bool, Setting("try failed runs again")]
     timeout: Annotated[float | None, Setting("a run that takes longer fails; null: no limit", "minutes", above=0)]

@@ -10,6 +10,8 @@ from normbench.results.examine import Examination
 from normbench.tell.setups import RateChoice, Setup, describe_setup
 from normbench.wording import count, join_first, one_line
 
+CHOSEN_BEFORE = (RateChoice.HELD_OUT, RateChoice.EACH_SEED)
+
 
 def write_methods(found: Examination) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
@@ -39,7 +41,7 @@ def say_configurations(setup: Setup, arms: int) -> list[str]:
     parts = [f"We compared {count(arms, 'configuration')}. They differ in {differ}."]
     if len(setup.factors) > 1:
         parts.append("All of their combinations were trained.")
-    rates = " but the learning rate" if setup.rate_choice == RateChoice.HELD_OUT else ""
+    rates = " but the learning rate" if setup.rate_choice in CHOSEN_BEFORE else ""
     alike = f": for each seed, runs {' and '.join(setup.alike)}" if setup.alike else ""
     parts.append(f"All else{rates} was held equal{alike}.")
     return parts
@@ -91,7 +93,12 @@ def say_runs(answer: Answer) -> list[str]:
 
 def say_rates(setup: Setup) -> list[str]:
     """Say how learning rates were chosen, where they were."""
-    if setup.rate_choice == RateChoice.HELD_OUT:
+    if setup.rate_choice == RateChoice.EACH_SEED:
+        how = (
+            "The learning rate of each run was chosen beforehand, for each seed with another one, by the final loss on "
+            "a tenth held out of the training data"
+        )
+    elif setup.rate_choice == RateChoice.HELD_OUT:
         how = (
             "The learning rate of each configuration was chosen beforehand, with other seeds, by the final loss on a "
             "tenth held out of the training data"

@@ -40,6 +40,7 @@ class RateChoice(Enum):
     """On what the learning rate of each arm was chosen."""
 
     NONE = auto()  # it was not
+    EACH_SEED = auto()  # on training data held out, for each seed on another one
     HELD_OUT = auto()  # on training data held out, with other seeds
     REPORTED = auto()  # on the runs that are reported
 
@@ -139,6 +140,8 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
 
 def rate_choice(study: RecordedStudy, rates_chosen: bool) -> RateChoice:
     """Return on what learning rates were chosen. rates_chosen: whether each arm is at the best of those reported."""
+    if study.chosen_for_each_seed:
+        return RateChoice.EACH_SEED
     if study.fairly_chosen:
         return RateChoice.HELD_OUT
     return RateChoice.REPORTED if rates_chosen else RateChoice.NONE

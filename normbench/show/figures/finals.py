@@ -396,7 +396,7 @@ def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
                 "mean": one.means[rate],
                 "low": min(ends, default=np.nan),
                 "high": max(ends, default=np.nan),
-                "filled": "yes" if rate == one.chosen else "no",
+                "filled": "yes" if rate in one.chosen else "no",
             }
             rows.append(row)
     return rows
