@@ -7,20 +7,20 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import date
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import yaml
+from msgspec import Meta, Struct, ValidationError, convert, structs, to_builtins
 
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.results.rules import ClaimKind, ClaimRule
-from normbench.settings import drop_keys, either, key_of, nearest, show
+from normbench.settings import drop_keys, either, key_of, lookup, nearest, show
+from normbench.wording import one_line
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
 REGISTERED = "REGISTERED"
@@ -45,32 +45,68 @@ OLDER = "older"  # the folder of what was made for earlier registrations
 FIGURES = "figures"  # the folder of the page's figures
 TAKEN = ("all", OLDER, FIGURES)
 
+DATE = r"\A(\d{4}-\d\d-\d\d)?\Z"
 FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
 
 
-@dataclass(frozen=True)
-class Pilot:
+Text = Annotated[str, Meta(description="a text")]
+Number = Annotated[int | float, Meta(description="a number")]
+Words = Annotated[list[str], Meta(description="a list of words such as [model=nano, probes=off]")]
+Texts = Annotated[str | list[str], Meta(description="a list of texts")]
+
+
+class Pilot(Struct, frozen=True, forbid_unknown_fields=True):
     """What runs with seeds of their own have shown before a claim was registered.
 
     sd: of the effect, from seed to seed.
     """
 
-    sd: float
-    seeds: int | None = None
-    date: str = ""
-    machine: str = ""
-    commit: str = ""
+    sd: Annotated[float, Meta(ge=0, description="a number from 0: the effect's, over seeds of its own")]
+    seeds: Annotated[int | None, Meta(description="a number of seeds")] = None
+    date: Text = ""
+    machine: Text = ""
+    commit: Annotated[str | float, Meta(description="a commit")] = ""  # which YAML may take for a number
 
 
-@dataclass(frozen=True)
-class AtScale:
+class AtScale(Struct, frozen=True, forbid_unknown_fields=True):
     """The words with which a claim is tested at a larger scale, and what that takes."""
 
-    words: tuple[str, ...]
-    hours: float | None = None
-    machine: str = ""
+    words: Words
+    hours: Annotated[int | float | None, Meta(description="a number")] = None
+    machine: Text = ""
+
+
+class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the YAML of a claim holds, and what is said where a value is something else; see `Claim`."""
+
+    claim: Text
+    source: Text
+    published: Text
+    published_effect: Annotated[int | float | None, Meta(description="a number in the unit of the effect")] = None
+    registered: Annotated[str, Meta(pattern=DATE, description="a date such as 2026-11-28")] = ""
+    words: Words = []
+    study: Text = ""
+    seeds: Annotated[int | list[int], Meta(description="a number of seeds, or two: the first look and all")] = []
+    arms: Annotated[dict[Any, Any], Meta(description="arms such as {rms: norm=rmsnorm, ln: norm=layernorm}")]
+    measure: Text
+    where: Any = None
+    effect: Text
+    kind: Annotated[ClaimKind, Meta(description=either(ClaimKind))]
+    margin: Annotated[float, Meta(ge=0, description="a number from 0")]
+    target: Annotated[float | None, Meta(description="a number")] = None
+    unit: Text = ""
+    runs_of: Text = ""
+    needs: Texts = []
+    pilot: Annotated[Pilot | None, Meta(description="what a pilot has shown, as {sd: 0.016, seeds: 5}")] = None
+    minutes: Annotated[float | None, Meta(description="a number")] = None
+    at_scale: Annotated[AtScale | None, Meta(description="words, hours and machine")] = None
+    scope: Text
+    confounds: Texts = []
+
+
+KEYS = ClaimForm.__struct_fields__
 
 
 @dataclass(frozen=True)
@@ -164,18 +200,11 @@ class Claim:
 # ---- reading
 
 
-KEYS = (
-    "claim", "source", "published", "published_effect", "registered", "words", "study", "seeds", "arms", "measure",
-    "where", "effect", "kind", "margin", "target", "unit", "runs_of", "needs", "pilot", "minutes", "at_scale",
-    "scope", "confounds",
-)  # fmt: skip
-
-
 class Reader:
     """Reads the YAML of one claim, and says in which line a mistake is.
 
     Raises:
-        UsageError: it is not a YAML, or not a mapping of known keys.
+        UsageError: it is not a YAML, or a key is missing, unknown or has a value of another type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +213,7 @@ class Reader:
         try:
             text = path.read_text("utf-8")
             root = yaml.compose(text, Loader)
-            content = yaml.load(text, Loader)
+            content = to_builtins(yaml.load(text, Loader))  # with dates as texts
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             why = " ".join(str(error).split())
             raise UsageError(f"{path} is not valid YAML ({why}): fix it") from error
@@ -195,57 +224,43 @@ class Reader:
             if isinstance(value_node, yaml.MappingNode):
                 for inner, _ in value_node.value:
                     self.lines[f"{key_node.value}.{inner.value}"] = inner.start_mark.line + 1
-        self.content: dict[str, Any] = {str(key): value for key, value in content.items()}
-        self.refuse_others("", self.content, KEYS)
+        given = drop_nulls(content)
+        for key in SECTIONS:
+            if isinstance(given.get(key), dict):
+                given[key] = drop_nulls(given[key])
+        try:
+            self.form = convert(given, ClaimForm)
+        except ValidationError as error:
+            raise self.explain(error, given) from error
 
     def blame(self, key: str, why: str) -> UsageError:
         """Return an error that names the line of a key."""
-        return UsageError(f"{self.path}, line {self.lines.get(key, 1)}: {why}")
+        line = self.lines.get(key) or self.lines.get(key.partition(".")[0], 1)
+        return UsageError(f"{self.path}, line {line}: {why}")
 
-    def refuse_others(self, section: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Refuse keys that there are not, in the YAML or in a section of it."""
-        for key in given:
-            if key not in known:
-                path = f"{section}.{key}" if section else str(key)
-                raise self.blame(path, f"{path} is unknown: {nearest(str(key), known)}keys are {', '.join(known)}")
+    def explain(self, error: ValidationError, given: Mapping[str, Any]) -> UsageError:
+        """Return what is wrong with a key, and what it must be."""
+        said, _, place = str(error).partition(" - at ")
+        keys = re.findall(r"\.(\w+)", place)  # of `$.pilot.sd`
+        field = re.fullmatch(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`", said)
+        if field:
+            keys.append(field["name"])
+        path = ".".join(keys)
+        section: Any = SECTIONS[keys[0]] if len(keys) > 1 else ClaimForm
+        known = section.__struct_fields__
+        if field and field["name"] not in known:
+            return self.blame(path, f"{path} is unknown: {nearest(keys[-1], known)}keys are {', '.join(known)}")
+        allowed = get_type_hints(section, include_extras=True)[keys[-1]].__metadata__[0].description
+        if field:
+            return self.blame(path, f"{path} is missing: give {allowed}")
+        return self.blame(path, f"{path}: {show(lookup(given, path)):.80} is not {allowed}")
 
-    def get(self, key: str, types: tuple[type, ...], what: str, default: Any = ...) -> Any:
-        """Return a value; the default where it is missing or null.
-
-        Raises:
-            UsageError: it is missing and has no default, or is of another type.
-        """
-        value = self.content.get(key)
-        if value is None:
-            if default is ...:
-                raise self.blame(key, f"{key} is missing: give {what}")
-            return default
-        is_wrong_bool = isinstance(value, bool) and bool not in types
-        if not isinstance(value, types) or is_wrong_bool:
-            raise self.blame(key, f"{key}: {show(value):.80} is not {what}")
-        return value
-
-    def text(self, key: str, default: Any = ...) -> str:
-        """Return a text, without blanks at its ends."""
-        return " ".join(str(self.get(key, (str,), "a text", default)).split())
-
-    def number(self, key: str, default: Any = ...) -> float:
-        """Return a number."""
-        return float(self.get(key, (int, float), "a number", default))
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, empty where there is none."""
-        found = self.get(key, (list, str), "a list of texts", [])
-        return tuple(str(one) for one in ([found] if isinstance(found, str) else found))
-
-    def read_words(self, key: str, given: Any) -> tuple[str, ...]:
+    def read_words(self, key: str, given: Sequence[str]) -> tuple[str, ...]:
         """Return a list of words KEY=VALUE."""
-        if not isinstance(given, list):
-            raise self.blame(key, f"{key}: {show(given):.80} is not a list of words such as [model=nano, probes=off]")
         for word in given:
-            if not isinstance(word, str) or "=" not in word:
+            if "=" not in word:
                 cure = "put quotes around a word with a comma, as in 'norm=rmsnorm,layernorm'"
-                raise self.blame(key, f"{key}: {show(word)} is not KEY=VALUE: {cure}")
+                raise self.blame(key, f"{key}: {word} is not KEY=VALUE: {cure}")
             if key_of(word) in FORBIDDEN:
                 raise self.blame(key, f"{key}: {word} does not belong here: {FORBIDDEN[key_of(word)]}")
         return tuple(given)
@@ -269,50 +284,26 @@ class Reader:
             raise self.blame(key, f"{key}: {show(given):.80} is not a condition: write words such as norm=rmsnorm")
         return found
 
-    def date(self) -> str:
-        """Return the date of the registration; empty where there is none yet."""
-        given = self.get("registered", (date, str), "a date such as 2026-11-28", "")
-        text = str(given)
-        if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-            raise self.blame("registered", f"registered: {text} is not a date: write one such as 2026-11-28")
-        return text
-
     def seeds(self) -> tuple[int, ...]:
         """Return after how many seeds the claim is looked at."""
-        given = self.get("seeds", (int, list), "a number of seeds, or two: the first look and all", [])
+        given = self.form.seeds
         found = tuple(given) if isinstance(given, list) else (given,)
-        are_counts = all(type(one) is int and one >= 1 for one in found)
-        if not are_counts or len(found) > 2 or list(found) != sorted(set(found)):
+        if min(found, default=1) < 1 or len(found) > 2 or list(found) != sorted(set(found)):
             raise self.blame("seeds", f"seeds: {show(given)} is not a number, or two of which the second is larger")
         return found
 
-    def pilot(self) -> Pilot | None:
-        """Return what a pilot has shown, if there was one."""
-        given = self.get("pilot", (dict,), "what a pilot has shown, as {sd: 0.016, seeds: 5}", None)
-        if given is None:
-            return None
-        self.refuse_others("pilot", given, [one.name for one in fields(Pilot)])
-        sd = given.get("sd")
-        if not isinstance(sd, int | float) or isinstance(sd, bool) or sd < 0:
-            raise self.blame(
-                "pilot", "pilot: sd is missing or not a number from 0: the effect's, over seeds of its own"
-            )
-        texts = {key: str(given.get(key) or "") for key in ("date", "machine", "commit")}
-        return Pilot(float(sd), given.get("seeds"), **texts)
 
-    def at_scale(self) -> AtScale | None:
-        """Return how the claim is tested at a larger scale, if it says so."""
-        given = self.get("at_scale", (dict,), "words, hours and machine", None)
-        if given is None:
-            return None
-        self.refuse_others("at_scale", given, [one.name for one in fields(AtScale)])
-        words = self.read_words("at_scale", given.get("words") or [])
-        if not words:
-            raise self.blame("at_scale", "at_scale: words is missing: give those in place of the claim's own")
-        hours = given.get("hours")
-        if not isinstance(hours, int | float | NoneType):
-            raise self.blame("at_scale", f"at_scale: hours: {show(hours)} is not a number")
-        return AtScale(words, hours, str(given.get("machine") or ""))
+SECTIONS = {"pilot": Pilot, "at_scale": AtScale}
+
+
+def drop_nulls(content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return keys and values without those that are null, as if they were not given."""
+    return {str(key): value for key, value in content.items() if value is not None}
+
+
+def listed(texts: str | Sequence[str]) -> tuple[str, ...]:
+    """Return texts; one by itself needs no list."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def alternatives(text: str) -> tuple[str, ...]:
@@ -340,56 +331,50 @@ def read_claim(path: Path) -> Claim:
     """
     check_name(path.stem)
     reader = Reader(path)
-    runs_of = reader.text("runs_of", "")
-    own_keys = ("words", "study")
-    if runs_of:
-        for key in own_keys:
-            if reader.content.get(key) is not None:
-                raise reader.blame(key, f"{key} is for a claim with runs of its own, and these are those of {runs_of}")
-    words: tuple[str, ...] = ()
-    if not runs_of:
-        words = reader.read_words("words", reader.get("words", (list,), "the words of a sweep or study"))
+    form = reader.form
+    of_runs = {"words": form.words, "study": form.study, "seeds": form.seeds, "minutes": form.minutes}
+    for key, given in of_runs.items():
+        is_missing = given in (None, [])
+        if form.runs_of and given and key in ("words", "study"):
+            what = f"{key} is for a claim with runs of its own, and these are those of {form.runs_of}"
+            raise reader.blame(key, f"{what}: leave it out")
+        if is_missing and not form.runs_of:
+            raise reader.blame(key, f"{key} is missing: a claim with runs of its own needs it")
+    if form.margin == 0 and form.kind is not ClaimKind.EXACT:
+        raise reader.blame("margin", "margin: 0 is not above 0, which all kinds but exact need")
+    if form.target is not None and form.kind is not ClaimKind.SLOPE:
+        raise reader.blame("target", f"target is for kind: slope alone, and this is {form.kind}: leave it out")
+    if form.at_scale:
+        reader.read_words("at_scale", form.at_scale.words)
+        if not form.at_scale.words:
+            raise reader.blame("at_scale", "at_scale: words is missing: give those in place of the claim's own")
     arms = read_arms(reader)
-    kind_text = reader.text("kind")
-    if kind_text not in list(ClaimKind):
-        raise reader.blame(
-            "kind", f"kind: {kind_text} is unknown: {nearest(kind_text, ClaimKind)}use {either(ClaimKind)}"
-        )
-    kind = ClaimKind(kind_text)
-    margin = reader.number("margin")
-    if margin < 0 or (margin == 0 and kind is not ClaimKind.EXACT):
-        raise reader.blame("margin", f"margin: {show(margin)} is not above 0, which all kinds but exact need")
-    if reader.content.get("target") is not None and kind is not ClaimKind.SLOPE:
-        raise reader.blame("target", f"target is for kind: slope alone, and this is {kind}")
-    seeds = reader.seeds()
-    if not seeds and not runs_of:
-        raise reader.blame("seeds", "seeds is missing: give a number of seeds, or two: the first look and all")
     claim = Claim(
         name=path.stem,
         path=path,
-        claim=reader.text("claim"),
-        source=reader.text("source"),
-        published=reader.text("published"),
-        published_effect=reader.get("published_effect", (int, float), "a number in the unit of the effect", None),
-        registered=reader.date(),
-        words=words,
-        study=reader.text("study", ""),
-        seeds=seeds,
+        claim=one_line(form.claim),
+        source=one_line(form.source),
+        published=one_line(form.published),
+        published_effect=form.published_effect,
+        registered=form.registered,
+        words=reader.read_words("words", form.words),
+        study=one_line(form.study),
+        seeds=reader.seeds(),
         arms=arms,
-        measure=reader.text("measure"),
-        where=reader.conditions("where", reader.content.get("where")),
+        measure=one_line(form.measure),
+        where=reader.conditions("where", form.where),
         effect=read_effect(reader, list(arms)),
-        kind=kind,
-        margin=margin,
-        target=reader.number("target", 0.0),
-        unit=reader.text("unit", ""),
-        runs_of=runs_of,
-        needs=reader.texts("needs"),
-        pilot=reader.pilot(),
-        minutes=reader.number("minutes", 0.0 if runs_of else ...),
-        at_scale=reader.at_scale(),
-        scope=reader.text("scope"),
-        confounds=reader.texts("confounds"),
+        kind=form.kind,
+        margin=form.margin,
+        target=form.target or 0.0,
+        unit=one_line(form.unit),
+        runs_of=one_line(form.runs_of),
+        needs=listed(form.needs),
+        pilot=form.pilot,
+        minutes=form.minutes or 0.0,
+        at_scale=form.at_scale,
+        scope=one_line(form.scope),
+        confounds=listed(form.confounds),
         content={},
         lines=reader.lines,
     )
@@ -404,7 +389,7 @@ def read_arms(reader: Reader) -> dict[str, Conditions]:
         UsageError: there are none, or a name or condition cannot be read.
     """
     arms = {}
-    for name, given in reader.get("arms", (dict,), "arms such as {rms: norm=rmsnorm, ln: norm=layernorm}").items():
+    for name, given in reader.form.arms.items():
         if not str(name).isidentifier() or name in NAMES:
             raise reader.blame(f"arms.{name}", f"arms: {name} cannot name an arm: use letters, digits and _")
         arms[str(name)] = reader.conditions(f"arms.{name}", given)
@@ -418,7 +403,7 @@ def read_effect(reader: Reader, arms: Sequence[str]) -> Effect:
         UsageError: it does not, or cannot be read.
     """
     try:
-        effect = parse_effect(reader.text("effect"), arms)
+        effect = parse_effect(one_line(reader.form.effect), arms)
     except EffectError as error:
         raise reader.blame("effect", f"effect: {error}") from error
     for arm in arms:
@@ -432,7 +417,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Effect):
         return value.text
     if isinstance(value, Pilot | AtScale):
-        return {one.name: as_json(getattr(value, one.name)) for one in fields(value)}
+        return {name: as_json(own) for name, own in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: as_json(one) for key, one in value.items()}
     if isinstance(value, tuple):
