@@ -16,7 +16,7 @@ from normbench.claims.claim import read_claims, register
 from normbench.claims.files import read_result
 from normbench.claims.measuring import Measured
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
-from normbench.claims.standing import Way
+from normbench.claims.suite import Way
 from normbench.results.claimed import ClaimResult
 from normbench.results.effects import Point
 from normbench.sweep.sweep import Sweep, report_nothing

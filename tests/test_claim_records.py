@@ -24,8 +24,7 @@ from normbench.claims.claim import read_claims, register
 from normbench.claims.files import find_other_rule, load_result, name_of_place, read_results, write_result
 from normbench.claims.page import write_page
 from normbench.claims.run import ClaimRun
-from normbench.claims.standing import Way, is_of_machine
-from normbench.claims.suite import read_entries
+from normbench.claims.suite import Way, is_of_machine, read_suite
 from normbench.claims.verify import NOT_COMPARED, verify
 from normbench.cli import main
 from normbench.errors import UsageError
@@ -236,12 +235,12 @@ def test_a_result_that_does_not_follow_from_its_values_is_told_and_not_shown(
     claims, digests = claims_and_digests()
     write_one(tmp_path)
     left_out = list[str]()
-    entries, _ = read_entries(tmp_path, claims, digests, left_out)
+    entries = read_suite(tmp_path, claims, digests, left_out).entries
     assert left_out == [] and [entry.name for entry in entries if entry.judgement] == ["larger"]
     write_one(tmp_path, **changes)
-    entries, suite = read_entries(tmp_path, claims, digests, left_out)
+    suite = read_suite(tmp_path, claims, digests, left_out)
     assert len(left_out) == 1 and "larger" in left_out[0]
-    assert suite.judged == 0 and not any(entry.result for entry in entries)
+    assert not suite.judgements and not any(entry.result for entry in suite.entries)
     if changes is FALSE[0]:
         draw_for_pages_alone(monkeypatch)
         write_page(tmp_path, claims, digests)
@@ -265,7 +264,7 @@ def test_a_result_in_the_folder_of_another_claim_replaces_none(tmp_path: Path) -
     older.mkdir(parents=True)
     write_result(complete("worse", claims["worse"], 0.5), older / "claim.json")
     left_out = list[str]()
-    entries, _ = read_entries(tmp_path, claims, digests, left_out)
+    entries = read_suite(tmp_path, claims, digests, left_out).entries
     (entry,) = (entry for entry in entries if entry.name == "larger")
     assert entry.result == result and len(left_out) == 4
     assert any(f"lies where that of {name} belongs" in one for name in ("worse", "zzz") for one in left_out)

@@ -26,7 +26,7 @@ from normbench.claims.claim import Claim, read_claims, register, why_unregistere
 from normbench.claims.files import read_result
 from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
 from normbench.claims.run import ClaimRun, Cost, choose_within
-from normbench.claims.standing import Way
+from normbench.claims.suite import Way
 from normbench.claims.verify import Finding, verify
 from normbench.cli import main
 from normbench.errors import UsageError

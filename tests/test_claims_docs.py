@@ -18,7 +18,7 @@ from support import REPOSITORY
 import normbench
 from normbench.claims.claim import KEYS
 from normbench.claims.files import read_results
-from normbench.claims.suite import read_entries
+from normbench.claims.suite import read_suite
 from normbench.results.effects import NAMES
 from normbench.results.rules import ClaimKind
 
@@ -68,9 +68,9 @@ def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, m
         assert column[4].startswith(f"{claim['margin']:g}"), name
         assert column[5] == claim["scope"] and column[2], name
     # Without results the README is left as it is, and the page has what is written by hand.
-    nothing = read_entries(tmp_path / "none", {}, {}, [])
-    assert with_results(readme, *nothing) == readme
-    assert "## How verdicts come about" in make_page(*nothing, [])
+    nothing = read_suite(tmp_path / "none", {}, {}, [])
+    assert with_results(readme, nothing) == readme
+    assert "## How verdicts come about" in make_page(nothing, [])
 
 
 def test_the_page_explains_every_key_kind_and_function() -> None:

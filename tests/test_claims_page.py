@@ -19,8 +19,8 @@ from test_report_browser import SIZES, ask, opened
 from normbench.claims.figures import draw_forest, explain, title_effects
 from normbench.claims.files import write_result
 from normbench.claims.page import write_page
-from normbench.claims.suite import read_entries, settling_words
-from normbench.results.claimed import ClaimResult, Corrected, Entry, Status, judge
+from normbench.claims.suite import read_suite, settling_words
+from normbench.results.claimed import ClaimResult, Corrected, RegisteredClaim, Status, judge
 from normbench.results.rules import ClaimKind, ClaimRule, Verdict
 from normbench.results.statistics import holm
 from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
@@ -54,7 +54,8 @@ def section(page: str, name: str) -> str:
 
 
 def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> None:
-    entries, suite = read_entries(folder, *claims_and_digests(), [])
+    suite = read_suite(folder, *claims_and_digests(), [])
+    entries = suite.entries
     by_name = {entry.name: entry for entry in entries}
     standings = {name: entry.standing for name, entry in by_name.items()}
     assert standings == {
@@ -71,7 +72,7 @@ def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> Non
     p_values = [entry.judgement.p if entry.judgement else 1.0 for entry in entries]
     assert len(p_values) == 12 and p_values.count(0.0) == 1
     assert [entry.corrected.p for entry in entries] == pytest.approx(holm(p_values))
-    assert suite.judged == 8 and suite.by_chance == pytest.approx(0.35)
+    assert len(suite.judgements) == 8 and suite.by_chance == pytest.approx(0.35)
 
 
 def test_the_page_says_what_there_is(folder: Path) -> None:
@@ -92,7 +93,7 @@ def test_the_page_says_what_there_is(folder: Path) -> None:
 
 
 def test_all_files_say_the_same(folder: Path) -> None:
-    entries, _ = read_entries(folder, *claims_and_digests(), [])
+    entries = read_suite(folder, *claims_and_digests(), []).entries
     values = json.loads((folder / "claims.json").read_text())
     table = pd.read_csv(folder / "claims.csv", index_col="claim")
     latex = (folder / "claims.tex").read_text()
@@ -148,7 +149,7 @@ def test_own_claims_are_a_family_of_their_own(tmp_path: Path, monkeypatch: pytes
 
 
 def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
-    entries, _ = read_entries(folder, *claims_and_digests(), [])
+    entries = read_suite(folder, *claims_and_digests(), []).entries
     figures = draw_forest(entries)
     data = pd.concat([figure.data for figure in figures]).set_index("claim")
     drawn = ["harmless", "larger", "open", "same", "slope", "smaller", "worse"]
@@ -168,7 +169,7 @@ def test_effects_are_drawn_in_units_of_their_margins(folder: Path) -> None:
 
 def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
     claim = content("Larger", ClaimKind.LARGER, 0.02)
-    entry = Entry("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
+    entry = RegisteredClaim("one", claim, complete("one", claim, 0.03), (), Corrected(0.01, 1.0, Verdict.REPRODUCED))
     assert explain([entry]).endswith("Intervals are of 95 %.")
     assert entry.result is not None
     twice = replace(entry, result=replace(entry.result, claim=claim | {"seeds": [5, 10]}))
@@ -184,7 +185,7 @@ def test_captions_and_titles_are_true_of_what_is_drawn() -> None:
 def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> None:
     claim = content("Perhaps", ClaimKind.PARITY, 0.01)
     result = complete("perhaps", claim, 0.006)
-    entry = Entry("perhaps", claim, result, (), Corrected(1.0, 1.0, Verdict.INCONCLUSIVE))
+    entry = RegisteredClaim("perhaps", claim, result, (), Corrected(1.0, 1.0, Verdict.INCONCLUSIVE))
     judgement = result.judgement
     assert judgement is not None and judgement.seeds_to_settle is not None
     seeds = judgement.seeds_to_settle
@@ -196,13 +197,13 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     assert settling_words(entry) == ["--trial", f"seed=range(100,{100 + seeds})"]
     assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
     assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
-    settled = Entry("same", claim, complete("same", claim, 0.0), (), entry.corrected)
+    settled = RegisteredClaim("same", claim, complete("same", claim, 0.0), (), entry.corrected)
     assert settling_words(settled) == [] and write_settling(settled) == ""
     two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), ClaimRule(ClaimKind.LARGER, 0.02, looks=2))
     assert write_interval(two_looks).startswith("97.06 %: ")
     # Nothing is run yet.
-    entries, suite = read_entries(tmp_path, *claims_and_digests(), [])
-    assert {entry.standing for entry in entries} == {"not run"} and len(write_suite(entries, suite)) == 1
+    suite = read_suite(tmp_path, *claims_and_digests(), [])
+    assert {entry.standing for entry in suite.entries} == {"not run"} and len(write_suite(suite)) == 1
     written = write_page(tmp_path, {}, {})
     assert "No claim is registered" in written[0].read_text() and json.loads(written[1].read_text())["claims"] == {}
 

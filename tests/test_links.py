@@ -20,7 +20,7 @@ from normbench.claims.claim import read_claim, read_claims, register
 from normbench.claims.drafts import write_draft
 from normbench.claims.page import write_page
 from normbench.claims.run import ClaimRun
-from normbench.claims.standing import Way
+from normbench.claims.suite import Way
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory

@@ -9,7 +9,7 @@ from support import REPOSITORY, WHOLE
 
 from normbench.claims.checks import check_claim
 from normbench.claims.claim import claim_files, read_claims, why_unregistered
-from normbench.claims.standing import Way
+from normbench.claims.suite import Way
 from normbench.tell.references import works_in
 
 NAMES = list(claim_files())

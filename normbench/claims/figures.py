@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normbench.results.claimed import Entry
+from normbench.results.claimed import RegisteredClaim
 from normbench.results.rules import ClaimKind, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Figure
@@ -37,7 +37,7 @@ MARKS = {
 # ---- all claims
 
 
-def draw_forest(entries: Sequence[Entry], name: str = "claims") -> list[Figure]:
+def draw_forest(entries: Sequence[RegisteredClaim], name: str = "claims") -> list[Figure]:
     """Draw the effect of each judged claim with its interval, in units of the margin; nothing where there are none.
 
     Claims of a difference have a figure, and all others another, as what their intervals have to reach differs.
@@ -55,7 +55,7 @@ def draw_forest(entries: Sequence[Entry], name: str = "claims") -> list[Figure]:
     return figures
 
 
-def draw_effects(entries: Sequence[Entry], name: str, title: str) -> Figure:
+def draw_effects(entries: Sequence[RegisteredClaim], name: str, title: str) -> Figure:
     """Draw the effects of claims, all of a difference or none."""
     data = data_of(entries)
     ends = data[["effect", "low", "high", "outer_low", "outer_high", "published"]].to_numpy(dtype=float)
@@ -79,7 +79,7 @@ def draw_effects(entries: Sequence[Entry], name: str, title: str) -> Figure:
     return Figure(name, title, sentences, alt, canvas, data)
 
 
-def row_of(entry: Entry) -> ForestRow:
+def row_of(entry: RegisteredClaim) -> ForestRow:
     """Return the row of a claim: its mean, the interval that decides, thick, and the published size."""
     judgement, deciding = entry.judgement, entry.deciding
     assert judgement is not None and judgement.interval is not None and deciding is not None
@@ -93,12 +93,12 @@ def row_of(entry: Entry) -> ForestRow:
     )
 
 
-def is_of_difference(entry: Entry) -> bool:
+def is_of_difference(entry: RegisteredClaim) -> bool:
     """Tell whether a claim says that one arm is larger than another."""
     return entry.kind is ClaimKind.LARGER
 
 
-def explain(entries: Sequence[Entry]) -> str:
+def explain(entries: Sequence[RegisteredClaim]) -> str:
     """Say what the lines and the band of a figure are."""
     levels = [entry.judgement.level for entry in entries if entry.judgement is not None]
     outer = tell_coverage(levels)
@@ -123,23 +123,23 @@ def write_coverage(level: float) -> str:
     return f"{100 * (1 - level):.4g} %"
 
 
-def in_margins(entry: Entry, value: float) -> float:
+def in_margins(entry: RegisteredClaim, value: float) -> float:
     """Return a value of an effect in units of the margin, from the target on."""
     return (value - entry.target) / entry.margin
 
 
-def scaled(entry: Entry, interval: Interval) -> Interval:
+def scaled(entry: RegisteredClaim, interval: Interval) -> Interval:
     """Return an interval in units of the margin."""
     return Interval(in_margins(entry, interval.lower), in_margins(entry, interval.upper))
 
 
-def published_effect(entry: Entry) -> float | None:
+def published_effect(entry: RegisteredClaim) -> float | None:
     """Return the published effect where it is of the same measure."""
     value = entry.claim.get("published_effect")
     return None if value is None else float(value)
 
 
-def data_of(entries: Sequence[Entry]) -> pd.DataFrame:
+def data_of(entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
     """Return exactly what a figure shows: a row for each claim, in units of its margin."""
     rows = []
     for entry in entries:
@@ -167,7 +167,7 @@ def data_of(entries: Sequence[Entry]) -> pd.DataFrame:
 # ---- one claim
 
 
-def draw_seeds(entry: Entry) -> Figure | None:
+def draw_seeds(entry: RegisteredClaim) -> Figure | None:
     """Draw what the seeds of a claim have shown: the arms' values, joined by seed, and the effects with their mean.
 
     None where there are no values.
@@ -194,7 +194,7 @@ def draw_seeds(entry: Entry) -> Figure | None:
     return Figure(f"claim-{entry.name}", "By seed", [told], f"{entry.name}: {told}", canvas, data)
 
 
-def title_effects(entry: Entry, inches: float) -> str:
+def title_effects(entry: RegisteredClaim, inches: float) -> str:
     """Return the title of the effects, no wider than that: what they are and their unit, or one of the two."""
     if entry.unit:
         for title in (f"effect, {entry.unit}", entry.unit):
@@ -203,7 +203,7 @@ def title_effects(entry: Entry, inches: float) -> str:
     return "effect"
 
 
-def tell_values(entry: Entry) -> str:
+def tell_values(entry: RegisteredClaim) -> str:
     """Write what the figure of one claim shows."""
     result, judgement = entry.result, entry.judgement
     assert result is not None
@@ -231,7 +231,7 @@ def draw_arms(pane: Axes, arms: Mapping[str, Mapping[int, float]], inches: float
     pane.set_xticks(list(places), names)
 
 
-def draw_seeds_and_mean(pane: Axes, entry: Entry) -> None:
+def draw_seeds_and_mean(pane: Axes, entry: RegisteredClaim) -> None:
     """Draw the effect of each seed, their mean with its interval, and the margin as a band or a dashed line."""
     result, judgement = entry.result, entry.judgement
     assert result is not None

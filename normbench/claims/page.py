@@ -14,10 +14,10 @@ import pandas as pd
 from normbench.claims.claim import FIGURES
 from normbench.claims.figures import draw_forest, draw_seeds
 from normbench.claims.files import PAGE_FILE
-from normbench.claims.suite import Family, read_families, settling_words, trial_words
+from normbench.claims.suite import read_suites, settling_words, trial_words
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
-from normbench.results.claimed import Entry
+from normbench.results.claimed import RegisteredClaim, Suite
 from normbench.show.figures.figure import Figure
 from normbench.show.latex import table_for
 from normbench.show.pages import page_of, show_figure
@@ -114,7 +114,7 @@ def write_page(
     """
     folder.mkdir(parents=True, exist_ok=True)
     left_out = list[str]()
-    ours, theirs = read_families(folder, claims, digests, left_out, own)
+    ours, theirs = read_suites(folder, claims, digests, left_out, own)
     for sentence in left_out:
         logging.getLogger("normbench").warning("warning: %s; it is left out", sentence)
     families = {}
@@ -146,19 +146,19 @@ def write_page(
     return [folder / name for name in (PAGE, PAGE_FILE, "claims.csv", "claims.tex")]
 
 
-def show_family(key: str, family: Family, drawings: Sequence[Figure], left_out: Sequence[str] = ()) -> FamilyVerdicts:
-    """Return what the page shows of a family.
+def show_family(key: str, suite: Suite, drawings: Sequence[Figure], left_out: Sequence[str] = ()) -> FamilyVerdicts:
+    """Return what the page shows of claims that are corrected together.
 
     Args:
-        key: of the family.
+        key: of the suite.
         drawings: of all its effects.
         left_out: sentences on results that do not count, of any family.
     """
     return FamilyVerdicts(
         title="Verdicts at this scale" if key == OURS else OWN_TITLE,
-        sentences=[*write_suite(family.entries, family.suite), *(f"Left out: {sentence}." for sentence in left_out)],
-        table=replace(verdict_table(key, family.entries), title="Claim by claim"),
-        links=[f"#claim--{entry.name}" for entry in family.entries],
+        sentences=[*write_suite(suite), *(f"Left out: {sentence}." for sentence in left_out)],
+        table=replace(verdict_table(key, suite.entries), title="Claim by claim"),
+        links=[f"#claim--{entry.name}" for entry in suite.entries],
         figures=[show_figure(figure, figure.svg) for figure in drawings],
     )
 
@@ -166,7 +166,7 @@ def show_family(key: str, family: Family, drawings: Sequence[Figure], left_out: 
 # ---- for the page
 
 
-def list_older(entry: Entry) -> list[str]:
+def list_older(entry: RegisteredClaim) -> list[str]:
     """Write the verdicts of earlier registrations."""
     told = []
     for result in entry.older:
@@ -176,12 +176,12 @@ def list_older(entry: Entry) -> list[str]:
     return told
 
 
-def write_command(entry: Entry, words: Sequence[str]) -> str:
+def write_command(entry: RegisteredClaim, words: Sequence[str]) -> str:
     """Write the command that runs a claim with some words, as a shell takes it."""
     return shlex.join(["normbench", "claims", entry.name, *words])
 
 
-def describe(entry: Entry, figure: Figure | None, words: Sequence[str] = ()) -> Section:
+def describe(entry: RegisteredClaim, figure: Figure | None, words: Sequence[str] = ()) -> Section:
     """Return all that the page says of a claim. words: of its commands."""
     result = entry.result
     at_scale = entry.claim.get("at_scale") or {}
@@ -227,7 +227,7 @@ def tell_at_scale(at_scale: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def list_facts(entry: Entry) -> dict[str, str]:
+def list_facts(entry: RegisteredClaim) -> dict[str, str]:
     """Return what a reader wants to know of a claim first: terms and words."""
     claim, result, judgement = entry.claim, entry.result, entry.judgement
     facts = {"Published": f"{claim['published']} ({claim['source']})", "At this scale": str(claim["scope"])}
@@ -245,7 +245,7 @@ def list_facts(entry: Entry) -> dict[str, str]:
     return facts
 
 
-def list_details(entry: Entry) -> dict[str, str]:
+def list_details(entry: RegisteredClaim) -> dict[str, str]:
     """Return what else is known of a claim: terms and words."""
     result, judgement = entry.result, entry.judgement
     facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(write_bound(entry.margin), entry.unit)}
@@ -262,7 +262,7 @@ def list_details(entry: Entry) -> dict[str, str]:
 # ---- as data, and for LaTeX
 
 
-def values_of(key: str, entries: Sequence[Entry]) -> pd.DataFrame:
+def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
     """Return a row for each claim of a family, in numbers where there are any. key: of the family."""
     rows = []
     for entry in entries:
@@ -305,11 +305,10 @@ def values_of(key: str, entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def as_json(family: Family) -> dict[str, Any]:
+def as_json(suite: Suite) -> dict[str, Any]:
     """Return all that the page shows of a family, as values."""
-    entries, suite = family.entries, family.suite
     found = {}
-    for entry in entries:
+    for entry in suite.entries:
         found[entry.name] = {
             "standing": entry.standing,
             "reason": entry.reason,
@@ -319,15 +318,15 @@ def as_json(family: Family) -> dict[str, Any]:
             "older": [result.as_record() for result in entry.older],
         }
     return {
-        "registered": len(entries),
-        "judged": suite.judged,
+        "registered": len(suite.entries),
+        "judged": len(suite.judgements),
         "by_chance": suite.by_chance,
-        "sentences": write_suite(entries, suite),
+        "sentences": write_suite(suite),
         "claims": found,
     }
 
 
-def verdict_table(key: str, entries: Sequence[Entry]) -> Table:
+def verdict_table(key: str, entries: Sequence[RegisteredClaim]) -> Table:
     """Return the table of a family's verdicts as words. key: of the family."""
     rows = []
     for entry in entries:
@@ -344,8 +343,8 @@ def verdict_table(key: str, entries: Sequence[Entry]) -> Table:
     return Table(key, TITLE if key == OURS else OWN_TITLE, pd.DataFrame(rows), heads=2)
 
 
-def write_latex(key: str, family: Family) -> str:
+def write_latex(key: str, suite: Suite) -> str:
     """Write the sentences about a family of claims, and the table of its verdicts. key: of the family."""
-    sentences = tex(" ".join(write_suite(family.entries, family.suite)))
-    table = table_for(verdict_table(key, family.entries)) if family.entries else ""
+    sentences = tex(" ".join(write_suite(suite)))
+    table = table_for(verdict_table(key, suite.entries)) if suite.entries else ""
     return f"{sentences}\n\n{table}"

@@ -36,7 +36,7 @@ from normbench.claims.measuring import (
     read_rows,
     take_medians,
 )
-from normbench.claims.standing import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding, RunsNote
+from normbench.claims.suite import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding, RunsNote
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import end_with_parent

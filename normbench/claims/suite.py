@@ -1,59 +1,277 @@
-"""All claims side by side: what is registered, and what it has come to."""
+"""Claims side by side: the ways in which they are run, where their runs and results lie, and what they have come to."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
-from normbench.claims.files import CLAIM_FILE, blame_result, find_other_rule, load_result, read_results
-from normbench.results.claimed import ClaimResult, Entry, Status
-from normbench.results.family import Suite, correct_verdicts
+from msgspec import Meta, Struct
+
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim
+from normbench.claims.files import (
+    CLAIM_FILE,
+    blame_result,
+    find_other_rule,
+    load_result,
+    read_result,
+    read_results,
+)  # fmt: skip
+from normbench.errors import UsageError
+from normbench.record.files import inside, read_form
+from normbench.results.claimed import ClaimResult, RegisteredClaim, Status, Suite
+from normbench.results.family import correct_verdicts
 from normbench.results.rules import OF_CLAIMS, Verdict
 from normbench.settings import key_of
+from normbench.sweep.folder import SweepFolder
+from normbench.sweep.words import settings_in
+
+# The folders of the three ways in which claims are run, in `outputs`.
+CLAIMS = "claims"
+TRIALS = "claims-trial"
+AT_SCALE = "claims-at-scale"
+
+SUFFIXES = ("", "-lr")  # of the folders of a sweep
+
+NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
+
+# Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
+MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
+DECISIVE = ("device", "threads", "sweep.stack")
+
+
+class RunsNote(Struct):
+    """What is noted beside the runs of a claim.
+
+    Attributes:
+        claim: whose they are.
+        digest: of its registration when they were begun; empty for trials.
+        registered: the day of that.
+        words: of the claim.
+        minutes: that the runs have taken so far.
+        how: the words of the machine that decide which runs are made, by key.
+    """
+
+    claim: str = ""
+    digest: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    registered: str = ""
+    words: tuple[str, ...] = ()
+    minutes: float = 0.0
+    how: dict[str, str] | None = None
+
+
+def is_of_machine(word: str) -> bool:
+    """Tell whether a word says how runs are made, and not which."""
+    key = key_of(word)
+    return key in (*MACHINE, *DECISIVE) or key.partition(".")[0] == "launcher"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How claims are run.
+
+    Attributes:
+        words: of the command line.
+        trial: with any words, on seeds of their own, without a verdict.
+        at_scale: with the words that a claim has for a larger scale.
+    """
+
+    words: tuple[str, ...] = ()
+    trial: bool = False
+    at_scale: bool = False
+
+    @property
+    def outputs(self) -> Path:
+        """Return the folder of all results."""
+        return Path(settings_in(self.words).get("outputs", "outputs").strip("'\"")).expanduser()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of all claims that are run in this way."""
+        if self.trial:
+            return self.outputs / TRIALS
+        return self.outputs / (AT_SCALE if self.at_scale else CLAIMS)
+
+    def check_place(self) -> None:
+        """Refuse a folder of claims that leads out of that of all results.
+
+        Raises:
+            UsageError: it is a link to elsewhere.
+        """
+        inside(self.outputs, self.folder.name)
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """Return the words of the machine."""
+        return tuple(word for word in self.words if is_of_machine(word))
+
+    @property
+    def of_claims(self) -> list[str]:
+        """Return the words that change a claim."""
+        return [word for word in self.words if not is_of_machine(word)]
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Return the words that change a claim, but for those on seeds."""
+        return tuple(word for word in self.of_claims if key_of(word) != "seed")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether the person has asked for quiet."""
+        return settings_in(self.words).get("quiet") == "true"
+
+    def check(self) -> None:
+        """Refuse words that change claims, unless it is a trial.
+
+        Raises:
+            UsageError: with the word.
+        """
+        if self.of_claims and not self.trial:
+            what = f"{self.of_claims[0]} would change what claims say"
+            raise UsageError(f"{what}: leave it out, or add --trial, which runs them without a verdict")
+
+    def apply(self, claim: Claim) -> Claim:
+        """Return a claim with the words that it has in this way.
+
+        Raises:
+            UsageError: it has none for a larger scale.
+        """
+        if self.at_scale:
+            if claim.at_scale is None:
+                raise UsageError(f"{claim.name} says nothing of a larger scale: leave out --at-scale")
+            hours = claim.at_scale.hours
+            minutes = claim.minutes if hours is None else 60 * hours
+            scope = " ".join(claim.at_scale.words)
+            claim = replace(claim.with_words(claim.at_scale.words), minutes=minutes, scope=scope)
+        return claim.with_words(self.changing) if self.trial else claim
+
+
+@dataclass
+class ClaimStanding:
+    """One claim, and how it stands.
+
+    Attributes:
+        claim: with its words in this way.
+        owner: the claim whose runs are measured: the same, or another.
+        place: the folder of claims, where that is not the one of the way.
+    """
+
+    claim: Claim
+    owner: Claim
+    way: Way
+    place: Path | None = None
+
+    @classmethod
+    def of(cls, claim: Claim, claims: Mapping[str, Claim], way: Way) -> Self:
+        """Return a claim as it is run in a way. claims: all of them."""
+        return cls(way.apply(claim), way.apply(claims[claim.runs]), way)
+
+    def at(self, folder: Path) -> Self:
+        """Return it as it lies in another folder of claims."""
+        return replace(self, place=folder)
+
+    @property
+    def root(self) -> Path:
+        """Return the folder of claims in which it lies."""
+        return self.place or self.way.folder
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its claim.json."""
+        return self.root / self.claim.name
+
+    @property
+    def runs_folder(self) -> Path:
+        """Return the folder of its runs."""
+        return self.root / self.owner.name
+
+    def check_places(self) -> None:
+        """Refuse links to elsewhere in place of the folders that runs and results are written to.
+
+        Raises:
+            UsageError: with the link.
+        """
+        self.way.check_place()
+        runs = self.owner.name
+        for name in (self.claim.name, *(f"{runs}{suffix}" for suffix in SUFFIXES), OLDER):
+            inside(self.root, name)
+
+    def read_note(self) -> RunsNote:
+        """Return what is noted in the folder of runs, nothing where nothing is, or it is damaged."""
+        return read_form(self.runs_folder / NOTE_FILE, RunsNote) or RunsNote()
+
+    def read_any_result(self) -> ClaimResult | None:
+        """Return what it has come to, perhaps for an earlier registration; None where nothing is noted."""
+        return read_result(self.folder / CLAIM_FILE)
+
+    def why_left_out(self) -> str:
+        """Return why the result that there is does not count; empty where there is none, or it counts."""
+        path = self.folder / CLAIM_FILE
+        if not path.exists():
+            return ""
+        try:
+            result = load_result(path)
+        except ValueError as error:
+            return str(error)
+        if result.digest != self.claim.digest:
+            return ""
+        faults = find_other_rule(result, self.claim.content)
+        return blame_result(result.name, faults) if faults else ""
+
+    @property
+    def result(self) -> ClaimResult | None:
+        """Return what it has come to so far, for the claim as it is registered now."""
+        found = self.read_any_result()
+        if found is None or found.digest != self.claim.digest or find_other_rule(found, self.claim.content):
+            return None
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether it has a verdict."""
+        result = self.result
+        return not self.way.trial and result is not None and result.status is Status.COMPLETE
+
+    def count_runs(self) -> tuple[int, int]:
+        """Return how many runs of its sweep are over, and how many are planned so far."""
+        folder = SweepFolder(self.runs_folder)
+        entries = folder.read_plans()
+        over = 0
+        for entry in entries:
+            if folder.read_standing(entry).over:
+                over += 1
+        return over, len(entries)
+
+
+# ---- all of them
 
 ORDER = (*OF_CLAIMS, Status.NOT_COMPLETE, Status.TRIAL, Status.NOT_RUN)  # of what claims have come to, in tables
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 
 
-@dataclass(frozen=True)
-class Family:
-    """Claims among which Holm's correction counts: those that come with normbench, or a person's own.
-
-    Attributes:
-        entries: of its registered claims, sorted by what they have come to.
-        suite: their corrected verdicts.
-    """
-
-    entries: Sequence[Entry]
-    suite: Suite
-
-
-def read_families(
+def read_suites(
     folder: Path,
     claims: Mapping[str, Mapping[str, Any]],
     digests: Mapping[str, str],
     left_out: list[str],
     own: Container[str] = (),
-) -> tuple[Family, Family]:
+) -> tuple[Suite, Suite]:
     """Return normbench's registered claims, and a person's own, so that neither changes what is said of the other.
 
     Args:
-        folder, claims, digests, left_out: as `read_entries` has them.
+        folder, claims, digests, left_out: as `read_suite` has them.
         own: names of a person's own claims.
     """
     ours = {name: claim for name, claim in claims.items() if name not in own}
     theirs = {name: claim for name, claim in claims.items() if name in own}
-    found = Family(*read_entries(folder, ours, digests, left_out))
-    return found, Family(*read_entries(folder, theirs, digests, []))  # of the same files
+    return read_suite(folder, ours, digests, left_out), read_suite(folder, theirs, digests, [])  # of the same files
 
 
-def read_entries(
+def read_suite(
     folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], left_out: list[str]
-) -> tuple[list[Entry], Suite]:
-    """Return the registered claims of a family with what is found below a folder, and the suite that they are.
+) -> Suite:
+    """Return registered claims that are corrected together, with what is found of them below a folder.
 
     They are sorted by `ORDER` and by name. A result of which something does not follow from its own values, or that
     does not lie where those of its claim do, counts as none.
@@ -78,19 +296,19 @@ def read_entries(
             current[name] = result
         else:
             older.append(result)
-    suite = correct_verdicts({name: current[name].judgement if name in current else None for name in claims})
+    corrected = correct_verdicts({name: current[name].judgement if name in current else None for name in claims})
     entries = []
     for name, claim in claims.items():
         before = [result for result in older if result.name == name]
-        entries.append(Entry(name, claim, current.get(name), before, suite.corrected[name]))
+        entries.append(RegisteredClaim(name, claim, current.get(name), before, corrected[name]))
     entries.sort(key=lambda entry: (ORDER.index(entry.standing), entry.name))
-    return entries, suite
+    return Suite(entries)
 
 
 def read_older(folder: Path, left_out: list[str]) -> list[ClaimResult]:
     """Return the results with a verdict that were put aside below a folder, each for an earlier registration.
 
-    left_out: as `read_entries` has it.
+    left_out: as `read_suite` has it.
     """
     older = []
     for path in sorted(folder.glob(f"{OLDER}/*/{CLAIM_FILE}")):
@@ -107,7 +325,7 @@ def read_older(folder: Path, left_out: list[str]) -> list[ClaimResult]:
 # ---- words of a command
 
 
-def settling_words(entry: Entry) -> list[str]:
+def settling_words(entry: RegisteredClaim) -> list[str]:
     """Return the words that try an inconclusive claim with as many new seeds as settle it; none for other claims."""
     judgement = entry.judgement
     if judgement is None or not judgement.seeds_to_settle or judgement.verdict is not Verdict.INCONCLUSIVE:
@@ -116,7 +334,7 @@ def settling_words(entry: Entry) -> list[str]:
     return ["--trial", f"seed=range({FIRST_TRIAL_SEED},{last})"]
 
 
-def trial_words(entry: Entry) -> list[str]:
+def trial_words(entry: RegisteredClaim) -> list[str]:
     """Return the words with which a claim was tried, other than those that it has itself; none for other claims."""
     result = entry.result
     if result is None or result.status is not Status.TRIAL:

@@ -15,7 +15,7 @@ from normbench.claims.claim import Claim, registrations_of, why_unregistered
 from normbench.claims.files import CLAIM_FILE, find_differences, is_digested, load_result, to_json
 from normbench.claims.measuring import Measured, as_word, fits
 from normbench.claims.run import ClaimRun, block_name, describe
-from normbench.claims.standing import is_of_machine
+from normbench.claims.suite import is_of_machine
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
 from normbench.evidence.arms import LEARNING_RATE, canonical

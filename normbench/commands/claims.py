@@ -25,7 +25,7 @@ from normbench.sweep.words import settings_in
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
     from normbench.claims.run import ClaimRun
-    from normbench.claims.standing import ClaimStanding, Way
+    from normbench.claims.suite import ClaimStanding, Way
     from normbench.results.claimed import ClaimResult
 
 ALL = "all"
@@ -75,7 +75,7 @@ def claims(request: Request) -> int:
 def use_claims(request: Request) -> int:
     """List, run, plan, register or verify claims; return the exit status."""
     from normbench.claims.claim import read_claims
-    from normbench.claims.standing import ClaimStanding, Way
+    from normbench.claims.suite import ClaimStanding, Way
 
     known = read_claims(request.folders)
     words = tuple(word for word in request.words if key_of(word) != DATA_ROOT)

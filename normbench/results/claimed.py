@@ -20,7 +20,7 @@ from normbench.results.rules import (
     judge_claim,
     level_over_looks,
 )
-from normbench.results.statistics import POWER, ROUNDING, Interval, Sample
+from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Corrected:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredClaim:
     """A claim and what it has come to.
 
     Attributes:
@@ -341,3 +341,30 @@ class Entry:
     def deciding(self) -> Interval | None:
         """Return the interval from which the verdict follows."""
         return self.judgement.deciding_interval if self.judgement else None
+
+
+# ---- all claims
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Registered claims that are corrected together: those that come with normbench, or a person's own.
+
+    entries: sorted by what they have come to.
+    """
+
+    entries: Sequence[RegisteredClaim]
+
+    @property
+    def judgements(self) -> list[ClaimedEffect]:
+        """Return the effects that have a verdict."""
+        return [entry.judgement for entry in self.entries if entry.judgement is not None]
+
+    @property
+    def by_chance(self) -> float:
+        """Return how many verdicts chance gives at most, each tested at 5 %: those without an interval have none."""
+        return ALPHA * sum(judgement.interval is not None for judgement in self.judgements)
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return how many claims have one of these verdicts after correction."""
+        return sum(entry.corrected.verdict in verdicts for entry in self.entries)

@@ -99,27 +99,8 @@ def settle(results: Sequence[SomeResult], corrected: Iterator[float | None], fam
 # ---- claims
 
 
-@dataclass(frozen=True)
-class Suite:
-    """All registered claims, judged or not.
-
-    Attributes:
-        corrected: by name of the claim.
-        judged: how many have a verdict.
-        by_chance: how many verdicts chance gives at most, each tested at 5 %: those without an interval have none.
-    """
-
-    corrected: Mapping[str, Corrected]
-    judged: int
-    by_chance: float
-
-    def count(self, *verdicts: Verdict) -> int:
-        """Return how many claims have one of these verdicts after correction."""
-        return sum(one.verdict in verdicts for one in self.corrected.values())
-
-
-def correct_verdicts(effects: Mapping[str, ClaimedEffect | None]) -> Suite:
-    """Correct the verdicts on all registered claims after Holm (1979).
+def correct_verdicts(effects: Mapping[str, ClaimedEffect | None]) -> dict[str, Corrected]:
+    """Return the verdicts on all registered claims, corrected after Holm (1979), by name.
 
     effects: by name, None for a claim that is not judged: its p is 1, so that what is run chooses nothing.
 
@@ -128,13 +109,11 @@ def correct_verdicts(effects: Mapping[str, ClaimedEffect | None]) -> Suite:
     """
     p_values = [1.0 if one is None else one.p for one in effects.values()]
     opposite = [1.0 if one is None else one.p_against for one in effects.values()]
-    judged = [one for one in effects.values() if one is not None]
     corrected = dict[str, Corrected]()
     for (name, one), p, p_against in zip(effects.items(), holm(p_values), holm(opposite), strict=True):
         assert p is not None and p_against is not None
         corrected[name] = Corrected(p, p_against, None if one is None else keep(one.verdict, p, p_against))
-    by_chance = ALPHA * sum(one.interval is not None for one in judged)
-    return Suite(corrected, len(judged), by_chance)
+    return corrected
 
 
 def keep(verdict: Verdict, p: float, p_against: float) -> Verdict:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from normbench.results.claimed import ClaimedEffect, ClaimResult, Entry, sample_of
-from normbench.results.family import Suite
+from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, sample_of
 from normbench.results.rules import IN_FAVOUR, OF_CLAIMS, ClaimKind, Verdict
 from normbench.wording import (
     NONE,
@@ -76,13 +75,13 @@ def write_mean(result: ClaimResult, unit: str) -> str:
     return f"{size} (95 %: {span(sample.interval, digits, sign=True)}; {seeds})"
 
 
-def write_corrected(entry: Entry) -> str:
+def write_corrected(entry: RegisteredClaim) -> str:
     """Write what Holm's correction leaves of a verdict; a dash where there is none."""
     verdict = entry.corrected.verdict
     return NONE if verdict is None else str(verdict)
 
 
-def write_corrected_p(entry: Entry) -> str:
+def write_corrected_p(entry: RegisteredClaim) -> str:
     """Write the corrected p of a verdict, such as `p = 0.012`; empty where it rests on none."""
     judgement = entry.judgement
     if judgement is None or judgement.verdict in (Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE):
@@ -101,7 +100,7 @@ def write_power(judgement: ClaimedEffect) -> str:
     return f"{min(100 * judgement.power, 99.9):.0f} %" if judgement.power < 0.995 else "> 99 %"
 
 
-def write_settling(entry: Entry) -> str:
+def write_settling(entry: RegisteredClaim) -> str:
     """Write what would settle an inconclusive claim, and what that costs; empty for other claims."""
     judgement, result = entry.judgement, entry.result
     if judgement is None or result is None or judgement.verdict is not Verdict.INCONCLUSIVE:
@@ -129,16 +128,17 @@ def write_machine(result: ClaimResult) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def write_suite(entries: Sequence[Entry], suite: Suite) -> list[str]:
+def write_suite(suite: Suite) -> list[str]:
     """Write the sentences about all claims together."""
-    if not entries:
+    if not suite.entries:
         return ["No claim is registered yet."]
-    registered = count(len(entries), "registered claim")
-    if not suite.judged:
+    registered = count(len(suite.entries), "registered claim")
+    judged = len(suite.judgements)
+    if not judged:
         return [f"None of {registered} has a verdict yet."]
-    standings = Counter(entry.standing for entry in entries)
+    standings = Counter(entry.standing for entry in suite.entries)
     each = [f"{standings[verdict]} {verdict}" for verdict in OF_CLAIMS if standings[verdict]]
-    told = f"{suite.judged} of {registered} have a verdict, each at the scale at which it ran"
+    told = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
     sentences = [f"{told}: {', '.join(each)}."]
     if suite.by_chance:
         most = significant(suite.by_chance, 2)
@@ -146,13 +146,13 @@ def write_suite(entries: Sequence[Entry], suite: Suite) -> list[str]:
         sentences.append(f"{told} {most} wrong verdicts among them.")
     reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
     sentences.append(
-        f"After Holm's correction over all {registered}, run or not, {reproduced} of the {suite.judged} judged claims "
+        f"After Holm's correction over all {registered}, run or not, {reproduced} of the {judged} judged claims "
         f"reproduce at this scale (parity included) and {contradicted} are contradicted."
     )
     return sentences
 
 
-def list_notes(entry: Entry) -> list[str]:
+def list_notes(entry: RegisteredClaim) -> list[str]:
     """Return what a reader must know beside a verdict: what it leaves out, low power, lost runs."""
     notes = []
     judgement, result = entry.judgement, entry.result
@@ -171,7 +171,7 @@ def list_notes(entry: Entry) -> list[str]:
     return notes
 
 
-def tell_p(entry: Entry) -> str:
+def tell_p(entry: RegisteredClaim) -> str:
     """Write p of a claim by itself, and that of its opposite where that is smaller; a dash where there is none."""
     judgement = entry.judgement
     if judgement is None or judgement.interval is None:

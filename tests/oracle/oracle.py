@@ -144,8 +144,7 @@ def keep_claims() -> dict[str, Any]:
         values = {int(seed): value for seed, value in content["values"].items()}
         judgements[file.stem] = judge(values, rule_of(content["claim"]))
         found[file.stem] = judgements[file.stem].derive()
-    suite = correct_verdicts(judgements)
-    found["corrected"] = {name: asdict(one) for name, one in suite.corrected.items()}
+    found["corrected"] = {name: asdict(one) for name, one in correct_verdicts(judgements).items()}
     return found
 
 

@@ -13,11 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from normbench.claims.claim import find_registration, read_claims
 from normbench.claims.figures import draw_forest
 from normbench.claims.files import read_results, write_result
-from normbench.claims.suite import read_entries
+from normbench.claims.suite import read_suite
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
-from normbench.results.claimed import Entry, Status
-from normbench.results.family import Suite
+from normbench.results.claimed import RegisteredClaim, Status, Suite
 from normbench.results.rules import Verdict
 from normbench.settings import key_of
 from normbench.show.figures.figure import Figure, captions_on_a_page
@@ -112,27 +111,27 @@ def write_documents(root: Path) -> list[Path]:
     """
     claims, digests = registered_claims()
     left_out = list[str]()
-    entries, suite = read_entries(root / PUBLISHED, claims, digests, left_out)
+    suite = read_suite(root / PUBLISHED, claims, digests, left_out)
     refuse_left_out(left_out)
-    figures = draw_forest(entries)
+    figures = draw_forest(suite.entries)
     written = []
     for figure in figures:
         path = root / PUBLISHED / f"{figure.name}.svg"
         write_bytes(path, figure.svg.encode())
         written.append(path)
     page = root / PAGE
-    write_bytes(page, make_page(entries, suite, figures).encode())
+    write_bytes(page, make_page(suite, figures).encode())
     written.append(page)
     readme = root / README
     text = readme.read_text("utf-8")
-    changed = with_results(text, entries, suite)
+    changed = with_results(text, suite)
     if changed != text:
         write_bytes(readme, changed.encode())
         written.append(readme)
     return written
 
 
-def make_page(entries: Sequence[Entry], suite: Suite, figures: Sequence[Figure]) -> str:
+def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
     """Return docs/claims.md."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -141,11 +140,11 @@ def make_page(entries: Sequence[Entry], suite: Suite, figures: Sequence[Figure])
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    judged = [entry for entry in entries if entry.judgement is not None]
-    others = [entry for entry in entries if entry.judgement is None]
+    judged = [entry for entry in suite.entries if entry.judgement is not None]
+    others = [entry for entry in suite.entries if entry.judgement is None]
     template = environment.get_template(TEMPLATE)
     return template.render(
-        sentences=write_suite(entries, suite),
+        sentences=write_suite(suite),
         verdicts=verdict_rows(judged),
         figures=list(zip(figures, captions_on_a_page(figures), strict=True)),
         inconclusive=inconclusive_rows(judged),
@@ -155,7 +154,7 @@ def make_page(entries: Sequence[Entry], suite: Suite, figures: Sequence[Figure])
     )
 
 
-def verdict_rows(judged: Sequence[Entry]) -> list[str]:
+def verdict_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     """Return the rows of the table of verdicts."""
     rows = []
     for entry in judged:
@@ -171,7 +170,7 @@ def verdict_rows(judged: Sequence[Entry]) -> list[str]:
     return rows
 
 
-def tell_effect(entry: Entry) -> str:
+def tell_effect(entry: RegisteredClaim) -> str:
     """Write the effect of a claim with its interval and seeds."""
     judgement = entry.judgement
     assert judgement is not None
@@ -181,7 +180,7 @@ def tell_effect(entry: Entry) -> str:
     return f"{write_effect(judgement, entry.unit)} ({told})"
 
 
-def inconclusive_rows(judged: Sequence[Entry]) -> list[str]:
+def inconclusive_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     """Return the rows of the table of claims that the seeds do not settle."""
     rows = []
     for entry in judged:
@@ -198,7 +197,7 @@ def inconclusive_rows(judged: Sequence[Entry]) -> list[str]:
     return rows
 
 
-def noted_rows(judged: Sequence[Entry]) -> list[str]:
+def noted_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     """Return a line for each claim of which a reader must know more than the verdict."""
     rows = []
     for entry in judged:
@@ -208,7 +207,7 @@ def noted_rows(judged: Sequence[Entry]) -> list[str]:
     return rows
 
 
-def machines_of(judged: Sequence[Entry]) -> list[str]:
+def machines_of(judged: Sequence[RegisteredClaim]) -> list[str]:
     """Return the machines and versions of the runs, each once, with how long they took there.
 
     Runs that several claims share count once, with the claim whose runs they are.
@@ -225,9 +224,9 @@ def machines_of(judged: Sequence[Entry]) -> list[str]:
     return [f"{machine}: {write_minutes(took)}" for machine, took in minutes.items()]
 
 
-def with_results(readme: str, entries: Sequence[Entry], suite: Suite) -> str:
+def with_results(readme: str, suite: Suite) -> str:
     """Return the README with the table of results; as it is where no claim of the table has a verdict."""
-    by_name = {entry.name: entry for entry in entries}
+    by_name = {entry.name: entry for entry in suite.entries}
     chosen = [by_name[name] for name in MOST_WANTED if name in by_name and by_name[name].judgement is not None]
     if not chosen:
         return readme
@@ -251,7 +250,7 @@ def with_results(readme: str, entries: Sequence[Entry], suite: Suite) -> str:
         *rows,
         "",
         *wrap(
-            f"{write_suite(entries, suite)[-1]} [All claims](docs/claims.md); [other results](docs/results.md).",
+            f"{write_suite(suite)[-1]} [All claims](docs/claims.md); [other results](docs/results.md).",
             WIDTH,
             break_on_hyphens=False,
         ),
