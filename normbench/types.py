@@ -748,6 +748,14 @@ class Data(ABC):
     def train_batch(self, step: int) -> Batch:
         """Return the batch of training step `step` (from 0)."""
 
+    def smallest_batch(self, batches: int) -> Batch | None:
+        """Return the batch of which norms may have the fewest values, of so many of a run; None: all are as the first.
+
+        It is the last of an epoch, which may have fewer examples; a stream has no epochs.
+        """
+        last = min(batches, getattr(self, "steps_per_epoch", 0)) - 1
+        return self.train_batch(last) if last > 0 else None
+
     @abstractmethod
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order, or `limit` batches spread evenly over it: the same ones each time."""

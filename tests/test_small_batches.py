@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normbench import build
 from normbench.config.compose import read
+from normbench.data import own_texts
 from normbench.errors import UsageError
 from normbench.training.evaluation import reads_batch
 from normbench.types import Batch, Data, ImageClassification, Split
@@ -146,3 +147,18 @@ def test_evaluation_batches_of_one_are_refused_where_a_norm_reads_the_batch() ->
     rehearse("model=mlp norm=batchnorm", Leftover(seed=0, eval_batch_size=2), batches=1)
     assert reads_batch(nn.BatchNorm2d(3, track_running_stats=False))
     assert not reads_batch(nn.BatchNorm2d(3))
+
+
+@pytest.mark.parametrize("norm", ["norm=batchnorm", "norm._target_=torch.nn.BatchNorm1d"])
+def test_a_text_of_one_token_alone_is_tried_where_the_run_comes_to_it(norm: str, tmp_path: Path) -> None:
+    rows = [f"{f'word{number} ' * (1 + number % 9)},{number % 2}" for number in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    data = own_texts(path=str(tmp_path / "t.csv"), context=16, batch_size=1, eval_batch_size=8, seed=0)
+    lengths = [data.train_batch(step).inputs.shape[1] for step in range(data.steps_per_epoch)]
+    first = lengths.index(1)
+    assert first > 0
+    words = f"model=nano model.depth=1 model.width=8 model.heads=2 model.context=16 {norm}"
+    rehearse(words, data, batches=first)
+    for batches in (first + 1, 10 * data.steps_per_epoch):
+        with pytest.raises(UsageError, match=r"batch of 1 of the texts|has 1 value for a statistic"):
+            rehearse(words, data, batches)

@@ -54,7 +54,7 @@ def rehearse(
         kept = pass_forward(model, norms, data.task, batch, device, group)
     if not group.shards:
         model.try_step(batch, data.task)
-        check_last_batch(model, data, device, group, batches)
+        check_smallest_batch(model, data, device, group, batches)
         check_evaluation(model, data, batch, device)
     segment = segment_length(len(model.anatomy().blocks)) if recompute else None
     return kept.of_step(segment) * len(own.targets) / len(batch.targets)
@@ -89,8 +89,8 @@ def goes_through(model: Model, batch: Batch) -> bool:
     return True
 
 
-def check_last_batch(model: Model, data: Data, device: torch.device, group: Group, batches: int) -> None:
-    """Refuse a last batch of an epoch that is so short that the model cannot be trained on it.
+def check_smallest_batch(model: Model, data: Data, device: torch.device, group: Group, batches: int) -> None:
+    """Refuse a batch that is so short that the model cannot be trained on it, such as the last of an epoch.
 
     Args:
         model, data, device, group, batches: as for `rehearse`.
@@ -98,10 +98,9 @@ def check_last_batch(model: Model, data: Data, device: torch.device, group: Grou
     Raises:
         UsageError: it is.
     """
-    last = min(batches, getattr(data, "steps_per_epoch", 0)) - 1  # a stream has no epochs
-    if last < 1:
+    whole = data.smallest_batch(batches)
+    if whole is None:
         return
-    whole = data.train_batch(last)
     short = to_device(group.rows(whole), device)
     # all processes must agree, as norms may wait for each other
     if len(whole.targets) >= REHEARSED_EXAMPLES * group.size or not len(short.targets):

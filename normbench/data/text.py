@@ -193,6 +193,14 @@ class Texts(TokenData):
         mask = torch.arange(inputs.shape[1]) < lengths[:, None]
         return Batch(inputs, self.labels[split][indices], mask)
 
+    def smallest_batch(self, batches: int) -> Batch | None:
+        if self.batch_size > 1:
+            return super().smallest_batch(batches)
+        texts = self.examples["train"]
+        reached = self.order(0)[:batches].tolist()
+        shortest = min(reached, key=lambda place: len(texts[place]))
+        return self.batch("train", torch.tensor([shortest]), 0)
+
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `cut` counts texts longer than the context, `empty` those without a token."""
         cut = 0
