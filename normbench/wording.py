@@ -1,10 +1,12 @@
-"""How a report writes numbers and words, for pages, Markdown and LaTeX."""
+"""How numbers and lists of words are written, by every part of the house: pages, Markdown, LaTeX and terminals."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import ROUND_UP, Context, Decimal
 from typing import Any
 
@@ -13,6 +15,8 @@ PYTHON_WORDS = {"None": "–", "True": "true", "False": "false"}  # how a reader
 SIGNIFICANT = 0.05  # p below it is never written as if it were not
 LEAST_P = 0.001  # below it, how small is of no interest
 LARGEST_EFFECT = 10
+MOST_DECIMALS = 12  # of an estimate; one with more has an exponent
+LARGEST_WRITTEN_OUT = 1e7  # of an estimate; a larger one has an exponent
 LARGE = {"billion": 1e9, "million": 1e6, "thousand": 1e3}
 UNITS = {"h": 3600.0, "min": 60.0}
 
@@ -41,9 +45,38 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{after_point}f}"
 
 
-def plain(value: float) -> str:
-    """Write a number as short as can be, without an exponent."""
-    return f"{Decimal(f'{value:.12g}'):f}"
+def plain(value: float, digits: int = 12) -> str:
+    """Write a number as short as can be, with at most so many significant digits, without an exponent."""
+    return f"{Decimal(f'{value:.{digits}g}'):f}"
+
+
+def compact(value: float, digits: int = 3, sign: bool = False) -> str:
+    """Write a number with so many significant digits, with an exponent where it is very large or small.
+
+    For numbers that go over many orders of magnitude, such as gradients.
+    """
+    if not math.isfinite(value):
+        return NONE
+    written = f"{value:+.{digits}g}" if sign else f"{value:.{digits}g}"
+    return written.replace("-", "−")
+
+
+def compact_span(interval: tuple[float, float] | None, sign: bool = False) -> str:
+    """Write an interval of such numbers; a dash where there is none."""
+    if interval is None or not all(map(math.isfinite, interval)):
+        return NONE
+    lower, upper = interval
+    return f"{compact(lower, sign=sign)} to {compact(upper, sign=sign)}"
+
+
+def whole(value: float | None) -> str:
+    """Write a number without decimals."""
+    return NONE if value is None or math.isnan(value) else f"{value:,.0f}"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Write a share as a percentage, with so many significant digits."""
+    return NONE if math.isnan(share) else f"{100 * share:.{digits}g} %"
 
 
 def bound(value: float | None) -> str:
@@ -109,6 +142,18 @@ def span(interval: tuple[float, float] | None, digits: int, sign: bool = False) 
     return f"{fixed(lower, digits, sign)} to {fixed(upper, digits, sign)}"
 
 
+def estimate(mean: float, interval: tuple[float, float] | None, sign: bool = False) -> tuple[str, str]:
+    """Write a mean and its interval, with the digits that the interval gives them; a dash where there is no interval.
+
+    sign: of the ends of the interval too.
+    """
+    digits = precision(mean, interval) if math.isfinite(mean) else 0
+    largest = max(map(abs, (mean, *(interval or ()))))
+    if digits > MOST_DECIMALS or largest >= LARGEST_WRITTEN_OUT:
+        return compact(mean, sign=sign), compact_span(interval, sign)
+    return fixed(mean, digits, sign), span(interval, digits, sign)
+
+
 def duration(seconds: float) -> str:
     """Write a time in a unit that suits it."""
     if not math.isfinite(seconds):
@@ -138,6 +183,19 @@ def in_words(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def in_prose(value: Any) -> str:
+    """Write a setting as a paper has it: 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
+            parts = [in_prose(part) for part in json.loads(value)]
+            return f"({', '.join(parts)})"
+    words = in_words(value)
+    if isinstance(value, float) and "e" in words:
+        mantissa, exponent = words.split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return words
 
 
 def count(number: int, word: str) -> str:
@@ -175,3 +233,12 @@ def join_first(names: Sequence[str], most: int = 12, between: str = ", ") -> str
     """Join names; of many only the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def list_words(words: Sequence[str], most: int = 12) -> str:
+    """Join words as prose does: `a, b and c`; of many the first ones, and how many more there are."""
+    shown = [*words[:most]]
+    if len(words) > most:
+        shown.append(f"{len(words) - most} more")
+    *others, last = shown
+    return f"{', '.join(others)} and {last}" if others else last

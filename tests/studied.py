@@ -12,9 +12,12 @@ import torch
 
 from normbench.build import make_data
 from normbench.config import compose
+from normbench.results.rows import ResultTable, Stated, correct_stated
+from normbench.show.study_tables import write_table
 from normbench.show.tables import Table
 from normbench.studies.frame import Study, Subject
-from normbench.studies.writing import write
+from normbench.tell.phrases import Said
+from normbench.tell.verdicts import say_stated
 
 
 def subject(*words: str, **settings: Any) -> Subject:
@@ -38,6 +41,13 @@ def measured(study: Study, *subjects: Subject) -> pd.DataFrame:
     """The rows of some subjects, as a study's tables and figures are given them."""
     rows = [{**one.settings, "seed": one.seed, **row} for one in subjects for row in study.measure(one)]
     return pd.DataFrame(rows)
+
+
+def write(tables: Sequence[Table | ResultTable], stated: Sequence[Stated]) -> tuple[list[Table], list[Said]]:
+    """The tables and the sentences of a study, as it writes them."""
+    results, corrected = correct_stated(tables, stated)
+    written = [write_table(table) if isinstance(table, ResultTable) else table for table in results]
+    return written, say_stated(corrected)
 
 
 def tables_of(study: Study, rows: pd.DataFrame) -> list[Table]:

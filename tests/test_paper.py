@@ -33,8 +33,9 @@ from normbench.show.figures.style import use_our_style
 from normbench.show.latex import FIGURES_IN_TEXT, in_text, prose
 from normbench.tell.methods import write_methods
 from normbench.tell.references import FIELD, FILE, bibliography, references, split_at_citations, works_in, works_of
-from normbench.tell.setups import JointFactor, factors, value_in_words
+from normbench.tell.setups import JointFactor, factors
 from normbench.types import Task
+from normbench.wording import in_prose
 
 # A work as sentences name it: families, and a year.
 NAMED = re.compile(r"[A-Z][\w’-]+(?: et al\.|(?:, [A-Z]\w+)* & [A-Z]\w+)? (?:19|20)\d\d[a-z]?\b")
@@ -147,7 +148,7 @@ def test_weights_are_the_same_up_to_what_a_placement_scales(tmp_path: Path, gain
 
 @pytest.mark.parametrize("word", ["[text]", "[", "[" * 100_000])
 def test_a_word_that_begins_like_a_list_is_told_as_it_is(word: str) -> None:
-    assert value_in_words(word) == word and value_in_words("[1e-08, 2]") == "(1e-8, 2)"
+    assert in_prose(word) == word and in_prose("[1e-08, 2]") == "(1e-8, 2)"
 
 
 def test_several_data_sets_stand_apart(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from normbench.results.family import Family, correct, make_tests
 from normbench.results.result import Difference, Losses
 from normbench.results.statistics import fisher_p, least_fisher_p
 from normbench.show.tables import differences_table
-from normbench.tell.difference_sentences import say_found, say_not_found
 from normbench.tell.phrases import Said
 from normbench.tell.sentences import say, say_details, say_diverged, say_lost, say_stuck, say_why
+from normbench.tell.verdicts import say_found, say_not_found
 from normbench.wording import bound, effect_size, p_value, with_unit
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
@@ -66,7 +66,7 @@ def case_of(arms: Sequence[Arm], differences: Sequence[Difference]) -> Case:
 
 def words(found: Sequence[Difference], margin: float | None = None) -> str:
     stated = correct([replace(one, margin=margin) for one in found])
-    return "\n".join(one.text for one in sentences(stated, margin))
+    return "\n".join(one.text for one in sentences(stated))
 
 
 def details(found: Sequence[Difference]) -> str:
@@ -74,9 +74,9 @@ def details(found: Sequence[Difference]) -> str:
     return "\n".join(one.detail for one in sentences(found))
 
 
-def sentences(stated: Sequence[Difference], margin: float | None = None) -> list[Said]:
-    told = [one for kind in say_found(stated, margin) for one in kind]
-    return [*told, *say_not_found(stated, margin)]
+def sentences(stated: Sequence[Difference]) -> list[Said]:
+    told = [one for kind in say_found(stated) for one in kind]
+    return [*told, *say_not_found(stated)]
 
 
 def rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from studied import write
 from support import REPOSITORY, refused
 
 from normbench.cli import main
@@ -31,6 +32,7 @@ from normbench.results.rows import (
     Value,
     arms_of,
     compare,
+    compare_kinds,
     compare_with_baseline,
 )
 from normbench.runs.identity import source_digest
@@ -43,8 +45,8 @@ from normbench.studies import study as making
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
 from normbench.studies.saving import save
-from normbench.studies.writing import tell_value, write
 from normbench.sweep.sweep import plan_sweep
+from normbench.tell.verdicts import say_value
 
 TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
 SIZES = ("data.batch_size=4", "trainer.steps=3", "probes=off", "threads=1", "device=cpu")
@@ -358,7 +360,7 @@ def test_one_seed_has_neither_interval_nor_difference() -> None:
                      columns={"loss": Column("loss")}, baseline={"norm": "layernorm"})  # fmt: skip
     assert [*written(table).frame.columns] == ["arm", "loss"]
     cell = table.lines[0].cells["loss"]
-    assert cell.finding.summary == (2.0, None) and cell.difference is None
+    assert cell.number.summary == (2.0, None) and cell.difference is None
 
 
 def test_an_arm_is_not_compared_with_itself() -> None:
@@ -401,11 +403,15 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
     assert make_shown("stream", ("seed=0,1",), "auto", False) == 0
     told = capsys.readouterr().out
     folder = here / "outputs/stream/studies/stream"
-    (sentence,) = json.loads((folder / "study.json").read_text())["finding"]
-    assert "RMSNorm against LayerNorm" in sentence and "2 seeds" in sentence
-    assert f"• {sentence}" in " ".join(told.split())
+    written = json.loads((folder / "study.json").read_text())
+    (sentence,), (detail,) = written["finding"], written["details"]
+    assert sentence.startswith("RMSNorm and LayerNorm: too few seeds to tell; ") and "2 seeds" in sentence
+    assert "p = " in detail and "p = " not in sentence
+    terminal = " ".join(told.split())
+    assert terminal.index(f"• {sentence}") < terminal.index(detail)
     page = html.unescape((folder / "report.html").read_text())
-    assert page.index("Measure the stream.") < page.index(sentence) < page.index("<table")
+    places = [page.index(words) for words in ("Measure the stream.", sentence, "<table", "<details", detail)]
+    assert places == sorted(places)
     monkeypatch.setattr("normbench.commands.study.LONG", 3)
     assert make_shown("stream", ("seed=0,1",), "auto", False) == 0
     assert "on the page: " in (again := capsys.readouterr().out) and len(again) < len(told)
@@ -418,11 +424,16 @@ def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() 
     tests = [stats.ttest_rel(values[norm], values["layernorm"]) for norm in ("rmsnorm", "dyt")]
     smaller, larger = sorted(test.pvalue for test in tests)
     for sentence, test in zip(found, tests, strict=True):
-        low, high = (f"{end:+.3g}".replace("-", "−") for end in test.confidence_interval())
         p = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
-        assert f"95 % {low} to {high}, 3 seeds" in sentence
-        assert (": a difference" in sentence) == (p < 0.05)
-        assert float(re.findall(r"([\d.]+\d) after Holm", sentence)[0]) == pytest.approx(p, abs=6e-4)
+        low, high = test.confidence_interval()
+        if p < 0.05:
+            assert sentence.text.startswith("RMSNorm is higher than LayerNorm in Loss, by 0.307 nats (95 %: ")
+            ends = [float(end) for end in re.findall(r"\+([\d.]+)", sentence.text)]
+            assert ends == pytest.approx([low, high], abs=1e-3) and sentence.text.endswith("; 3 seeds).")
+        else:
+            most = re.findall(r"too few seeds to tell; they may differ in Loss by up to ([\d.]+) nats", sentence.text)
+            assert float(most[0]) == pytest.approx(max(-low, high), rel=0.1)
+        assert float(re.findall(r"([\d.]+\d) after Holm", sentence.detail)[0]) == pytest.approx(p, abs=6e-4)
 
 
 def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> None:
@@ -456,7 +467,7 @@ def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> 
     )
     stated = [float(cell) for table in (shares, gradients) for cell in table.frame["p"] if cell != "–"]
     assert stated == pytest.approx([*expected.clip(max=1)], abs=6e-4)
-    assert f"p = {shares.frame['p'][1]} after Holm" in sentence
+    assert f"p = {shares.frame['p'][1]} after Holm" in sentence.detail
     assert all("for the 3 tests of this study" in " ".join(table.notes) for table in (shares, gradients))
 
 
@@ -473,11 +484,12 @@ def test_tests_with_equal_numbers_all_count() -> None:
     p = stats.ttest_1samp(gain, 0).pvalue
     assert float(table.frame["p"][1]) == pytest.approx(10 * p, abs=6e-4) and p < 0.05 < 10 * p
     assert "for the 10 tests" in " ".join(table.notes)
-    assert sentence.endswith(f"{table.frame['p'][1]} after Holm; repeat it with new seeds.")
+    assert sentence.text.endswith("; not certain after correction for 10 tests: repeat it with new seeds.")
+    assert sentence.detail.endswith(f"after correction for 10 tests p = {table.frame['p'][1]}.")
     about: dict[str, Any] = {"arm": "", "baseline": "", "metric": Metric("score"), "tried": 5}
     own = [StudyResult(tuple(gain), (0, 1, 2, 3, 4), what=what, **about) for what in ("one", "other")]
     _, told = write([], own)  # of somebody's study, told apart by their words
-    assert all(f"p = {2 * p:.3f} after Holm" in one for one in told)
+    assert all(f"p = {2 * p:.3f} after Holm" in sentence.detail for sentence in told)
 
 
 @pytest.mark.parametrize("sd", [1.0, 400.0])
@@ -522,20 +534,55 @@ def test_an_estimate_is_consistent_with_what_its_interval_holds(
     references = {"−½": -0.5, "0": 0.0}
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     assert [low <= value <= high for value in references.values()] == [name in within for name in references]
-    said = tell_value(Value("Power:", dict(enumerate(values)), references=references))
+    said = say_value(Value("Power:", dict(enumerate(values)), references=references))
     named, _, other = said.partition("not consistent" if not within else "not with")
-    assert f"({'95 %'} {low:.3g} to {high:.3g}, 3 seeds)".replace("-", "−") in said
+    ends = [float(end.replace("−", "-")) for end in re.findall(r"95 %: (\S+) to (\S+);", said)[0]]
+    assert ends == pytest.approx([low, high], abs=0.01) and "; 3 seeds)" in said
     assert all(f"with {name}" in named for name in within) and all(name in other for name in without)
     assert ("more seeds" in said) == (len(within) > 1)
 
 
 def test_one_seed_is_no_finding() -> None:
-    assert "one seed" in tell_value(Value("Power:", {0: -0.5}, references={"−½": -0.5}))
+    assert "one seed" in say_value(Value("Power:", {0: -0.5}, references={"−½": -0.5}))
     samples = compare_with_baseline(
         rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), "loss", {"norm": "layernorm"}, "Loss"
     )
     _, (sentence,) = write([], samples)
-    assert "−0.1" in sentence and "one seed" in sentence and "a difference" not in sentence
+    assert (
+        "one seed cannot tell" in sentence.text and "lower in Loss, by 0.10." in sentence.text and not sentence.detail
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "better", "ratio", "said"),
+    [
+        ((3.0, 3.3, 2.9), "lower", False, "RMSNorm is worse than LayerNorm: its loss is 0.87 nats higher (95 %: "),
+        ((3.0, 3.3, 2.9), "higher", False, "RMSNorm is better than LayerNorm: its loss is 0.87 nats higher (95 %: "),
+        ((3.0, 3.3, 2.9), "", False, "RMSNorm is higher than LayerNorm in loss, by 0.87 nats (95 %: "),
+        ((3.0, 3.3, 2.9), "", True, "RMSNorm is higher than LayerNorm in loss, by a factor of 1.4"),
+        ((3.0, 3.3, 2.9), "lower", True, "RMSNorm is worse than LayerNorm: its loss is 1.4"),
+        ((2.0, 2.5, 2.1), "", False, "RMSNorm and LayerNorm have the same loss in each of 3 seeds."),
+        ((4.0, 5.0, 4.2), "", True, "RMSNorm and LayerNorm differ by the same factor of 2.0 in each of 3 seeds (RMS"),
+        ((2.5, 2.4, 2.0), "", True, "RMSNorm and LayerNorm: too few seeds to tell; they may differ in loss by up to a"),
+    ],
+)
+def test_a_comparison_of_a_study_begins_with_which_is_better_or_higher(
+    losses: tuple[float, ...], better: str, ratio: bool, said: str
+) -> None:
+    rows = rows_of({"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [*losses]})
+    results = compare_with_baseline(rows, "loss", {"norm": "layernorm"}, "loss", "nats", ratio, better)
+    _, (sentence,) = write([], results)
+    assert sentence.text.startswith(said)
+
+
+def test_two_kinds_of_what_was_measured_of_an_arm_are_compared_by_name() -> None:
+    rows = rows_of({"rmsnorm": [2.0, 2.5, 2.1]}).assign(kind="first")
+    rows = pd.concat([rows, rows.assign(kind="second", loss=[3.0, 3.3, 2.9])], ignore_index=True)
+    first = rows["kind"] == "first"
+    results = compare_kinds(rows, first, ~first, "loss", "loss", ("in the first", "in the second"), "nats")
+    _, (sentence,) = write([], results)
+    assert sentence.text.startswith("RMSNorm: loss is lower in the first than in the second, by 0.87 nats (95 %: ")
+    assert results[0].what == "Loss in the first, less that in the second, RMSNorm"
 
 
 # ---- every study that there is

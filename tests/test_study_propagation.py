@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject, subjects, tables_of
+from studied import measured, subject, subjects, tables_of, write
 from support import REPOSITORY, TEXTS
 from torch.nn import functional as F
 
@@ -21,7 +21,6 @@ from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
 from normbench.studies.propagation import DEPTH, POSITION_GRADIENT, Propagation, angle, exponents_table, slopes
-from normbench.studies.writing import write
 
 SMALL = ("model.width=16", "model.heads=2", "model.context=8", "data.batch_size=2", "model.mlp=relu")
 

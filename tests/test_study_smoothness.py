@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from studied import subject, tables_of
+from studied import subject, tables_of, write
 from support import IMAGES, TEXT, build, random_batch
 from torch import nn
 from torch.autograd.functional import hessian
@@ -33,7 +33,6 @@ from normbench.studies.smoothness import (
     move_along,
 )
 from normbench.studies.steps import steps
-from normbench.studies.writing import write
 from normbench.types import Batch, Model, Task, stable_seed
 
 STEPS = (0.5, 1.0, 2.0, 4.0)

@@ -174,9 +174,14 @@ def print_verdict(report: Report) -> None:
         for caveat in serious:
             grid.add_row(Text(caveat.kind), Text(caveat.text))
         console().print("\nunfair:", grid, sep="\n")
-    if report.details:
+    print_details(report.details)
+
+
+def print_details(details: Sequence[str]) -> None:
+    """Print what sentences rest on, where there is something."""
+    if details:
         console().print("\nwhat this rests on:")
-        for text in report.details:
+        for text in details:
             console().print(Text(text, style="dim"))
 
 

@@ -63,7 +63,7 @@ def study_command(name: str, line: str) -> click.Command:
 
 def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
     """Make a study and print its tables; return the exit status."""
-    from normbench.commands.report import console, print_table
+    from normbench.commands.report import console, print_details, print_table
     from normbench.show.studied import read_study
     from normbench.studies.study import run_study
 
@@ -84,6 +84,7 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
                 print_table(table)
             else:
                 long_tables.append(f"{table.title} ({number} rows)")
+        print_details(result.about["details"])
         if long_tables:
             screen.print(f"on the page: {'; '.join(long_tables)}", markup=False, highlight=False)
         screen.print(f"figures: {folder / 'figures'}, page:")

@@ -83,6 +83,11 @@ class Paired(Sample, Result):
     tried: int
 
     @property
+    def better(self) -> bool:
+        """Tell whether the arm's mean is the better one."""
+        return (self.mean < 0) == self.metric.lower_is_better
+
+    @property
     def p_before_holm(self) -> float | None:
         """Return p as it enters Holm's correction; 1 where all differences are the same, which may be chance."""
         if self.n < 2:
@@ -170,11 +175,6 @@ class Difference(Paired):
     def real(self) -> bool:
         """Tell whether it may be called a difference."""
         return super().real and not self.untrained and not self.flattered
-
-    @property
-    def better(self) -> bool:
-        """Tell whether the arm's mean is the better one."""
-        return (self.mean < 0) == self.metric.lower_is_better
 
     @property
     def flattered(self) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
+from normbench.errors import UsageError
 from normbench.evidence.arms import Arm
 from normbench.evidence.labels import label_of
 from normbench.evidence.measures import Metric
@@ -26,6 +27,9 @@ from normbench.results.statistics import (
     paired_difference,
 )
 
+BETTER = ("lower", "higher")  # numbers
+SomeTable = TypeVar("SomeTable")  # that has no differences
+
 
 @dataclass(frozen=True)
 class Column:
@@ -34,11 +38,23 @@ class Column:
     Attributes:
         words: as a table's head or an axis has it.
         scale: of an axis, linear or log.
+        better: which numbers are better, lower or higher ones; empty where neither are.
     """
 
     words: str
     unit: str = ""
     scale: str = "linear"
+    better: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a word that says nothing of which numbers are better.
+
+        Raises:
+            UsageError: with the words that do.
+        """
+        if self.better not in ("", *BETTER):
+            given = f"the column {self.words} says that {self.better} numbers are better"
+            raise UsageError(f"{given}: write {' or '.join(BETTER)}, or nothing where neither are")
 
     @property
     def label(self) -> str:
@@ -56,11 +72,11 @@ def keys_of(rows: pd.DataFrame) -> list[str]:
 
 def is_arm(rows: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Series:
     """Tell of each row whether it has these settings."""
-    found = pd.Series(True, index=rows.index)
+    is_of_arm = pd.Series(True, index=rows.index)
     for key, value in settings.items():
         is_missing = value is None or value != value
-        found &= rows[key].isna() if is_missing else rows[key] == value
-    return found
+        is_of_arm &= rows[key].isna() if is_missing else rows[key] == value
+    return is_of_arm
 
 
 def at_largest(rows: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
@@ -97,6 +113,13 @@ def baseline_of(arm: Arm, baseline: Mapping[str, Any]) -> Arm | None:
 # ---- a number by seed
 
 
+def in_unit(mean: float, interval: Interval | None, ratio: bool) -> tuple[float, Interval | None]:
+    """Return a mean and its interval; with `ratio` these are logarithms to base 2, and ratios are returned."""
+    if not ratio:
+        return mean, interval
+    return exp2(mean), None if interval is None else interval.as_ratios
+
+
 @dataclass(frozen=True)
 class SeedValues:
     """A number that was measured of one arm, at one place or as the mean over several.
@@ -114,8 +137,8 @@ class SeedValues:
 
     @cached_property
     def summary(self) -> tuple[float, Interval | None]:
-        """Return the mean over seeds and Student's 95 % interval."""
-        return mean_interval(list(self.values.values()))
+        """Return the mean over seeds and Student's 95 % interval, in the unit of the number."""
+        return in_unit(*mean_interval(list(self.values.values())), self.ratio)
 
 
 def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> SeedValues:
@@ -135,22 +158,24 @@ def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False)
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(Paired):
-    """A difference of two findings, seed by seed; what can be said of it waits until all tests of the study are known.
+    """A difference of two numbers, seed by seed; its verdict waits until all tests of the study are known.
 
     Attributes:
-        what: the difference, in words that begin its sentence.
+        what: the difference, in words.
         ratio: whether the values are logarithms to base 2, and are told as a ratio.
+        kinds: the kinds of rows of the arm that are compared, the first less the second; None where two arms are.
         of: the metric and the rows that it compares, which tell it from other tests with the same numbers.
     """
 
     what: str = ""
     ratio: bool = False
+    kinds: tuple[str, str] | None = None
     of: Hashable = None
 
     @property
-    def unit(self) -> str:
-        """Return the unit of the difference."""
-        return self.metric.unit
+    def summary(self) -> tuple[float, Interval | None]:
+        """Return the mean over seeds and Student's 95 % interval, in the unit of the difference, or as ratios."""
+        return in_unit(self.mean, self.interval, self.ratio)
 
     @property
     def test(self) -> Hashable:
@@ -165,25 +190,54 @@ class StudyResult(Paired):
         return exp2(detectable_difference(self.n, self.sd, family=self.family))
 
 
-def difference_of(mine: SeedValues, theirs: SeedValues, what: str = "", unit: str = "") -> StudyResult:
-    """Return a finding less another, paired by seed. what: the difference, in words that begin its sentence."""
-    sample = paired_difference(mine.values, theirs.values)
+def difference_of(
+    first: SeedValues,
+    second: SeedValues,
+    number: str = "",
+    unit: str = "",
+    better: str = "",
+    kinds: tuple[str, str] | None = None,
+) -> StudyResult:
+    """Return a number less another, paired by seed.
+
+    Args:
+        first: the number of an arm.
+        second: that of its baseline, or of other rows of the same arm.
+        number: what it is, in words.
+        unit: of the number.
+        better: as `Column` has it.
+        kinds: which rows of one arm are compared, in words.
+    """
+    sample = paired_difference(first.values, second.values)
+    arm, baseline = label_of(first.arm), label_of(second.arm)
+    what = f"{number[:1].upper()}{number[1:]}"
+    if kinds:
+        what += f" {kinds[0]}, less that {kinds[1]}, {arm}"
+    elif what:
+        what += f", {arm} against {baseline}"
     return StudyResult(
         values=sample.values,
         resolution=sample.resolution,
         seeds=sample.seeds,
-        arm=label_of(mine.arm),
-        baseline=label_of(theirs.arm),
-        metric=Metric(mine.metric, unit=unit, judges=False),
-        tried=len(mine.values.keys() | theirs.values.keys()),
+        arm=arm,
+        baseline=baseline,
+        metric=Metric(number or first.metric, unit=unit, judges=bool(better), lower_is_better=better != "higher"),
+        tried=len(first.values.keys() | second.values.keys()),
         what=what,
-        ratio=mine.ratio,
-        of=(mine.metric, mine.ratio, mine.rows, theirs.rows),
+        ratio=first.ratio,
+        kinds=kinds,
+        of=(first.metric, first.ratio, first.rows, second.rows),
     )
 
 
 def compare_with_baseline(
-    rows: pd.DataFrame, metric: str, baseline: Mapping[str, Any], what: str, unit: str = "", ratio: bool = False
+    rows: pd.DataFrame,
+    metric: str,
+    baseline: Mapping[str, Any],
+    number: str,
+    unit: str = "",
+    ratio: bool = False,
+    better: str = "",
 ) -> list[StudyResult]:
     """Return how a number of each arm differs from that of its baseline, paired by seed.
 
@@ -193,24 +247,24 @@ def compare_with_baseline(
         rows: of a study.
         metric: the column of the number.
         baseline: the settings of the other arm.
-        what: the number, in words that begin each sentence.
+        number: what it is, in words, such as `effective smoothness`.
         unit: of the number.
         ratio: take ratios and geometric means.
+        better: as `Column` has it.
     """
-    found = []
+    results = []
     for arm in arms_of(rows):
         other = baseline_of(arm, baseline)
         if other is None:
             continue
-        words = f"{what}, {label_of(arm)} against {label_of(other)}"
-        mine = mean_by_seed(rows, metric, arm, ratio)
-        theirs = mean_by_seed(rows, metric, other, ratio)
-        found.append(difference_of(mine, theirs, words, unit))
-    return [one for one in found if one.n]
+        of_arm = mean_by_seed(rows, metric, arm, ratio)
+        of_other = mean_by_seed(rows, metric, other, ratio)
+        results.append(difference_of(of_arm, of_other, number, unit, better))
+    return [result for result in results if result.n]
 
 
 def compare_kinds(
-    rows: pd.DataFrame, first: pd.Series, second: pd.Series, metric: str, what: str, unit: str
+    rows: pd.DataFrame, first: pd.Series, second: pd.Series, metric: str, number: str, kinds: tuple[str, str], unit: str
 ) -> list[StudyResult]:
     """Return how a number differs within each arm between two kinds of its rows, paired by seed.
 
@@ -219,15 +273,16 @@ def compare_kinds(
         first: which of them are of the first kind.
         second: which are of the second, whose numbers are taken from those of the first.
         metric: the column of the number.
-        what: the difference, in words that begin each sentence.
+        number: what it is, in words.
+        kinds: what the two kinds are, in words that stand after the number's.
         unit: of the number.
     """
-    found = []
+    results = []
     for arm in arms_of(rows):
-        mine = mean_by_seed(rows[first], metric, arm)
-        theirs = mean_by_seed(rows[second], metric, arm)
-        found.append(difference_of(mine, theirs, f"{what}, {label_of(arm)}", unit))
-    return [one for one in found if one.n]
+        of_first = mean_by_seed(rows[first], metric, arm)
+        of_second = mean_by_seed(rows[second], metric, arm)
+        results.append(difference_of(of_first, of_second, number, unit, kinds=kinds))
+    return [result for result in results if result.n]
 
 
 @dataclass(frozen=True)
@@ -246,18 +301,23 @@ class Value:
     ratio: bool = False
     references: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def summary(self) -> tuple[float, Interval | None]:
+        """Return the mean over seeds and Student's 95 % interval, in the unit of the number."""
+        return in_unit(*mean_interval(list(self.values.values())), self.ratio)
 
-def values_of(rows: pd.DataFrame, metric: str, what: str, unit: str = "", ratio: bool = False) -> list[Value]:
-    """Return a number of each arm, to be told."""
-    found = []
+
+def values_of(rows: pd.DataFrame, metric: str, number: str, unit: str = "", ratio: bool = False) -> list[Value]:
+    """Return a number of each arm, to be told. number: what it is, in words."""
+    values = []
     for arm in arms_of(rows):
-        finding = mean_by_seed(rows, metric, arm, ratio)
-        if finding.values:
-            found.append(Value(f"{what}, {label_of(arm)}:", finding.values, unit, ratio))
-    return found
+        by_seed = mean_by_seed(rows, metric, arm, ratio)
+        if by_seed.values:
+            values.append(Value(f"{label_of(arm)}: {number} is", by_seed.values, unit, ratio))
+    return values
 
 
-# What a study says it has found; words are said as they are.
+# What a study states; words are said as they are.
 Stated = str | Value | StudyResult
 
 
@@ -268,7 +328,7 @@ Stated = str | Value | StudyResult
 class ResultCell:
     """What a table has of one arm at one place. difference: from its baseline, where there is one."""
 
-    finding: SeedValues
+    number: SeedValues
     difference: StudyResult | None
 
 
@@ -288,7 +348,7 @@ class ResultLine:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of findings before it is written, which waits until all tests of the study are known.
+    """A table of a study before it is written, which waits until all tests of the study are known.
 
     Attributes:
         by: coordinates that have a line each.
@@ -310,12 +370,12 @@ class ResultTable:
     @property
     def differences(self) -> list[StudyResult]:
         """Return all differences in the table."""
-        found = []
+        differences = []
         for line in self.lines:
             for cell in line.cells.values():
                 if cell.difference is not None:
-                    found.append(cell.difference)
-        return found
+                    differences.append(cell.difference)
+        return differences
 
 
 def compare(
@@ -361,13 +421,13 @@ def compare(
 
 def compare_cell(rows: pd.DataFrame, metric: str, arm: Arm, other: Arm | None, ratio: bool) -> ResultCell:
     """Return a number of an arm, with its difference from another arm that has rows too."""
-    mine = mean_by_seed(rows, metric, arm, ratio)
+    of_arm = mean_by_seed(rows, metric, arm, ratio)
     if other is None:
-        return ResultCell(mine, None)
-    theirs = mean_by_seed(rows, metric, other, ratio)
-    if not theirs.values:
-        return ResultCell(mine, None)
-    return ResultCell(mine, difference_of(mine, theirs))
+        return ResultCell(of_arm, None)
+    of_other = mean_by_seed(rows, metric, other, ratio)
+    if not of_other.values:
+        return ResultCell(of_arm, None)
+    return ResultCell(of_arm, difference_of(of_arm, of_other))
 
 
 def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
@@ -382,20 +442,41 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
 # ---- one family of tests
 
 
-def correct_tests(tables: Sequence[object], told: Sequence[Stated]) -> dict[Hashable, StudyResult]:
-    """Return each test that a study states, by its `test`, with p corrected after Holm (1979) over all of them.
+def correct_stated(
+    tables: Sequence[SomeTable | ResultTable], stated: Sequence[Stated]
+) -> tuple[list[SomeTable | ResultTable], list[Stated]]:
+    """Return what a study states, with p corrected after Holm (1979) over all tests in its tables and sentences.
 
     A test that is stated several times counts once; different tests count each, even if their numbers agree.
     """
-    stated = [result for result in told if isinstance(result, StudyResult)]
+    results = [one for one in stated if isinstance(one, StudyResult)]
     for table in tables:
         if isinstance(table, ResultTable):
-            stated += table.differences
-    tests = {result.test: result for result in stated}
-    return dict(zip(tests, correct(list(tests.values())), strict=True))
+            results += table.differences
+    tests = {result.test: result for result in results}
+    corrected = dict(zip(tests, correct(list(tests.values())), strict=True))
+    corrected_tables = []
+    for table in tables:
+        corrected_tables.append(correct_table(table, corrected) if isinstance(table, ResultTable) else table)
+    corrected_stated = []
+    for one in stated:
+        corrected_stated.append(corrected_like(one, corrected) if isinstance(one, StudyResult) else one)
+    return corrected_tables, corrected_stated
 
 
-def corrected_like(result: StudyResult, tests: Mapping[Hashable, StudyResult]) -> StudyResult:
-    """Return a result with p and verdict as they are in the tests of its study, which may have other words for it."""
-    test = tests[result.test]
+def correct_table(table: ResultTable, corrected: Mapping[Hashable, StudyResult]) -> ResultTable:
+    """Return a table whose differences have p and verdict as they are among the corrected tests of its study."""
+    lines = []
+    for line in table.lines:
+        cells = {}
+        for metric, cell in line.cells.items():
+            difference = None if cell.difference is None else corrected_like(cell.difference, corrected)
+            cells[metric] = ResultCell(cell.number, difference)
+        lines.append(replace(line, cells=cells))
+    return replace(table, lines=lines)
+
+
+def corrected_like(result: StudyResult, corrected: Mapping[Hashable, StudyResult]) -> StudyResult:
+    """Return a result with p and verdict as its test has them once corrected, which may have other words for it."""
+    test = corrected[result.test]
     return replace(result, corrected=test.corrected, family=test.family, verdict=test.verdict)

@@ -167,7 +167,8 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         tables = [read_table(one) for one in found.pop("tables")]
         check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
-        found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
+        for part in ("finding", "details"):  # which older studies do not have
+            found[part] = [sentence for sentence in found.get(part, ()) if isinstance(sentence, str)]
         return SavedStudy(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error

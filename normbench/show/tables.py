@@ -43,8 +43,7 @@ from normbench.results.statistics import (
     seeds_needed,
 )
 from normbench.show.table_notes import write_notes
-from normbench.tell.difference_sentences import better_or_worse
-from normbench.tell.effect_sentences import name_effect
+from normbench.tell.verdicts import name_effect, word_of_side
 from normbench.wording import (
     NONE,
     bound,
@@ -460,8 +459,7 @@ def badness_of_difference(one: Difference) -> float:
 
 def found_in(one: Difference) -> str:
     """Write the verdict in a word or two."""
-    word, _, _ = better_or_worse(one).partition(" ")
-    return VERDICT_WORDS.get(one.verdict, "not shown").format(word)
+    return VERDICT_WORDS.get(one.verdict, "not shown").format(word_of_side(one))
 
 
 def detectable_of(one: Difference) -> str:

@@ -25,13 +25,13 @@ from normbench.evidence.labels import label_of
 from normbench.results.rows import Column, arms_of, is_arm, keys_of
 from normbench.settings import Setting, Tree
 from normbench.show.figures.figure import Figure
+from normbench.show.study_tables import rows_table
 from normbench.show.tables import Table
 from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
 from normbench.studies.timing import Call, do_nothing, median_interval, time_in_turn
-from normbench.studies.writing import rows_table
 from normbench.training.launches import count_operators
 from normbench.training.precision import DTYPES, make_precision
 from normbench.wording import significant

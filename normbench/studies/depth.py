@@ -23,9 +23,9 @@ from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.mapping import Vectors, vectors
-from normbench.studies.writing import number
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
+from normbench.wording import compact
 
 EXAMPLES = 16  # of a batch whose streams are compared
 
@@ -76,8 +76,9 @@ class Depth(Study):
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         blocks = in_halves(rows)
         deeper = blocks["blocks"] == "deeper half"
-        what = "Loss that skipping a block adds, in the deeper half less that in the first"
-        return compare_kinds(blocks, deeper, ~deeper, "skipped", what, self.columns["skipped"].unit)
+        kinds = ("in the deeper half", "in the first half")
+        number = "loss that skipping a block adds"
+        return compare_kinds(blocks, deeper, ~deeper, "skipped", number, kinds, self.columns["skipped"].unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         whole = compare(
@@ -242,7 +243,7 @@ def draw_maps(pairs: pd.DataFrame, title: str, caption: str) -> Figure:
         means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
         maps.append(plots.Cells(label_of(arm), means.reindex(range(1, last + 1), columns=range(last))))
         is_whole = (rows["layer"] == 0) & (rows["to"] == last)
-        wholes.append(f"{label_of(arm)} {number(rows.loc[is_whole, 'distance'].mean())}".strip())
+        wholes.append(f"{label_of(arm)} {compact(rows.loc[is_whole, 'distance'].mean())}".strip())
     with style.use_our_style():
         canvas = plots.grid(maps, "blocks passed by one stream", "by the other stream", "half turns", (0, 0.5))
     whole = f"All blocks together turn the stream by half turns: {at_most(wholes)}."

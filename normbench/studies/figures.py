@@ -15,7 +15,8 @@ from normbench.show.figures import style
 from normbench.show.figures.captions import at_most, capitalized
 from normbench.show.figures.figure import Figure
 from normbench.show.plots import Axis, Series, Subplot
-from normbench.studies.writing import number, show_value
+from normbench.show.study_tables import show_value
+from normbench.wording import compact
 
 
 def draw_curves(
@@ -108,7 +109,7 @@ def make_subplots(
         for entry in together.entries:
             line = own[is_arm(own, entry.arm.settings)].sort_values(x)
             if len(line):
-                end = number(float(line["mean"].iloc[-1]))
+                end = compact(float(line["mean"].iloc[-1]))
                 series.append(Series(entry, line.assign(x=line[x]), end))
         of_value = ""
         if panel:

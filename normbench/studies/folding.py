@@ -31,11 +31,11 @@ from normbench.results.rows import ResultTable, Value, arms_of, compare, mean_by
 from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
+from normbench.show.study_tables import show_value
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.fx_graph import ModelGraph, NotFoldable, is_blind_to_mean, weight_of
 from normbench.studies.timing import median_interval, time_in_turn
-from normbench.studies.writing import show_value
 from normbench.training.devices import resolve_device
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
@@ -93,7 +93,7 @@ class Folding(Study):
         saved = rows.dropna(subset="time")
         found = []
         for arm in arms_of(saved):
-            what = f"{label_of(arm)}: time of a batch, folded over not:"
+            what = f"{label_of(arm)}: the time of a batch, folded over not, is"
             times = mean_by_seed(saved, "time", arm)
             found.append(Value(what, times.values, references={"1 (no time saved)": 1.0}))
         return found

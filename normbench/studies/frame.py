@@ -236,9 +236,7 @@ class Study(ABC):
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
         found = list[Stated]()
         for metric in self.measured_in(rows):
-            words = self.columns[metric].words
-            capitalized = words[0].upper() + words[1:]
-            found += self.compare_or_tell(rows, metric, f"{capitalized}, mean over all places")
+            found += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
         return found
 
     def tables(self, rows: pd.DataFrame) -> Sequence[Table | ResultTable]:
@@ -264,20 +262,20 @@ class Study(ABC):
         settings = keys_of(rows)
         return [name for name in measured_numbers(rows, self.columns) if name not in settings]
 
-    def compare_or_tell(self, rows: pd.DataFrame, metric: str, what: str, ratio: bool = False) -> list[Stated]:
+    def compare_or_tell(self, rows: pd.DataFrame, metric: str, number: str, ratio: bool = False) -> list[Stated]:
         """Return how a number differs from the baseline's in each other arm; the number itself where there is none.
 
         Args:
             rows: of the study.
             metric: the column of the number.
-            what: the number, in words that begin each sentence.
+            number: what it is, in words, such as `effective smoothness`.
             ratio: take ratios and geometric means.
         """
-        unit = self.columns[metric].unit
-        differences = compare_with_baseline(rows, metric, self.baseline, what, unit, ratio)
+        column = self.columns[metric]
+        differences = compare_with_baseline(rows, metric, self.baseline, number, column.unit, ratio, column.better)
         if differences:
             return list(differences)
-        return list(values_of(rows, metric, what, unit, ratio))
+        return list(values_of(rows, metric, number, column.unit, ratio))
 
 
 def place_in(rows: pd.DataFrame) -> str | None:

@@ -21,11 +21,11 @@ from normbench.hosts import Adapter
 from normbench.hosts.adapters import read_adapter
 from normbench.results.rows import Column, keys_of
 from normbench.show.figures.figure import Figure
+from normbench.show.study_tables import rows_table
 from normbench.show.tables import Table
 from normbench.studies.block_invariance import blocks_frame, bound_of, measure_blocks, tell_blocks
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.writing import rows_table
 from normbench.training.devices import seed_draws
 from normbench.training.evaluation import to_device
 from normbench.wording import count

@@ -27,8 +27,8 @@ from normbench.show.figures.figure import Figure
 from normbench.show.plots import Axis, Series, Subplot
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.writing import number
 from normbench.training.evaluation import to_device
+from normbench.wording import compact
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
@@ -118,8 +118,8 @@ class Mapping(Study):
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         fits = both_fits(rows)
         is_tanh = fits["fit"] == "of a tanh"
-        what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"
-        return compare_kinds(fits, is_tanh, ~is_tanh, "left", what, "")
+        kinds = ("by a fitted γ·tanh(αx)+β", "by a fitted line")
+        return compare_kinds(fits, is_tanh, ~is_tanh, "left", "variance left, mean over layers,", kinds, "")
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         fits = rows[rows["kind"] == "fit"]
@@ -244,7 +244,7 @@ def draw_points(layers: Sequence[tuple[str, pd.DataFrame]], title: str, caption:
         points = rows.dropna(subset=["input"])
         dots = pd.DataFrame({"x": points["input"], "y": points["output"], "color": points["token"]})
         subplots.append(Subplot(words, [Series(NO_ARM, line)], dots))
-        fits.append(f"{words} {number(fitted['tanh_left'])}, {number(fitted['line_left'])}")
+        fits.append(f"{words} {compact(fitted['tanh_left'])}, {compact(fitted['line_left'])}")
     with style.use_our_style():
         canvas = plots.lines(subplots, Axis("input"), Axis("output"))
     alt = f"{caption} Variance that the tanh leaves, and a line: {at_most(fits)}."

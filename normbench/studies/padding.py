@@ -114,9 +114,9 @@ class Padding(Study):
         own = rows[rows["kind"] == "padding"]
         most = own["level"].max()
         least = own["level"].min()
-        what = f"Accuracy with a share of {most:g} of padding, less that with {least:g}"
+        kinds = (f"with a share of {most:g} of padding", f"with {least:g}")
         unit = self.columns["change"].unit
-        return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
+        return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", "accuracy", kinds, unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         found = []

@@ -18,10 +18,10 @@ from normbench.evidence.labels import label_of
 from normbench.results.rows import Column, ResultTable, Stated, arms_of, compare, is_arm
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
+from normbench.show.study_tables import rows_table
 from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
-from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
 from normbench.types import Block, InnerAttention, Model
 
@@ -121,7 +121,7 @@ class Position(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
         norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
-        return self.compare_or_tell(norms, "std", "Standard deviation of what norms give, mean over positions")
+        return self.compare_or_tell(norms, "std", "standard deviation of what norms give, mean over positions")
 
     def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
         first = rows[rows["position"] == 0].assign(positions="the first")

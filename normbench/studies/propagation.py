@@ -30,10 +30,10 @@ from normbench.results.rows import (
 )
 from normbench.settings import Setting
 from normbench.show.figures.figure import Figure
+from normbench.show.study_tables import rows_table
 from normbench.show.tables import Table
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject, check_memory
-from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
 from normbench.types import Block, Branch
 
@@ -118,7 +118,7 @@ class Propagation(Study):
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         if DEPTH not in rows or POSITION_GRADIENT not in rows:
-            return values_of(deepest(rows), "rms", "RMS of the stream, mean over layers", self.columns["rms"].unit)
+            return values_of(deepest(rows), "rms", "the RMS of the stream, mean over layers,", self.columns["rms"].unit)
         exponents = exponents_by_seed(rows)
         found = []
         for arm in arms_of(exponents):

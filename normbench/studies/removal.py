@@ -131,8 +131,8 @@ class Removal(Study):
         found = []
         for steps, own in without_norms(rows).groupby("tune_steps", sort=False):
             tuned = f"with {steps} steps of tuning" if steps else "without tuning"
-            what = f"Loss added as all norms that can be are taken out, {tuned}"
-            found += values_of(own, "increase", what, self.columns["increase"].unit)
+            number = f"the loss added by taking out all norms that can be, {tuned},"
+            found += values_of(own, "increase", number, self.columns["increase"].unit)
         return found
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:

@@ -33,6 +33,13 @@ from normbench.types import Model
 Levels = Sequence[float]
 Change = Callable[[float, Tensor, int], Tensor]  # (level, values, their axis of channels) to changed values
 
+# How each changes the stream at half the depth.
+OF_STREAM = {
+    "outlier": "making the largest hidden channel {:g} times as large",
+    "noise": "noise of {:g} times the root mean square of the hidden stream",
+    "dropped": "dropping a share of {:g} of the hidden positions",
+}
+
 LEVELS = {
     "outlier": "factor on the largest channel",
     "noise": "noise over the root mean square",
@@ -81,13 +88,15 @@ class Robustness(Study):
     def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         differences = list[StudyResult]()
         values = list[Value]()
-        unit = self.columns["increase"].unit
+        column = self.columns["increase"]
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
             level = own["strength"].max()
             strongest = own[own["strength"] == level]
-            what = f"Loss added in the hidden stream by {kind} at {level:g}"
-            differences += compare_with_baseline(strongest, "increase", self.baseline, what, unit)
-            values += values_of(strongest, "increase", what, unit)
+            number = f"loss added by {OF_STREAM[str(kind)].format(level)}"
+            differences += compare_with_baseline(
+                strongest, "increase", self.baseline, number, column.unit, better=column.better
+            )
+            values += values_of(strongest, "increase", number, column.unit)
         return differences or values
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:

@@ -85,8 +85,8 @@ class RunningStatistics(Study):
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         own = rows["statistics"] == "batch"
         running = rows["statistics"] == "running"
-        what = "Loss with a batch's own statistics, less that with the running ones"
-        return compare_kinds(rows, own, running, "loss", what, self.columns["loss"].unit)
+        kinds = ("with a batch's own statistics", "with the running ones")
+        return compare_kinds(rows, own, running, "loss", "loss", kinds, self.columns["loss"].unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         note = "The gap is taken for each checkpoint, so that its interval is that of a paired difference."

@@ -68,7 +68,7 @@ class Saturation(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
         first = rows[rows["layer"] == 1]
-        return self.compare_or_tell(first, "saturated", "Share of saturated units of the first layer, mean over steps")
+        return self.compare_or_tell(first, "saturated", "share of saturated units of the first layer, mean over steps")
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."

@@ -14,16 +14,17 @@ from normbench.errors import UsageError
 from normbench.record.files import inside, write_bytes
 from normbench.record.machine import commit, cpu_name, describe_machine
 from normbench.record.tensorboard import TensorBoard, event_files
-from normbench.results.rows import ResultTable, StudyResult, Value, keys_of
+from normbench.results.rows import ResultTable, StudyResult, Value, correct_stated, keys_of
+from normbench.results.study_answer import answer_of
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import use_our_style
 from normbench.show.safe import to_csv
 from normbench.show.studied import save_study
+from normbench.show.study_tables import rows_table, write_table
 from normbench.show.tables import Table
 from normbench.show.tensorboard import folder_name
-from normbench.studies.answers import answer_of
 from normbench.studies.frame import LeftOut, Study, measured_numbers, place_in
-from normbench.studies.writing import first_sentences, rows_table, write
+from normbench.tell.verdicts import first_of_study, say_stated
 
 ROWS_FILE = "rows.csv"
 ANSWER_FILE = "answer.json"
@@ -53,13 +54,16 @@ def save(
     study.choose_baseline(rows)
     with use_our_style():
         figures = ask(study, "figures", rows, Figure)
-    findings = ask(study, "tables", rows, Table, ResultTable)
-    told = ask(study, "finding", rows, str, Value, StudyResult)
-    tables, sentences = write(findings, told)
-    answer = answer_of(name, command, study.baseline, findings, told, sentences)
+    results = ask(study, "tables", rows, Table, ResultTable)
+    stated = ask(study, "finding", rows, str, Value, StudyResult)
+    results, stated = correct_stated(results, stated)
+    sentences = say_stated(stated)
+    answer = answer_of(name, command, study.baseline, results, stated, [sentence.text for sentence in sentences])
     write_bytes(folder / ANSWER_FILE, answer.to_json().encode())
+    tables = [write_table(table) if isinstance(table, ResultTable) else table for table in results]
+    shown = first_of_study(sentences)
     if left_out:
-        reasons = [one._asdict() for one in left_out]
+        reasons = [left._asdict() for left in left_out]
         tables.append(rows_table("left-out", "Left out", reasons, 2))
     machine = " and ".join((cpu_name(), *gpus))
     about = {
@@ -68,7 +72,8 @@ def save(
         "question": inspect.getdoc(type(study)),
         "source": study.source,
         "command": command,
-        "finding": first_sentences(sentences),
+        "finding": [sentence.text for sentence in shown],
+        "details": [sentence.detail for sentence in shown if sentence.detail],
         "machine": {"cpu": machine, "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
         "session": {**describe_machine(), "accelerator": " and ".join(gpus)},
@@ -89,17 +94,17 @@ def ask(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any
     Raises:
         UsageError: it gives something else.
     """
-    found = getattr(study, method)(rows)
-    is_list = isinstance(found, Sequence) and not isinstance(found, str)
-    wrong = [one for one in found if not isinstance(one, kinds)] if is_list else [found]
+    given = getattr(study, method)(rows)
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    wrong = [item for item in given if not isinstance(item, kinds)] if is_list else [given]
     if not wrong:
-        return list(found)
+        return list(given)
     what = f"{type(study).__name__}.{method}"
-    given = type(wrong[0]).__name__
+    kind_given = type(wrong[0]).__name__
     if is_list:
-        given += " within a list"
+        kind_given += " within a list"
     wanted = " or ".join(kind.__name__ for kind in kinds)
-    raise UsageError(f"{what} gives {given}: let it return one flat list of {wanted}")
+    raise UsageError(f"{what} gives {kind_given}: let it return one flat list of {wanted}")
 
 
 def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:
@@ -123,15 +128,15 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
 
 def means_by_tag(rows: pd.DataFrame, metrics: Sequence[str], kinds: Sequence[str]) -> dict[str, float]:
     """Return the mean of each number for each kind of rows. kinds: the columns that tell these apart."""
-    found = {}
+    means = {}
     groups = rows.groupby(list(kinds), dropna=False, sort=False) if kinds else [((), rows)]
     for words, group in groups:
         suffix = "".join(f"/{word}" for word in words)
         for metric in metrics:
             values = group[metric]
             if values.notna().any():
-                found[f"{metric}{suffix}"] = values.astype(float).mean()
-    return found
+                means[f"{metric}{suffix}"] = values.astype(float).mean()
+    return means
 
 
 def new_board(folder: Path) -> TensorBoard:

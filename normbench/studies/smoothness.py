@@ -159,8 +159,8 @@ class Smoothness(Study):
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
-        what = "Effective smoothness, mean over steps, smaller is smoother"
-        return self.compare_or_tell(with_noise_named(rows), "smoothness", what, ratio=True)
+        number = "effective smoothness, mean over steps"
+        return self.compare_or_tell(with_noise_named(rows), "smoothness", number, ratio=True)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         rows = with_noise_named(rows)

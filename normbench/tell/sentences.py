@@ -27,13 +27,29 @@ from normbench.results.answer import (
     StepKind,
     Stuck,
 )
-from normbench.results.result import Losses
-from normbench.results.statistics import ALPHA
-from normbench.tell.difference_sentences import say_assumptions, say_found, say_not_compared, say_not_found
-from normbench.tell.effect_sentences import say_effects, say_effects_not_found
-from normbench.tell.phrases import Said, corrected_p, corrections
-from normbench.tell.scaling_sentences import say_scaling
-from normbench.wording import count, equals, fixed, in_words, join_first, one_line, plain, with_unit
+from normbench.tell.details import say_assumptions
+from normbench.tell.phrases import Said
+from normbench.tell.verdicts import (
+    say_effects,
+    say_effects_not_found,
+    say_found,
+    say_losses,
+    say_not_compared,
+    say_not_found,
+    say_scaling,
+)
+from normbench.wording import (
+    compact,
+    count,
+    fixed,
+    in_words,
+    join_first,
+    list_words,
+    one_line,
+    percent,
+    plain,
+    with_unit,
+)
 
 MOST = 8  # sentences of an answer; the tables have the others
 FEW_STUCK = 2  # arms that did not train have a sentence each
@@ -58,27 +74,26 @@ def say(answer: Answer) -> list[Statement]:
 
     Of many, only the largest of each kind are told, and how many more there are.
     """
-    told = list[tuple[str, Sequence[Said]]]()  # the sentences of each kind, after the key of their table
+    kinds = list[tuple[str, Sequence[Said]]]()  # the sentences of each kind, after the key of their table
     arms = compared_arms(answer) or {arm.name: arm for arm in answer.arms}
-    told.append(("arms", say_plainly(say_stuck(arms))))
-    told.append(("costs", say_losses(answer.losses)))
-    told.append(("scaling", say_scaling(answer.scaling)))
-    for kind in say_effects(answer.effects):
-        told.append(("designs", kind))
-    for kind in say_found(answer.differences, answer.question.margin):
-        told.append(("differences", kind))
-    told.append(("designs", say_plainly(say_effects_not_found(answer.effects))))
-    told.append(("differences", say_not_found(answer.differences, answer.question.margin)))
+    kinds.append(("arms", say_plainly(say_stuck(arms))))
+    kinds.append(("costs", say_losses(answer.losses)))
+    kinds.append(("scaling", say_scaling(answer.scaling)))
+    for effects in say_effects(answer.effects):
+        kinds.append(("designs", effects))
+    for differences in say_found(answer.differences):
+        kinds.append(("differences", differences))
+    kinds.append(("designs", say_plainly(say_effects_not_found(answer.effects))))
+    kinds.append(("differences", say_not_found(answer.differences)))
     if not answer.differences:
-        told.append(("arms", [Said(say_not_compared(len(answer.arms)))]))
-    told.append(("costs", say_plainly(say_diverged(answer.arms))))
-    told.append(("lost", say_plainly(say_lost(answer.arms))))
-    lengths = [len(texts) for _, texts in told]
-    most = allot_sentences(lengths)
+        kinds.append(("arms", [Said(say_not_compared(len(answer.arms)))]))
+    kinds.append(("costs", say_plainly(say_diverged(answer.arms))))
+    kinds.append(("lost", say_plainly(say_lost(answer.arms))))
+    most = allot_sentences([len(sentences) for _, sentences in kinds])
     statements = []
-    for (table, sentences), number in zip(told, most, strict=True):
-        for one in first_of(sentences, number):
-            statements.append(Statement(one_line(one.text), table, one_line(one.detail)))
+    for (table, sentences), number in zip(kinds, most, strict=True):
+        for sentence in first_of(sentences, number):
+            statements.append(Statement(one_line(sentence.text), table, one_line(sentence.detail)))
     return statements
 
 
@@ -89,18 +104,18 @@ def say_plainly(texts: Sequence[str]) -> list[Said]:
 
 def say_details(statements: Sequence[Statement], answer: Answer) -> list[str]:
     """Say what the sentences of an answer rest on, and what is assumed of few seeds."""
-    details = [one.detail for one in statements if one.detail]
+    details = [statement.detail for statement in statements if statement.detail]
     return [*details, *map(one_line, say_assumptions(answer.differences))]
 
 
 def compared_arms(answer: Answer) -> dict[str, ArmResult]:
     """Return the arms that are compared, by their names in the comparisons, in the order of these."""
     by_name = {arm.compared_as: arm for arm in answer.arms}
-    found = {}
-    for one in answer.differences:
-        for name in (one.arm, one.baseline):
-            found[name] = by_name[name]
-    return found
+    compared = {}
+    for difference in answer.differences:
+        for name in (difference.arm, difference.baseline):
+            compared[name] = by_name[name]
+    return compared
 
 
 def allot_sentences(lengths: Sequence[int]) -> list[int]:
@@ -112,22 +127,22 @@ def allot_sentences(lengths: Sequence[int]) -> list[int]:
     for place, length in enumerate(lengths):
         for rank in range(length):
             ranked.append((rank, place))
-    told = [0] * len(lengths)
+    allotted = [0] * len(lengths)
     for number, (rank, place) in enumerate(sorted(ranked)):
         if rank == 0 or number < MOST:
-            told[place] += 1
-    return told
+            allotted[place] += 1
+    return allotted
 
 
 def first_of(sentences: Sequence[Said], most: int) -> list[Said]:
     """Return the first of some sentences; the last of them says how many more there are."""
-    told = list(sentences[:most])
+    shown = list(sentences[:most])
     left = len(sentences) - most
     if left > 0:
         verb = "is" if left == 1 else "are"
-        last = told[-1]
-        told[-1] = last._replace(text=f"{last.text} {left} more of this kind {verb} in the tables.")
-    return told
+        last = shown[-1]
+        shown[-1] = last._replace(text=f"{last.text} {left} more of this kind {verb} in the tables.")
+    return shown
 
 
 # ---- arms that did not train
@@ -179,52 +194,19 @@ def name_runs(some: int, total: int, what: str) -> str:
 def missed(run: Stuck) -> str:
     """Say what a run would have had to reach to count as trained: the rule of `RecordedRun.trained`."""
     loss, accuracy = run.constant_loss, run.constant_accuracy
-    words = "" if loss is None else f"not {100 * LEARNED:.0f} % below the {fixed(loss, 3)} of a constant guess"
+    words = "" if loss is None else f"not {percent(LEARNED)} below the {fixed(loss, 3)} of a constant guess"
     if accuracy is None:
         return words
     if loss is not None:
         words += ","
     guess = "a constant guess" if loss is None else "one"
     return (
-        f"{words} and it does not make {100 * LEARNED_RIGHT:.0f} % fewer errors than {guess}, which is right in "
+        f"{words} and it does not make {percent(LEARNED_RIGHT)} fewer errors than {guess}, which is right in "
         f"{fixed(100 * accuracy, 1)} % of all cases"
     ).strip()
 
 
 # ---- runs that were lost
-
-
-def say_losses(losses: Sequence[Losses]) -> list[Said]:
-    """Name the arms that lose more runs than their baselines, or fewer."""
-    sentences = []
-    for one in losses:
-        if one.counted and one.p is not None and one.p < ALPHA:
-            sentences.append(say_loss(one))
-    return sentences
-
-
-def say_loss(one: Losses) -> Said:
-    """Say which side loses more runs, and what that rests on."""
-    names = (one.arm, one.baseline)
-    share_of_arm = one.lost[0] / one.runs[0]
-    share_of_baseline = one.lost[1] / one.runs[1]
-    worse, better = (0, 1) if share_of_arm > share_of_baseline else (1, 0)
-    ways = []
-    if one.diverged:
-        ways.append("diverged")
-    if one.stuck:
-        ways.append("did not train")
-    if one.real:
-        verb, uncertain = "trains", ""
-        p = corrected_p(one)
-    else:
-        verb, uncertain = "may train", f"; not certain after correction for {corrections(one)}"
-        p = f"p {equals(one.p)} before correction"
-    text = (
-        f"{names[worse]} {verb} less often than {names[better]}: {one.lost[worse]} of {count(one.runs[worse], 'run')} "
-        f"{' or '.join(ways)}, against {one.lost[better] or 'none'} of {one.runs[better]}{uncertain}."
-    )
-    return Said(text, f"Lost runs, {names[worse]} and {names[better]}: Fisher's exact test, {p}.")
 
 
 def say_diverged(arms: Sequence[ArmResult]) -> list[str]:
@@ -275,9 +257,8 @@ def say_asked(question: Question) -> str:
     for factor in question.varied:
         values = join_first([in_words(value) for value in factor.values], MOST_VALUES)
         words.append(f"{factor.key} ({values})")
-    *others, last = words
-    factors = f"{', '.join(others)} and {last}" if others else last
-    verb = "do" if others else "does"
+    factors = list_words(words)
+    verb = "do" if len(words) > 1 else "does"
     of_model = "" if "model" in keys else f" of the model {model}"
     on_data = "" if "data" in keys else f" on {data}"
     return f"What {verb} {factors} do to the {question.metric.final_words}{of_model}{on_data}?"
@@ -299,8 +280,8 @@ def say_held(question: Question) -> str:
         parameters += f", of which {sizes(question.trained)} are trained"
     equal += [parameters, f"{count(len(question.seeds), 'seed')} for each arm"]
     sentences = [f"Held equal: {'; '.join(equal)}."]
-    for keys, own in following.items():
-        sentences.append(f"Goes with {keys}: {'; '.join(own)}.")
+    for keys, texts in following.items():
+        sentences.append(f"Goes with {keys}: {'; '.join(texts)}.")
     if question.of_schemes:
         belongs = "; ".join(question.of_schemes)
         sentences.append(f"A scheme is compared as a whole, and what it sets is a part of it: {belongs}.")
@@ -348,15 +329,15 @@ def say_reason(reason: Reason) -> str:
     """Say one thing that probes show."""
     seen = {}
     for name, value in reason.evidence.items():
-        seen[name] = f"{value:.2g}"
+        seen[name] = compact(value, 2)
     if reason.kind == ReasonKind.SMALL_STREAM:
         text = f"the stream enters the first norm with RMS {seen['entering']}"
         if "passed" in seen:
             text += f", where its bounded function is linear and passes on values of RMS {seen['passed']}"
         return text
     if reason.kind == ReasonKind.SATURATED:
-        share = 100 * reason.evidence["saturated"]
-        return f"up to {share:.0f} % of what enters the norms of a block is at their bound"
+        share = fixed(100 * reason.evidence["saturated"], 0)
+        return f"up to {share} % of what enters the norms of a block is at their bound"
     if reason.kind == ReasonKind.VANISHING:
         inside, outside = seen["in_blocks"], seen["gradient"]
         return f"gradients vanish: their norm is {inside} in all blocks together, and {outside} outside of them"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain, combinations
@@ -23,9 +21,8 @@ from normbench.evidence.study import RecordedStudy, candidate_settings
 from normbench.results.caveats import asked_for, keys_of_schemes
 from normbench.settings import Setting, either, flat
 from normbench.tell.references import in_brackets, works_of
-from normbench.wording import count, in_words, join_first, one_line
+from normbench.wording import count, in_prose, join_first, list_words, one_line
 
-MOST = 12  # things that a sentence lists
 MOST_AMOUNTS = 4
 SHOWN_GROUPS = ("data", "model", "optim")
 ELSEWHERE = ("data.batch_size", "data.context", "data.holdout", "data.root", "data.path")  # told by other sentences
@@ -230,14 +227,14 @@ def factor_in_words(study: RecordedStudy, factor: JointFactor) -> str:
     for level in factor.levels:
         words = [level_in_words(study, by_level[level], key) for key in factor.keys]
         levels.append(" with ".join(words))
-    return f"{' together with '.join(factor.keys)}: {listed(levels)}"
+    return f"{' together with '.join(factor.keys)}: {list_words(levels)}"
 
 
 def level_in_words(study: RecordedStudy, run: RecordedRun, key: str) -> str:
     """Write a run's value of a setting that varies; an option with the works that it comes from."""
     if key in GROUPS or key in run.rules:
         return option_in_words(study, run, key, study.varied)
-    return value_in_words(study.value_of(run, key))
+    return in_prose(study.value_of(run, key))
 
 
 # ---- what was held equal
@@ -289,7 +286,7 @@ def precision_in_words(run: RecordedRun) -> str:
 def average_in_words(run: RecordedRun) -> str:
     """Write the decay of a run's moving average of the weights; nothing where it has none."""
     decay = run.config.get("trainer.ema")
-    return value_in_words(decay) if decay else ""
+    return in_prose(decay) if decay else ""
 
 
 def part_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> str:
@@ -311,12 +308,12 @@ def part_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: Ite
     if target.startswith("normbench.models."):
         words = f"normbench's {words}"
     if shown:
-        words += f" with {listed(shown, len(shown))}"
+        words += f" with {list_words(shown, len(shown))}"
     if option not in options(group):
         return words
     if altered:
         names = [name_in_words(key) for key in altered]
-        return f"{words} (the preset {option} but for {listed(names)})"
+        return f"{words} (the preset {option} but for {list_words(names)})"
     if option.casefold() == name.casefold():
         return words
     return f"{words} (the preset {option})"
@@ -329,8 +326,8 @@ def option_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: I
     altered = altered_settings(study, run, group, {*aside, *ELSEWHERE})
     words = option + in_brackets(works_of(group, option))
     if altered:
-        told = [setting_in_words(key, settings[key]) for key in altered]
-        words += f" but with {listed(told)}"
+        changes = [setting_in_words(key, settings[key]) for key in altered]
+        words += f" but with {list_words(changes)}"
     return words
 
 
@@ -368,7 +365,7 @@ def altered_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: 
 
 def rates_of(study: RecordedStudy, arm: Arm) -> str:
     """Write an arm's name and its learning rate, or rates."""
-    rates = [value_in_words(study.value_of(run, LEARNING_RATE)) for run in arm.runs]
+    rates = [in_prose(study.value_of(run, LEARNING_RATE)) for run in arm.runs]
     return f"{arm.name} {join(rates)}"
 
 
@@ -389,35 +386,13 @@ def setting_in_words(key: str, value: Any) -> str:
         return count(value, name.removesuffix("s"))
     if value is None:
         return f"no {name}"
-    return f"{name} {value_in_words(value)}"
-
-
-def value_in_words(value: Any) -> str:
-    """Write a value: numbers without needless zeros, as 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
-    if isinstance(value, str) and value.startswith("["):
-        with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
-            parts = [value_in_words(part) for part in json.loads(value)]
-            return f"({', '.join(parts)})"
-    words = in_words(value)
-    if isinstance(value, float) and "e" in words:
-        mantissa, exponent = words.split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return words
+    return f"{name} {in_prose(value)}"
 
 
 def join(words: Iterable[str]) -> str:
     """Join what is said of runs, each once, such as `cnn or vgg`."""
-    found: dict[str, None] = {}  # each once, in their order
+    distinct: dict[str, None] = {}  # in their order
     for text in words:
         if text:
-            found[one_line(text)] = None
-    return either(found)
-
-
-def listed(words: Sequence[str], most: int = MOST) -> str:
-    """Join words as prose does: `a, b and c`; of many the first ones, and how many more there are."""
-    shown = [*words[:most]]
-    if len(words) > most:
-        shown.append(f"{len(words) - most} more")
-    *others, last = shown
-    return f"{', '.join(others)} and {last}" if others else last
+            distinct[one_line(text)] = None
+    return either(distinct)

@@ -1,9 +1,9 @@
-"""What a study has found, as values: what its page says in words, and `answer.json` keeps for notebooks and scripts."""
+"""What a study has found, as values: `answer.json` keeps them for notebooks and scripts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,10 @@ import numpy as np
 
 from normbench.evidence.labels import label_of
 from normbench.results.answer import to_plain
-from normbench.results.rows import ResultLine, ResultTable, Stated, StudyResult, correct_tests, corrected_like
+from normbench.results.rows import ResultLine, ResultTable, Stated, StudyResult
 from normbench.results.statistics import Interval, exp2
-from normbench.show.tables import Table
-from normbench.studies.writing import in_unit
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
-
 
 PlainResult = Mapping[str, Any]  # as `in_its_unit` has it
 
@@ -74,8 +71,8 @@ def answer_of(
     name: str,
     command: str,
     baseline: Mapping[str, Any],
-    tables: Sequence[Table | ResultTable],
-    told: Sequence[Stated],
+    tables: Sequence[object],
+    stated: Sequence[Stated],
     sentences: Sequence[str],
 ) -> StudyAnswer:
     """Return what a study has found as values.
@@ -84,33 +81,26 @@ def answer_of(
         name: the word that names the study on the command line.
         command: the line for a shell that makes it.
         baseline: the settings of the arm that others are compared with.
-        tables: what the study gives as its tables.
-        told: what the study gives as its finding.
+        tables: of the study, p corrected.
+        stated: what the study states beside them, p corrected.
         sentences: the same in words.
     """
-    tests = correct_tests(tables, told)
-    differences = []
-    for one in told:
-        if isinstance(one, StudyResult):
-            differences.append(in_its_unit(corrected_like(one, tests)))
+    differences = [in_its_unit(one) for one in stated if isinstance(one, StudyResult)]
     measured = list[Measured]()
     for table in tables:
         if isinstance(table, ResultTable):
             for line in table.lines:
-                measured += numbers_in(table, line, tests)
+                measured += numbers_in(table, line)
     return StudyAnswer(name, command, baseline, tuple(sentences), tuple(differences), tuple(measured))
 
 
-def numbers_in(table: ResultTable, line: ResultLine, tests: Mapping[Hashable, StudyResult]) -> Iterator[Measured]:
-    """Yield the numbers in a line of a table. tests: all of the study, corrected."""
+def numbers_in(table: ResultTable, line: ResultLine) -> Iterator[Measured]:
+    """Yield the numbers in a line of a table."""
     settings = {key: to_python(value) for key, value in line.arm.settings.items()}
     coordinates = dict(zip(table.by, map(to_python, line.place), strict=True))
     for metric, cell in line.cells.items():
-        finding = cell.finding
-        mean, interval = in_unit(*finding.summary, finding.ratio)
-        difference = None
-        if cell.difference is not None:
-            difference = in_its_unit(corrected_like(cell.difference, tests))
+        number = cell.number
+        mean, interval = number.summary
         yield Measured(
             table=table.key,
             arm=label_of(line.arm),
@@ -118,12 +108,12 @@ def numbers_in(table: ResultTable, line: ResultLine, tests: Mapping[Hashable, St
             at=coordinates,
             metric=metric,
             unit=table.columns[metric].unit,
-            ratio=finding.ratio,
-            seeds=tuple(finding.values),
-            values=values_in_unit(tuple(finding.values.values()), finding.ratio),
+            ratio=number.ratio,
+            seeds=tuple(number.values),
+            values=values_in_unit(tuple(number.values.values()), number.ratio),
             mean=mean,
             interval=interval,
-            difference=difference,
+            difference=None if cell.difference is None else in_its_unit(cell.difference),
         )
 
 
@@ -132,12 +122,12 @@ def in_its_unit(result: StudyResult) -> PlainResult:
 
     `detectable` is the ratio that so many seeds find four times in five, and is None for other differences.
     """
-    mean, interval = in_unit(result.mean, result.interval, result.ratio)
+    mean, interval = result.summary
     return {
         "arm": result.arm,
         "baseline": result.baseline,
         "what": result.what,
-        "unit": result.unit,
+        "unit": result.metric.unit,
         "ratio": result.ratio,
         "seeds": result.seeds,
         "values": values_in_unit(result.values, result.ratio),
