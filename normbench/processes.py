@@ -11,10 +11,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from normbench.stopping import THREAD
 
@@ -22,6 +22,8 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU in each period, or max
 OLD_CPU_QUOTA = Path("/sys/fs/cgroup/cpu")  # where cgroup v1 has them, in a file each; -1: no quota
 PATIENCE = 60.0  # seconds for which the other process may still be at work when its result is waited for
+
+Result = TypeVar("Result")
 
 
 def end_with_parent(parent: int) -> None:
@@ -73,6 +75,33 @@ def run_beside(work: Callable[[], Any]) -> Callable[[], Any]:
         process.start()
     there.close()
     return result
+
+
+def share(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Do jobs here and in a process beside, each by whoever is free; return their results, in the order of the jobs.
+
+    Here they are taken from the first one on, and there from the last one on. What is taken by a process that dies is
+    done here again.
+    """
+    tickets, given = os.pipe()
+    os.write(given, bytes(len(jobs)))  # a byte for each job, which one of the two processes reads
+    os.close(given)
+
+    def take(in_turn: Iterable[Callable[[], Result]]) -> list[Result]:
+        results = []
+        for job in in_turn:
+            if not os.read(tickets, 1):
+                break
+            results.append(job())
+        return results
+
+    wait_for_last = run_beside(lambda: take(reversed(jobs)))
+    results = take(jobs)
+    last = wait_for_last()
+    os.close(tickets)
+    for job in jobs[len(results) : len(jobs) - len(last)]:
+        results.append(job())
+    return [*results, *reversed(last)]
 
 
 def has_threads() -> bool:

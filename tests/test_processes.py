@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from killing import poll
 from support import REPOSITORY
 
 from normbench import processes
-from normbench.processes import count_cores, run_beside
+from normbench.processes import count_cores, run_beside, share
 
 # Each starts a process, which would never end by itself, and does not return. Torch is imported where it is needed.
 BESIDE = "from normbench.processes import run_beside"
@@ -104,6 +105,40 @@ def test_what_takes_too_long_beside_the_rest_is_done_here(monkeypatch: pytest.Mo
         return "done"
 
     assert run_beside(work)() == "done"
+
+
+@pytest.mark.parametrize("cores", [{0}, {0, 1}])
+def test_shared_jobs_are_each_done_once_and_their_results_stand_in_their_order(
+    cores: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+    def job(number: int) -> tuple[int, int]:
+        (tmp_path / f"{number}-{os.getpid()}").touch()
+        if number in (0, 9) and len(cores) > 1:  # whoever has one of them waits for the other process to have the other
+            assert poll(lambda: [*tmp_path.glob("0-*")] and [*tmp_path.glob("9-*")])
+        return number, os.getpid()
+
+    found = share([partial(job, number) for number in range(10)])
+    assert [number for number, _ in found] == [*range(10)]
+    assert len({process for _, process in found}) == len(cores)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{one}-{process}" for one, process in found)
+    assert share([]) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is done beside")
+def test_shared_jobs_of_a_process_that_dies_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    here = os.getpid()
+
+    def job(number: int) -> int:
+        if os.getpid() != here:
+            os._exit(1)
+        return number
+
+    assert share([partial(job, number) for number in range(4)]) == [0, 1, 2, 3]
 
 
 def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(
