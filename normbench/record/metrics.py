@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from normbench.record.files import keep_damaged, read_bytes, write_atomically
 
@@ -45,7 +46,7 @@ def logged_lines(path: Path) -> list[LoggedLine]:
 def parse_json(text: bytes) -> Any:
     """Return what JSON says, or None where it is damaged."""
     with suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return msgspec.json.decode(text)
 
 
 def read_line(text: bytes, logged: Any) -> LoggedLine:
