@@ -365,7 +365,7 @@ def test_no_thread_keeps_the_command_from_its_second_process(
         threads.append(count_others())
         return work
 
-    for part in ("evidence.study", "show.report"):
+    for part in ("evidence.study", "processes"):
         monkeypatch.setattr(f"normbench.{part}.run_beside", noted)
     assert main(["report", str(tmp_path)]) == 0
     assert threads == [before, before]

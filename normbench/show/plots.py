@@ -452,20 +452,19 @@ def steps(subplots: Sequence[Subplot], x: Axis, y: Axis) -> Canvas:
 
 
 def blank(height: float) -> Canvas:
-    """Return an empty figure, as wide as the style says, which lays itself out."""
+    """Return an empty figure, as wide as the style says."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure as Canvas
 
     width, _ = rcParams["figure.figsize"]
-    return Canvas(figsize=(width, height), layout="constrained")
+    return Canvas(figsize=(width, height))
 
 
 def lay_out(canvas: Canvas) -> Canvas:
-    """Give all words their room, once: not again for each format in which the figure is written."""
-    engine = canvas.get_layout_engine()
-    assert engine is not None
-    engine.execute(canvas)
-    canvas.set_layout_engine("none")
+    """Give all words their room, once: a figure that lays itself out is drawn twice for each format."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine().execute(canvas)
     return canvas
 
 

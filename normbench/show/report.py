@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,13 +14,13 @@ from normbench.evidence import facts
 from normbench.evidence.arms import Baseline
 from normbench.evidence.frame import runs_frame
 from normbench.evidence.study import RecordedStudy
-from normbench.processes import run_beside
+from normbench.processes import share
 from normbench.record.files import inside, make_folder, read_form, remove_written, write_bytes, write_json
 from normbench.results.examine import Examination, Request, examine, examine_all
 from normbench.results.sensitivity import areas, failing_settings, searches, tried_levels
 from normbench.show import latex, tables
 from normbench.show.drawings import draw_arms
-from normbench.show.figures import draw_all
+from normbench.show.figures import plan_figures
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import COLUMN, use_our_style
 from normbench.show.pages import page_of, show_figure
@@ -191,12 +192,16 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """
     make_folder(out, "figures")
     baseline = dict(report.baseline.settings)
-    figures = draw_all(report.study, baseline, report.yardstick.metrics, width, report.family)
-    files = figure_files(figures)
+    plan = plan_figures(report.study, baseline, report.yardstick.metrics, width, report.family)
     shown = []
-    for one in figures:
-        svg = files[f"figures/{one.name}.svg"].decode()
-        shown.append(show_figure(one, svg))
+    files = dict[str, bytes]()
+    with use_our_style(width):  # once for all of them
+        drawn_in_turn = share([partial(draw_and_write, draw) for draw in plan])
+    for drawn in drawn_in_turn:
+        for figure, files_of_figure in drawn:
+            shown.append(figure)
+            for name, content in files_of_figure.items():
+                files[f"figures/{name}"] = content
     files["answer.json"] = report.answer.to_json().encode()
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)
@@ -211,16 +216,14 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     return out / "report.html"
 
 
-def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
-    """Return the content of each file of the figures, by path; another process makes half of them."""
-    files = {}
-    with use_our_style():  # once for all of them
-        others = run_beside(lambda: [figure.files() for figure in figures[1::2]])
-        drawn = [figure.files() for figure in figures[::2]]
-        for own in (*drawn, *others()):
-            for name, content in own.items():
-                files[f"figures/{name}"] = content
-    return files
+def draw_and_write(draw: Callable[[], list[Figure]]) -> list[tuple[ShownFigure, dict[str, bytes]]]:
+    """Return figures as a page shows them, each with the content of its files by name."""
+    drawn = []
+    for one in draw():
+        files = one.files()
+        svg = files[f"{one.name}.svg"].decode()
+        drawn.append((show_figure(one, svg), files))
+    return drawn
 
 
 def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence[SavedStudy]) -> dict[str, str]:

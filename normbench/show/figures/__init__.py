@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from normbench.evidence.arms import Arm, Baseline
 from normbench.evidence.facts import implementation, ran_as
@@ -37,7 +38,21 @@ def draw_all(
     width: float = COLUMN,
     family: Family | None = None,
 ) -> list[Figure]:
-    """Draw every figure that a study can fill, in the order of a report.
+    """Draw every figure that a study can fill, in the order of a report: see `plan_figures`."""
+    figures: list[Figure] = []
+    for draw in plan_figures(study, baseline, metrics, width, family):
+        figures += draw()
+    return figures
+
+
+def plan_figures(
+    study: RecordedStudy,
+    baseline: Baseline,
+    metrics: Sequence[Metric] = (),
+    width: float = COLUMN,
+    family: Family | None = None,
+) -> list[Callable[[], list[Figure]]]:
+    """Return what draws every figure that a study can fill, in the order of a report; two processes may share it.
 
     Args:
         study: the runs.
@@ -55,27 +70,31 @@ def draw_all(
     ran = ran_as(arms)
     of_time = [f"The norms ran as {ran}."] if ran else []
     on_top = KERNELS_DIFFER if differ_in_kernels(arms) else ""
-    figures: list[Figure] = []
-    with use_our_style(width):
-        figures += draw_interactions(arms, baseline, primary, rates)
-        figures += draw_survival(arms, baseline, rates)
-        figures += draw_maps(study, primary)
-        figures += draw_forest(tests.differences, arms, rates)
-        figures += draw_sizes(tests.scaling, arms, rates)
-        if others:
-            figures += draw_lines("bleu-val-epochs", arms, of_lines)
-            figures += draw_lines("accuracy-val-steps", arms, of_lines)
-        figures += draw_lines("loss-val-steps", arms, [*of_lines, *of_loss])
-        figures += draw_lines("loss-train-steps", arms, [*of_lines, *of_loss])
-        about_times = [*of_lines, *of_loss, *of_time]
-        by_time = draw_lines("loss-val-time", arms, about_times, on_top)
-        figures += by_time or draw_lines("loss-train-time", arms, about_times, on_top)
-        figures += draw_search(study)
-        figures += draw_learning_rates(study, primary)
-        figures += draw_step_times(arms, primary, [*rates, *of_time], on_top)
-        for name in PROBED:
-            figures += draw_lines(name, arms, of_lines)
-    return figures
+    plan: list[Callable[[], list[Figure]]] = [
+        partial(draw_interactions, arms, baseline, primary, rates),
+        partial(draw_survival, arms, baseline, rates),
+        partial(draw_maps, study, primary),
+        partial(draw_forest, tests.differences, arms, rates),
+        partial(draw_sizes, tests.scaling, arms, rates),
+    ]
+    if others:
+        plan.append(partial(draw_lines, "bleu-val-epochs", arms, of_lines))
+        plan.append(partial(draw_lines, "accuracy-val-steps", arms, of_lines))
+    plan.append(partial(draw_lines, "loss-val-steps", arms, [*of_lines, *of_loss]))
+    plan.append(partial(draw_lines, "loss-train-steps", arms, [*of_lines, *of_loss]))
+    plan.append(partial(draw_by_time, arms, [*of_lines, *of_loss, *of_time], on_top))
+    plan.append(partial(draw_search, study))
+    plan.append(partial(draw_learning_rates, study, primary))
+    plan.append(partial(draw_step_times, arms, primary, [*rates, *of_time], on_top))
+    for name in PROBED:
+        plan.append(partial(draw_lines, name, arms, of_lines))
+    in_style = use_our_style(width)
+    return [in_style(draw) for draw in plan]
+
+
+def draw_by_time(arms: Sequence[Arm], about: Sequence[str], on_top: str) -> list[Figure]:
+    """Draw validation losses by the time of training, or training losses where there are none."""
+    return draw_lines("loss-val-time", arms, about, on_top) or draw_lines("loss-train-time", arms, about, on_top)
 
 
 def differ_in_kernels(arms: Sequence[Arm]) -> bool:
