@@ -139,11 +139,17 @@ def read_maker(maker: Callable[..., Any]) -> tuple[dict[str, Setting], bool]:
     except (TypeError, ValueError):  # it is not written in Python
         return {}, True
     hands_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-    return parameters_of(function, parameters), hands_on
+    read = partial(read_setting, namespace=getattr(function, "__globals__", {}))
+    return settings_among(parameters, read), hands_on
 
 
-def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter]) -> dict[str, Setting]:
-    """Return the settings among the parameters of a function."""
+def settings_among(parameters: Iterable[Parameter], read: Callable[[Any], Setting]) -> dict[str, Setting]:
+    """Return the settings among the parameters of a function.
+
+    Args:
+        parameters: in their order.
+        read: gives what an annotation of theirs allows.
+    """
     found: dict[str, Setting] = {}
     bare: dict[str, Setting] = {}
     for parameter in parameters:
@@ -153,7 +159,7 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
             continue
         setting = Setting()
         if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
-            setting = read_setting(parameter.annotation, getattr(function, "__globals__", {}))
+            setting = read(parameter.annotation)
         if parameter.default is not Parameter.empty:
             found[parameter.name] = replace(setting, default=as_in_yaml(parameter.default))
         elif parameter.kind is Parameter.KEYWORD_ONLY:
@@ -276,70 +282,62 @@ class Source(dict[str, Any]):
     def read_settings(self, node: ast.ClassDef | ast.FunctionDef) -> dict[str, Setting] | None:
         """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
         if isinstance(node, ast.FunctionDef):
-            own = self.read_parameters(node.args, node.args.args)
-            return self.add_rest(node.returns, own) if node.args.kwarg else own
+            return self.settings_of_function(node.args, node.returns)
         base = node.bases[0] if node.bases else None
         for line in node.body:
             if isinstance(line, ast.FunctionDef) and line.name == "__init__":
-                own = self.read_parameters(line.args, line.args.args[1:])
-                return self.add_rest(base, own) if line.args.kwarg else own
-        own = self.read_fields(node)
+                return self.settings_of_function(line.args, base)
+        own = settings_among(self.fields(node), self.read_setting)
         return self.add_rest(base, own) if base else own
+
+    def settings_of_function(self, arguments: ast.arguments, rest: ast.expr | None) -> dict[str, Setting] | None:
+        """Return the settings of a function. rest: what takes those that it hands on."""
+        own = settings_among(self.parameters(arguments), self.read_setting)
+        return self.add_rest(rest, own) if arguments.kwarg else own
 
     def add_rest(self, maker: ast.expr | None, own: dict[str, Setting]) -> dict[str, Setting] | None:
         """Return the settings of what takes the rest, and one's own; None where anything is taken."""
         more = self[maker.id]() if isinstance(maker, ast.Name) else None
         return None if more is None else {**more, **own}
 
-    def read_parameters(self, arguments: ast.arguments, positional: list[ast.arg]) -> dict[str, Setting]:
-        """Return the settings among the parameters of a function.
-
-        Args:
-            positional: those that may be given by position, without `self`.
-        """
-        found: dict[str, Setting] = {}
-        without_default = len(positional) - len(arguments.defaults)
-        for argument, default in zip(positional[without_default:], arguments.defaults, strict=True):
-            found[argument.arg] = self.read_setting(argument.annotation, default)
-        for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            found[argument.arg] = self.read_setting(argument.annotation, keyword_default)
-            if keyword_default is None:
-                found[argument.arg] = replace(found[argument.arg], required=True)
-        if without_default <= MOST_BARE:
-            for argument in positional[:without_default]:
-                found[argument.arg] = self.read_setting(argument.annotation)
-        return drop_keys(found, *GIVEN)
-
-    def read_fields(self, node: ast.ClassDef) -> dict[str, Setting]:
-        """Return the settings that the fields of a dataclass are."""
-        found: dict[str, Setting] = {}
-        for line in node.body:
-            if isinstance(line, ast.AnnAssign) and node.decorator_list:
-                name = ast.unparse(line.target)
-                if name not in GIVEN:
-                    default = line.value
-                    if isinstance(default, ast.Call):  # field(default=1.0, kw_only=True)
-                        default = {keyword.arg: keyword.value for keyword in default.keywords}.get("default")
-                    setting = self.read_setting(line.annotation, default)
-                    found[name] = replace(setting, required=line.value is None)
+    def parameters(self, arguments: ast.arguments) -> list[Parameter]:
+        """Return what a function takes by keyword."""
+        without_default = len(arguments.args) - len(arguments.defaults)
+        defaults = [*[None] * without_default, *arguments.defaults]
+        found: list[Parameter] = []
+        for argument, default in zip(arguments.args, defaults, strict=True):
+            found.append(self.parameter(argument.arg, argument.annotation, default, Parameter.POSITIONAL_OR_KEYWORD))
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            found.append(self.parameter(argument.arg, argument.annotation, default))
         return found
 
-    def read_setting(self, annotation: ast.expr | None, default: ast.expr | None = None) -> Setting:
-        """Return what an annotation allows, which is anything where there is none or the sources do not tell.
+    def fields(self, node: ast.ClassDef) -> list[Parameter]:
+        """Return what a dataclass takes; nothing where a class is none."""
+        found: list[Parameter] = []
+        for line in node.body:
+            if isinstance(line, ast.AnnAssign) and node.decorator_list:
+                default = line.value
+                if isinstance(default, ast.Call):  # field(default=1.0, kw_only=True)
+                    default = {keyword.arg: keyword.value for keyword in default.keywords}.get("default", default)
+                found.append(self.parameter(ast.unparse(line.target), line.annotation, default))
+        return found
 
-        Args:
-            annotation: of the argument.
-            default: of the argument; one that is not a plain value is not known.
-        """
-        setting = Setting()
-        if annotation is not None:
-            with suppress(Exception):
-                setting = setting_from(self.evaluate(annotation))
+    def parameter(
+        self, name: str, annotation: ast.expr | None, default: ast.expr | None, kind: Any = Parameter.KEYWORD_ONLY
+    ) -> Parameter:
+        """Return a parameter with its default, where the sources tell what that is; its annotation stays as written."""
+        value: Any = Parameter.empty
         if default is not None:
+            value = ...
             with suppress(Exception):
                 value = self.evaluate(default) if isinstance(default, ast.Name) else ast.literal_eval(default)
-                setting = replace(setting, default=as_in_yaml(value))
-        return setting
+        return Parameter(name, kind, default=value, annotation=annotation or Parameter.empty)
+
+    def read_setting(self, annotation: ast.expr) -> Setting:
+        """Return what an annotation allows, which is anything where the sources do not tell."""
+        with suppress(Exception):
+            return setting_from(self.evaluate(annotation))
+        return Setting()
 
 
 def name_in(module: str, name: str) -> Any:
