@@ -7,7 +7,7 @@ from rich.markdown import Markdown
 from normbench.build import lay_out
 from normbench.commands.report import console
 from normbench.config.compose import read
-from normbench.config.groups import options, recipe_of
+from normbench.config.groups import options, scheme_words
 from normbench.errors import UsageError
 from normbench.runs.layout import draw_model
 from normbench.runs.plan import prepare
@@ -26,14 +26,11 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
 
 def page_of(name: str) -> str:
     """Return the page of a scheme in Markdown: what it is, its words, and the blocks of a model with it."""
-    words = []
-    for key, value in recipe_of(name).items():
-        words.append(f"{key}={show(value)}")
-    recipe = " ".join(words)
+    words = " ".join(f"{key}={show(value)}" for key, value in scheme_words(name).items())
     meaning = options("scheme")[name]
     model, drawing = draw_first_model(name)
     drawn = f"Drawn with `{model}`:\n\n" if model else ""
-    return f"### {name}\n\n{meaning}\n\n`{recipe}`\n\n{drawn}```text\n{drawing}\n```\n"
+    return f"### {name}\n\n{meaning}\n\n`{' '.join(words)}`\n\n{drawn}```text\n{drawing}\n```\n"
 
 
 def draw_first_model(scheme: str) -> tuple[str, str]:

@@ -35,8 +35,8 @@ from normbench.config.groups import (
     leave_out_said,
     options,
     options_with,
-    recipe_of,
     scheme_of_experiment,
+    scheme_words,
     section_of,
 )
 from normbench.config.recipe import Part, Recipe
@@ -383,8 +383,8 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
     scheme = given.get(SCHEME) or scheme_of_experiment(given.get("experiment", ""), *folders)
     if scheme == "null":
         return []
-    recipe = leave_out_said(recipe_of(scheme, *folders), given)
-    return [f"{key}={show(value)}" for key, value in recipe.items()]
+    unsaid = leave_out_said(scheme_words(scheme, *folders), given)
+    return [f"{key}={show(value)}" for key, value in unsaid.items()]
 
 
 def keys_of_schemes(words: Sequence[str]) -> set[str]:
@@ -398,7 +398,7 @@ def keys_of_schemes(words: Sequence[str]) -> set[str]:
             every = "(" in named  # such as glob(*)
             for scheme in known:
                 if every or scheme in named.split(","):
-                    found.update(recipe_of(scheme, *folders))
+                    found.update(scheme_words(scheme, *folders))
     return found
 
 

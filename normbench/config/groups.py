@@ -231,7 +231,7 @@ def section_of(group: str, option: str, *more: Path) -> dict[str, Any]:
     return drop_keys(whole, "defaults")
 
 
-def recipe_of(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+def scheme_words(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the words of a scheme by their keys, with those of the scheme that it builds on, if it names one.
 
     Args:
@@ -250,7 +250,7 @@ def recipe_of(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[str
     base = own.pop("scheme", None)
     if base is None:
         return own
-    found = leave_out_said(recipe_of(str(base), *more, above=(*above, scheme)), own)
+    found = leave_out_said(scheme_words(str(base), *more, above=(*above, scheme)), own)
     return {**found, **own}
 
 
@@ -261,11 +261,16 @@ def scheme_of_experiment(experiment: str, *more: Path) -> str:
     return str(content("experiment", experiment, more)["defaults"].get("scheme", "null"))
 
 
-def leave_out_said(recipe: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the words of a recipe without those that given keys say otherwise, and without the settings of these."""
-    replaced = [key for key in recipe if key in given or f"{key}._target_" in given]
+def leave_out_said(words: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the words of a scheme without those that given keys say otherwise, and without the settings of these.
+
+    Args:
+        words: their values by key.
+        given: keys.
+    """
+    replaced = [key for key in words if key in given or f"{key}._target_" in given]
     found: dict[str, Any] = {}
-    for key, value in recipe.items():
+    for key, value in words.items():
         option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
         if key not in replaced and not option_is_replaced:
             found[key] = value
@@ -296,7 +301,7 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
             given[key] = value
     scheme = given.get("scheme") or scheme_of_experiment(given.get("experiment", ""), *more)
     if scheme in options("scheme", *more):
-        given = recipe_of(scheme, *more) | given
+        given = scheme_words(scheme, *more) | given
     found: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
         by_default = found.get(group, defaults[group])

@@ -13,7 +13,7 @@ from fnmatch import filter as matching
 from statistics import median
 from typing import Any
 
-from normbench.config.groups import options, recipe_of
+from normbench.config.groups import options, scheme_words
 from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
 from normbench.config.trust import caution
@@ -473,7 +473,7 @@ def keys_of_schemes(study: RecordedStudy) -> list[str]:
     keys: dict[str, None] = {}
     for scheme in {study.value_of(run, "scheme") for run in study.runs}:
         if scheme in options("scheme"):
-            keys |= dict.fromkeys(recipe_of(scheme))
+            keys |= dict.fromkeys(scheme_words(scheme))
     return [*keys]
 
 
