@@ -753,7 +753,7 @@ class Data(ABC):
 
         It is the last of an epoch, which may have fewer examples; a stream has no epochs.
         """
-        last = min(batches, getattr(self, "steps_per_epoch", 0)) - 1
+        last = min(batches, self.steps_per_epoch) - 1
         return self.train_batch(last) if last > 0 else None
 
     @abstractmethod

@@ -98,7 +98,7 @@ def check_smallest_batch(model: Model, data: Data, device: torch.device, group: 
     Raises:
         UsageError: it is.
     """
-    whole = data.smallest_batch(batches)
+    whole = data.smallest_batch(batches) if batches > 1 else None
     if whole is None:
         return
     short = to_device(group.rows(whole), device)
