@@ -30,7 +30,7 @@ def page_of(name: str) -> str:
     meaning = options("scheme")[name]
     model, drawing = draw_first_model(name)
     drawn = f"Drawn with `{model}`:\n\n" if model else ""
-    return f"### {name}\n\n{meaning}\n\n`{' '.join(words)}`\n\n{drawn}```text\n{drawing}\n```\n"
+    return f"### {name}\n\n{meaning}\n\n`{words}`\n\n{drawn}```text\n{drawing}\n```\n"
 
 
 def draw_first_model(scheme: str) -> tuple[str, str]:
