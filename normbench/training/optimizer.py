@@ -145,7 +145,13 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
 def may_fuse(factory: Any) -> bool:
     """Tell whether an optimizer can be fused, and no setting chooses another of its implementations."""
     chosen = IMPLEMENTATIONS & factory.keywords.keys()
-    return "fused" in inspect.signature(factory).parameters and not chosen
+    return takes_fused(factory.func) and not chosen
+
+
+@cache
+def takes_fused(kind: Callable[..., Any]) -> bool:
+    """Tell whether an optimizer can be fused, which takes long to find for each run of a sweep."""
+    return "fused" in inspect.signature(kind).parameters
 
 
 def is_known(kind: type) -> bool:
