@@ -24,7 +24,7 @@ from sketches import chosen, column, numbers, sketched
 from normbench.evidence.measures import Metric
 from normbench.evidence.run import Curve
 from normbench.results.sensitivity import tried_levels
-from normbench.show.figures.figure import Figure, captions_on_a_page
+from normbench.show.figures.figure import Figure
 from normbench.show.figures.finals import places_of, write_ranges
 from normbench.show.figures.lines import POINTS, band_of
 from normbench.show.figures.style import DARK
@@ -72,14 +72,6 @@ def test_subplots_of_a_figure_have_one_size_and_the_same_axes(figures: dict[str,
     np.testing.assert_allclose(sizes, sizes[:1].repeat(3, axis=0), rtol=1e-6)
     assert len({pane.get_xlim() for pane in panes}) == 1
     assert len({pane.get_ylim() for pane in panes}) == 1
-
-
-def test_a_sentence_stands_once_below_the_figures_of_a_page(figures: dict[str, Figure]) -> None:
-    captions = captions_on_a_page(figures.values())
-    band = "Line: mean of 2 to 3 seeds; band: from the lowest to the highest."
-    assert sum(band in figure.caption for figure in figures.values()) > 3
-    assert sum(band in caption for caption in captions) == 1
-    assert captions[0] == figures["interaction-norm-placement"].caption
 
 
 def test_few_blocks_have_no_figure_by_depth(tmp_path: Path) -> None:

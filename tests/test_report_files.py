@@ -113,6 +113,13 @@ def test_every_figure_is_in_the_page_and_beside_it_with_its_data(written: Path) 
     assert all(path.with_suffix(suffix).is_file() for path in figures for suffix in (".png", ".csv", ".pdf"))
 
 
+def test_a_sentence_stands_once_below_the_figures_of_a_page(written: Path) -> None:
+    band = "; band: from the lowest to the highest."
+    in_paper = "".join((written / name).read_text("utf-8") for name in ("report.tex", "appendix.tex"))
+    assert in_paper.count(band) > 1  # where each figure has all that is to be said of it
+    assert Page(written).words.count(band) == 1
+
+
 def test_the_markdown_has_whole_tables(written: Path) -> None:
     lines = (written / "report.md").read_text("utf-8").splitlines()
     rows = [line for line in lines if line.startswith("|")]

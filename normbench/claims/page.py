@@ -22,7 +22,7 @@ from normbench.show.figures.figure import Figure
 from normbench.show.latex import table_for
 from normbench.show.pages import page_of, show_figure
 from normbench.show.safe import to_csv
-from normbench.show.shown import ShownFigure
+from normbench.show.shown import ShownFigure, say_once
 from normbench.show.tables import Table
 from normbench.show.templating import tex
 from normbench.tell.claim_sentences import (
@@ -159,7 +159,7 @@ def show_family(key: str, suite: Suite, drawings: Sequence[Figure], left_out: Se
         sentences=[*write_suite(suite), *(f"Left out: {sentence}." for sentence in left_out)],
         table=replace(verdict_table(key, suite.entries), title="Claim by claim"),
         links=[f"#claim--{entry.name}" for entry in suite.entries],
-        figures=[show_figure(figure, figure.svg) for figure in drawings],
+        figures=say_once(show_figure(figure, figure.svg) for figure in drawings),
     )
 
 

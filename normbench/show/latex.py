@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from normbench.show.shown import ShownFigure, by_group
+from normbench.show.shown import ShownFigure
 from normbench.show.tables import Table
 from normbench.show.templating import tex
 from normbench.tell.references import split_at_citations
@@ -21,10 +21,9 @@ ROOM = 342.0  # points: the lines of article at its usual size, of 345 pt, and a
 CHARACTER = 4.25  # points, of a letter in \footnotesize, which has 8 pt
 BETWEEN = 8.0  # points between two columns: \tabcolsep is set to half of it
 MOST_ROWS = 30  # of a table on one page
-MOST_PANELS = 4  # of a figure
 HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broken where it has spaces
 
-ALONE, BESIDE = r"width=\columnwidth,height=0.8\textheight,keepaspectratio", r"width=0.49\columnwidth"  # of a drawing
+SIZE = r"width=\columnwidth,height=0.8\textheight,keepaspectratio"  # of a drawing
 FIGURES_IN_TEXT = ("differences", "learning-rates", "learning-rate-search")  # the appendix has the others
 
 # The tables and columns that stand in the text, by what their headings begin with; the appendix has all.
@@ -173,39 +172,19 @@ def cited_in(page: str) -> set[str]:
     return keys
 
 
-def figure_for(label: str, caption: str, drawings: Sequence[str], size: str) -> str:
-    """Write a figure of one drawing or several. size: of each, as graphicx has it."""
-    lines = [r"\begin{figure}[htbp]", r"\centering"]
-    for name in drawings:
-        lines.append(rf"\includegraphics[{size}]{{figures/{name}.pdf}}")
-    lines.append(rf"\caption{{{prose(caption)}}}\label{{fig:{label}}}")
-    lines.append(r"\end{figure}")
+def figure_for(figure: ShownFigure) -> str:
+    """Write a figure."""
+    lines = [
+        r"\begin{figure}[htbp]",
+        r"\centering",
+        rf"\includegraphics[{SIZE}]{{figures/{figure.name}.pdf}}",
+        rf"\caption{{{prose(figure.caption)}}}\label{{fig:{figure.name}}}",
+        r"\end{figure}",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def written_figures(figures: Sequence[ShownFigure], in_text: bool) -> str:
     """Write the figures for the text of a paper, or all others, for an appendix."""
-    written = list[str]()
-    for group, own in by_group(figures):
-        if group is None:
-            for figure in own:
-                name = figure.name
-                if (name in FIGURES_IN_TEXT) == in_text:
-                    written.append(figure_for(name, figure.caption, [name], ALONE))
-        elif (group.name in FIGURES_IN_TEXT) == in_text:
-            panels = [figure.name for figure in own]
-            written += panels_for(group.name, group.caption, panels)
+    written = [figure_for(figure) for figure in figures if (figure.name in FIGURES_IN_TEXT) == in_text]
     return "\n".join(written)
-
-
-def panels_for(name: str, caption: str, panels: Sequence[str]) -> list[str]:
-    """Write panels two by two, in several figures where they have no room in one; each drawing has its title."""
-    parts = []
-    for start in range(0, len(panels), MOST_PANELS):
-        parts.append(panels[start : start + MOST_PANELS])
-    written = list[str]()
-    for number, part in enumerate(parts, start=1):
-        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-        label = f"{name}-part-{number}" if number > 1 else name
-        written.append(figure_for(label, caption + which, part, BESIDE))
-    return written

@@ -49,9 +49,8 @@ def show_figure(figure: Figure, svg: str, *, has_files: bool = True) -> ShownFig
     return ShownFigure(
         name=figure.name,
         title=figure.title,
-        caption=figure.caption,
+        sentences=figure.sentences,
         drawing=Markup(svg),  # made by us, its words escaped
         files=files,
         wide=is_wide(figure),
-        group=figure.group,
     )

@@ -25,7 +25,7 @@ from normbench.show.figures.figure import Figure
 from normbench.show.figures.style import COLUMN, use_our_style
 from normbench.show.pages import page_of, show_figure
 from normbench.show.safe import to_csv
-from normbench.show.shown import ShownFigure
+from normbench.show.shown import ShownFigure, say_once
 from normbench.show.studied import SavedStudy, places_of_studies, studies_below
 from normbench.show.tables import Table, warn_of_times
 from normbench.tell.methods import write_methods
@@ -36,7 +36,7 @@ from normbench.wording import join_first
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
-MAIN_FIGURE = "differences"  # stands at the top of the page, or the first one where there is none
+MAIN_FIGURE = "differences"  # comes first; where there is none, the first of the others is at the top of the page
 
 
 class Written(TypedDict):
@@ -202,6 +202,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
             shown.append(figure)
             for name, content in files_of_figure.items():
                 files[f"figures/{name}"] = content
+    shown.sort(key=lambda figure: figure.name != MAIN_FIGURE)
     files["answer.json"] = report.answer.to_json().encode()
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)
@@ -235,12 +236,10 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
     every_table = list(report.tables)
     for study_shown in studies:
         every_table += study_shown.tables
-    main = [figure for figure in figures if figure.family == MAIN_FIGURE][:1] or figures[:1]
     about = {
         "report": report,
         "figures": figures,
-        "main_figures": main,
-        "more_figures": [figure for figure in figures if figure not in main],
+        "figures_of_page": say_once(figures),
         "studies": studies,
         "latex": latex,
         "lead": facts.lead(study),

@@ -1,17 +1,12 @@
-"""Figures as pages show them, one by one or in groups."""
+"""Figures as pages show them."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
-
-if TYPE_CHECKING:  # imports matplotlib
-    from normbench.show.figures.figure import FigureGroup
 
 
 @dataclass(frozen=True)
@@ -21,25 +16,34 @@ class ShownFigure:
     Attributes:
         name: of its files, without a suffix.
         title: in words.
-        caption: the sentences below it.
+        sentences: all that is to be said of it.
         drawing: what shows it in a page.
         files: what a reader may open, as paths from the page on, by the words that link to them.
         wide: whether it is as wide as the page.
-        group: to which several in a row belong; None for a single one.
     """
 
     name: str
     title: str
-    caption: str
+    sentences: Sequence[str]
     drawing: Markup
     files: Mapping[str, str]
     wide: bool
-    group: FigureGroup | None
 
     @property
-    def family(self) -> str:
-        """Return the name of its group, or its own where it is a single one."""
-        return self.group.name if self.group else self.name
+    def caption(self) -> str:
+        """Return the sentences below it."""
+        return " ".join(self.sentences)
+
+
+def say_once(figures: Iterable[ShownFigure]) -> list[ShownFigure]:
+    """Return figures that follow each other in a page, with each sentence at the first of which it holds."""
+    said = set[str]()
+    shown = []
+    for figure in figures:
+        fresh = [sentence for sentence in figure.sentences if sentence not in said]
+        said.update(fresh)
+        shown.append(replace(figure, sentences=fresh))
+    return shown
 
 
 def image_of(svg: bytes, alt: str) -> Markup:
@@ -49,11 +53,3 @@ def image_of(svg: bytes, alt: str) -> Markup:
     """
     encoded = b64encode(svg).decode()
     return Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">').format(alt, encoded)
-
-
-def by_group(figures: Iterable[ShownFigure]) -> list[tuple[FigureGroup | None, list[ShownFigure]]]:
-    """Return figures with the group that they belong to, several in a row together; None for single ones."""
-    found = []
-    for group, own in groupby(figures, key=lambda figure: figure.group):
-        found.append((group, list(own)))
-    return found

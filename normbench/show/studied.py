@@ -18,19 +18,19 @@ from normbench.errors import UsageError
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes
 from normbench.record.shapes import COMMAND, fits
-from normbench.show.figures.figure import Figure, FigureGroup, is_wide
+from normbench.show.figures.figure import Figure, is_wide
 from normbench.show.pages import FILES, page_of, show_figure
-from normbench.show.shown import ShownFigure, image_of
+from normbench.show.shown import ShownFigure, image_of, say_once
 from normbench.show.tables import Table
 from normbench.wording import count
 
 STUDY_FILE = "study.json"
-MOST_PANELS = 3  # of a group that a page shows first
 NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # no two hyphens in a row: they separate the names in an id
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
 WORDS = {"name": NAME, "title": str, "caption": str}
-FIGURE = WORDS | {"alt": (str, NoneType), "wide": (bool, NoneType), "group": (dict, NoneType)}
+FIGURE = WORDS | {"sentences": ([str], NoneType), "alt": (str, NoneType), "wide": (bool, NoneType),
+                  "group": (dict, NoneType)}  # fmt: skip
 SHAPE = {
     "study": NAME, "title": str, "question": str, "source": str, "command": COMMAND, "tables": [TABLE],
     "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [FIGURE],
@@ -57,16 +57,6 @@ class SavedStudy:
     def paragraphs(self) -> list[str]:
         """Return the paragraphs of its question."""
         return str(self.about["question"]).split("\n\n")
-
-    @property
-    def main_figures(self) -> Sequence[ShownFigure]:
-        """Return the figures that a page shows first: the first panels of a group, or a single one."""
-        return [figure for figure in self.figures[:MOST_PANELS] if figure.family == self.figures[0].family]
-
-    @property
-    def other_figures(self) -> Sequence[ShownFigure]:
-        """Return all other figures."""
-        return self.figures[len(self.main_figures) :]
 
     @property
     def counted(self) -> str:
@@ -105,7 +95,8 @@ def save_study(
     found["tables"] = [as_json(table) for table in tables]
     found["figures"] = [words_of(figure) for figure in figures]
     write_with_digests(folder / STUDY_FILE, found, [*files, STUDY_FILE])
-    study = replace(read_study(folder, folder), figures=[show_figure(figure, figure.svg) for figure in figures])
+    shown = say_once(show_figure(figure, figure.svg) for figure in figures)
+    study = replace(read_study(folder, folder), figures=shown)
     page = page_of("study.html", about["title"], studies=[study])
     write_bytes(folder / "report.html", page.encode())
     remove_written(folder, before - written)
@@ -127,9 +118,9 @@ def words_of(figure: Figure) -> dict[str, Any]:
         "name": figure.name,
         "title": figure.title,
         "caption": figure.caption,
+        "sentences": list(figure.sentences),
         "alt": figure.alt,
         "wide": is_wide(figure),
-        "group": vars(figure.group) if figure.group else None,
     }
 
 
@@ -163,7 +154,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         nth = number if number > 1 else ""
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
-        figures = [read_figure(folder, one, place) for one in found.pop("figures")]
+        figures = say_once(read_figure(folder, one, place) for one in found.pop("figures"))
         tables = [read_table(one) for one in found.pop("tables")]
         check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
@@ -183,27 +174,32 @@ def read_table(words: Mapping[str, Any]) -> Table:
 def read_figure(folder: Path, words: Mapping[str, Any], place: str) -> ShownFigure:
     """Return what a page shows of a figure: an image, as anybody may have made it.
 
+    Older studies have no sentences, and perhaps a group, of which the figure is a panel.
+
     words: as `words_of` has them. place: the folder of its files, from the page on.
 
     Raises:
         ValueError: it is damaged.
     """
     drawing = read_bytes(inside(folder, "figures", f"{words['name']}.svg"))
-    group = words.get("group")  # which older studies do not have
-    if group and not fits(group, WORDS):
-        raise ValueError(f"a group of figures is not what {STUDY_FILE} has")
+    title, sentences = words["title"], words.get("sentences") or [words["caption"]]
+    group = words.get("group")
+    if group:
+        if not fits(group, WORDS):
+            raise ValueError(f"a group of figures is not what {STUDY_FILE} has")
+        title = f"{group['title']}: {title}"
+        sentences = [group["caption"], *sentences]
     files = {}
     for label, suffix in FILES.items():
         if suffix != "svg":  # which may run scripts where it is opened by itself
             files[label] = f"{place}/{words['name']}.{suffix}"
     return ShownFigure(
         name=words["name"],
-        title=words["title"],
-        caption=words["caption"],
-        drawing=image_of(drawing, words.get("alt") or words["title"]),
+        title=title,
+        sentences=sentences,
+        drawing=image_of(drawing, words.get("alt") or title),
         files=files,
         wide=words.get("wide", False),
-        group=FigureGroup(**group) if group else None,
     )
 
 

@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from normbench.show.safe import is_formula
-from normbench.show.shown import by_group
 from normbench.wording import count, one_line
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"tex": tex, "code": mark_commands, "cell": cell, "md": markdown, "mood": MOODS.get}
-    found.filters |= {"by_group": by_group, "count": count, "titles": list_titles, "kinds": list_kinds}
+    found.filters |= {"count": count, "titles": list_titles, "kinds": list_kinds}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FigureGroup:
-    """What figures that belong together have in common, as older versions of studies kept them: one for each panel.
-
-    caption: what holds for all of them.
-    """
-
-    name: str
-    title: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class Figure:
     """A figure with its words.
 
@@ -43,7 +31,6 @@ class Figure:
         alt: what it shows, for those who cannot see it.
         canvas: the figure of matplotlib.
         data: exactly what is drawn, for a CSV.
-        group: of older versions, which drew a figure for each panel; None.
     """
 
     name: str
@@ -52,7 +39,6 @@ class Figure:
     alt: str
     canvas: Canvas
     data: pd.DataFrame
-    group: FigureGroup | None = None
 
     @property
     def caption(self) -> str:
@@ -92,17 +78,6 @@ class Figure:
             f"{self.name}.pdf": self.render("pdf", metadata={"CreationDate": None}),
             f"{self.name}.png": self.render("png", dpi=300, pil_kwargs=quick),
         }
-
-
-def captions_on_a_page(figures: Iterable[Figure]) -> list[str]:
-    """Return the captions of figures that stand in one page, where a sentence is said once, by the first of them."""
-    said = set[str]()
-    captions = []
-    for figure in figures:
-        fresh = [sentence for sentence in figure.sentences if sentence not in said]
-        said.update(fresh)
-        captions.append(" ".join(fresh))
-    return captions
 
 
 def is_wide(figure: Figure) -> bool:

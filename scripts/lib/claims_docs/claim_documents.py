@@ -19,7 +19,9 @@ from normbench.record.files import write_bytes
 from normbench.results.claimed import RegisteredClaim, Status, Suite
 from normbench.results.rules import Verdict
 from normbench.settings import key_of
-from normbench.show.figures.figure import Figure, captions_on_a_page
+from normbench.show.figures.figure import Figure
+from normbench.show.pages import show_figure
+from normbench.show.shown import say_once
 from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
     list_notes,
@@ -146,7 +148,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
     return template.render(
         sentences=write_suite(suite),
         verdicts=verdict_rows(judged),
-        figures=list(zip(figures, captions_on_a_page(figures), strict=True)),
+        figures=say_once(show_figure(figure, figure.svg) for figure in figures),
         inconclusive=inconclusive_rows(judged),
         notes=noted_rows(judged),
         others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
