@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
