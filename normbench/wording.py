@@ -50,6 +50,21 @@ def plain(value: float, digits: int = 12) -> str:
     return f"{Decimal(f'{value:.{digits}g}'):f}"
 
 
+def short(value: float) -> str:
+    """Write a number as short as can be: 0.03, 1e-9, −0.5."""
+    written, _, exponent = f"{value:g}".partition("e")
+    if exponent:
+        written += f"e{int(exponent)}"
+    return written.replace("-", "−", 1) if value < 0 else written
+
+
+def brief(value: float) -> str:
+    """Write a number where there is little room, as at an axis: 0.5, 1000, 1e-4, 2e5."""
+    if 1e-3 <= value < 1e5:
+        return f"{value:g}"
+    return re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{value:.2e}")
+
+
 def compact(value: float, digits: int = 3, sign: bool = False) -> str:
     """Write a number with so many significant digits, with an exponent where it is very large or small.
 
@@ -75,19 +90,21 @@ def whole(value: float | None) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Write a share as a percentage, with so many significant digits."""
-    return NONE if math.isnan(share) else f"{100 * share:.{digits}g} %"
+    """Write a share as a percentage, with at most so many significant digits."""
+    return NONE if math.isnan(share) else f"{plain(100 * share, digits)} %"
+
+
+def factors(logarithms: tuple[float, float] | None) -> str:
+    """Write an interval of logarithms to base 2 as one of what they are of."""
+    if logarithms is None:
+        return NONE
+    lower, upper = logarithms
+    return f"{significant(2**lower)} to {significant(2**upper)}"
 
 
 def bound(value: float | None) -> str:
     """Write a size that is not exceeded: two significant digits, rounded up."""
     return NONE if value is None else plain(rounded_up(value, 2))
-
-
-def write_bound(value: float) -> str:
-    """Write a bound of an effect: 0.03, 1e-9, −0.5."""
-    written = re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
-    return written.replace("-", "−", 1) if value < 0 else written
 
 
 def p_value(p: float | None) -> str:
@@ -154,14 +171,14 @@ def estimate(mean: float, interval: tuple[float, float] | None, sign: bool = Fal
     return fixed(mean, digits, sign), span(interval, digits, sign)
 
 
-def duration(seconds: float) -> str:
-    """Write a time in a unit that suits it."""
+def duration(seconds: float, digits: int = 3) -> str:
+    """Write a time in a unit that suits it, with so many significant digits."""
     if not math.isfinite(seconds):
         return NONE
     for unit, size in UNITS.items():
         if seconds >= 2 * size:
-            return f"{significant(seconds / size)} {unit}"
-    return f"{significant(seconds)} s"
+            return f"{significant(seconds / size, digits)} {unit}"
+    return f"{significant(seconds, digits)} s"
 
 
 def write_minutes(minutes: float) -> str:
@@ -191,16 +208,17 @@ def in_prose(value: Any) -> str:
         with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
             parts = [in_prose(part) for part in json.loads(value)]
             return f"({', '.join(parts)})"
-    words = in_words(value)
-    if isinstance(value, float) and "e" in words:
-        mantissa, exponent = words.split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return words
+    return short(value) if isinstance(value, float) else in_words(value)
 
 
 def count(number: int, word: str) -> str:
     """Write a number of things, such as `5 seeds`."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def step_of(step: int, steps: int) -> str:
+    """Write how many steps of all are done."""
+    return f"{step:,}/{steps:,}"
 
 
 def rounded_count(number: float) -> str:

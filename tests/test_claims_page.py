@@ -24,7 +24,7 @@ from normbench.results.claimed import ClaimResult, Corrected, RegisteredClaim, S
 from normbench.results.rules import ClaimKind, ClaimRule, Verdict
 from normbench.results.statistics import holm
 from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
-from normbench.wording import write_bound, write_minutes
+from normbench.wording import short, write_minutes
 
 pytest_plugins = ["browser_fixtures"]
 
@@ -196,7 +196,7 @@ def test_words_for_numbers_and_for_what_would_settle_a_claim(tmp_path: Path) -> 
     assert f"{seeds} seeds" in write_settling(entry) and write_minutes(12.5 * seeds / 10) in write_settling(entry)
     assert settling_words(entry) == ["--trial", f"seed=range(100,{100 + seeds})"]
     assert [write_minutes(one) for one in (0.5, 13, 252)] == ["30 seconds", "13 minutes", "4.2 hours"]
-    assert [write_bound(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
+    assert [short(one) for one in (0.03, 1e-9, -0.5, 0.0)] == ["0.03", "1e-9", "−0.5", "0"]
     settled = RegisteredClaim("same", claim, complete("same", claim, 0.0), (), entry.corrected)
     assert settling_words(settled) == [] and write_settling(settled) == ""
     two_looks = judge(dict(enumerate(0.03 + 0.01 * SHAPE)), ClaimRule(ClaimKind.LARGER, 0.02, looks=2))

@@ -19,6 +19,7 @@ from normbench.show import plots
 from normbench.show.figures import draw_all, fitting, style
 from normbench.show.figures.style import DARK, FAINT, NORMS, OWN, colors_of
 from normbench.show.plots import near_range
+from normbench.wording import brief
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -174,7 +175,7 @@ def test_a_long_name_of_what_differs_is_written_in_lines(tmp_path: Path) -> None
 
 def test_numbers_of_a_logarithmic_axis_are_short() -> None:
     numbers = (0.5, 0.001, 1e-4, 1.5e-5, 1e-12, 10_000, 100_000, 2e20)
-    assert [fitting.brief(number) for number in numbers] == [
+    assert [brief(number) for number in numbers] == [
         "0.5", "0.001", "1e-4", "1.5e-5", "1e-12", "10000", "1e5", "2e20",
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from normbench.show.figures.fitting import breadth, fit
 from normbench.show.figures.style import FAINT, INK, NORMS, use_our_style
 from normbench.show.plots import ForestRow, Mark, blank, forest, lay_out
 from normbench.tell.claim_sentences import write_effect, write_interval
+from normbench.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +121,7 @@ def tell_coverage(levels: Sequence[float]) -> str:
 
 def write_coverage(level: float) -> str:
     """Write what an interval of 1 − level covers."""
-    return f"{100 * (1 - level):.4g} %"
+    return percent(1 - level, 4)
 
 
 def in_margins(entry: RegisteredClaim, value: float) -> float:

@@ -39,7 +39,7 @@ from normbench.tell.claim_sentences import (
     write_settling,
     write_suite,
 )
-from normbench.wording import NONE, count, with_unit, write_bound, write_minutes
+from normbench.wording import NONE, count, short, with_unit, write_minutes
 
 PAGE = "claims.html"
 TITLE = "Published claims, tested again"
@@ -248,7 +248,7 @@ def list_facts(entry: RegisteredClaim) -> dict[str, str]:
 def list_details(entry: RegisteredClaim) -> dict[str, str]:
     """Return what else is known of a claim: terms and words."""
     result, judgement = entry.result, entry.judgement
-    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(write_bound(entry.margin), entry.unit)}
+    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(short(entry.margin), entry.unit)}
     if judgement:
         facts["p by itself"] = tell_p(entry)
         facts["Power"] = write_power(judgement)

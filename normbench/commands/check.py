@@ -16,6 +16,7 @@ from normbench.config.sections import COMPARED
 from normbench.config.signatures import class_made_by, import_target
 from normbench.errors import UsageError
 from normbench.settings import key_of
+from normbench.wording import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ def run(words: Sequence[str]) -> int:
     summary = ", ".join(parts)
     seconds = time.monotonic() - begun
     screen.print()
-    screen.print(Text(f"{name}: {summary}, in {seconds:.0f} s"), soft_wrap=True)
+    screen.print(Text(f"{name}: {summary}, in {duration(seconds, 2)}"), soft_wrap=True)
     return 1 if counts["failed"] else 0
 
 

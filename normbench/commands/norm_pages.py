@@ -31,6 +31,7 @@ from normbench.runs.flow import Flow, Step, draw_branch, draw_end, draw_start
 from normbench.show.templating import environment
 from normbench.studies.timing import forward_and_backward, time_in_turn
 from normbench.types import Norm, NormFacts, Placement, Site, Task
+from normbench.wording import fixed, significant
 
 Cells = Bool[Tensor, "samples features positions"]
 
@@ -423,8 +424,8 @@ def write_time(time: Timing) -> str:
     """Write a norm's time as a line of its page."""
     size = " × ".join(map(str, CLOCKED))
     return (
-        f"- time here: {time.ratio:.2f} × layernorm's: {time.ms:.3g} ms, forward and backward, for {size} in float32 "
-        f"({time.implementation} on {cpu_name()}, threads={torch.get_num_threads()})\n"
+        f"- time here: {fixed(time.ratio, 2)} × layernorm's: {significant(time.ms)} ms, forward and backward, for "
+        f"{size} in float32 ({time.implementation} on {cpu_name()}, threads={torch.get_num_threads()})\n"
     )
 
 

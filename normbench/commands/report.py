@@ -17,6 +17,7 @@ from rich.text import Text
 from normbench.errors import ArgumentError, RunFailure, UsageError, is_disk_full
 from normbench.record.console import Stages
 from normbench.record.files import inside
+from normbench.wording import count
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake that the words alone show
     from normbench.evidence.study import RecordedStudy
@@ -73,7 +74,7 @@ def report(
 
             write_arms(folders[0], [one.study for one in made])
         number = sum(len(one.runs) for one in made)
-        stages.begin(f"drawing {number:,} runs")
+        stages.begin(f"drawing {count(number, 'run')}")
         try:
             page = save_all(made, folders, out, inches)
         except OSError as error:
@@ -149,11 +150,11 @@ def more_seeds(one: Difference, difference: float, study: RecordedStudy) -> str:
 
     needed = seeds_needed(difference, one.sd or 0.0)
     if needed <= one.n:
-        return f"the {one.n:,} seeds that are there are enough"
+        return f"the {count(one.n, 'seed')} that are there are enough"
     more = study.more_seeds(needed - one.n)
     if not study.plans:
-        return f"{needed:,} seeds: normbench sweep with the words of these runs and {shlex.quote(more)}"
-    return f"{needed:,} seeds: {more}"
+        return f"{count(needed, 'seed')}: normbench sweep with the words of these runs and {shlex.quote(more)}"
+    return f"{count(needed, 'seed')}: {more}"
 
 
 def console() -> Console:

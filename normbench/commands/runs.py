@@ -21,6 +21,7 @@ from normbench.runs.finding import find_run, run_directories
 from normbench.runs.reading import check_unaltered
 from normbench.settings import flat, printable
 from normbench.sweep.folder import SweepFolder, say, say_damaged_notes, summarize
+from normbench.wording import fixed, step_of
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,9 @@ def line_of_run(name: str, run: RunDirectory) -> Line:
             sessions = run.sessions()
             if sessions:
                 command = sessions[-1]["command"]
-    progress = f"{status['step']:,}/{status['steps']:,}"
+    progress = step_of(status["step"], status["steps"])
     loss = status.get("metrics", {}).get("loss/val")
-    shown_loss = "" if loss is None else f"{loss:.4f}"
+    shown_loss = "" if loss is None else fixed(loss, 4)
     return Line(name, last_change(run.path), state, progress, shown_loss, command)
 
 

@@ -14,15 +14,18 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from normbench import __version__
 from normbench.doctor.findings import Problem, Section
 from normbench.doctor.packages import TORCH, examine_packages, packages_of_normbench
 from normbench.doctor.places import examine_places
-from normbench.doctor.trials import Outcome, Trial, show_bytes
+from normbench.doctor.trials import Outcome, Trial
 from normbench.folders import CACHE, DATA
 from normbench.processes import count_cores, cpu_quota
 from normbench.record.machine import commit, cpu_name
 from normbench.scratch import make_dry_folder
+from normbench.wording import duration
 
 HUB = "https://huggingface.co"  # where HF_ENDPOINT names no other
 FIRST = 30.0  # seconds for imports and the hub, which are tried first
@@ -100,7 +103,7 @@ def describe_system() -> Section:
     with suppress(ValueError, OSError):
         page = os.sysconf("SC_PAGE_SIZE")
         total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-        section.facts["memory"] = f"{show_bytes(total)}, {show_bytes(free)} unused"
+        section.facts["memory"] = f"{decimal(total)}, {decimal(free)} unused"
     driver = nvidia_driver()
     if driver:
         section.facts["NVIDIA driver"] = driver
@@ -223,7 +226,7 @@ def problem_of_training(outcome: Outcome) -> Problem | None:
 def note_compiler(section: Section, outcome: Outcome) -> None:
     """Note whether torch.compile works."""
     if outcome.found:
-        section.facts["torch.compile"] = f"works, in {outcome.found[0]:.0f} s"
+        section.facts["torch.compile"] = f"works, in {duration(outcome.found[0], 2)}"
         return
     if outcome.is_late:
         section.facts["torch.compile"] = f"not known: {outcome.failure}"

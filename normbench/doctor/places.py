@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from normbench.config.groups import options, section_of
 from normbench.doctor.findings import Problem, Section
-from normbench.doctor.trials import show_bytes
 from normbench.errors import explain, is_disk_full
 from normbench.folders import CACHE, DATA, cache_folder, user_cache
 
@@ -118,7 +119,7 @@ def add_place(section: Section, place: Place) -> None:
         shown += ", not there yet"
     try:
         with suppress(OSError):
-            shown += f", {show_bytes(shutil.disk_usage(nearest).free)} free"
+            shown += f", {decimal(shutil.disk_usage(nearest).free)} free"
         refuse_unusable(nearest)
     except OSError as error:
         what = f"{place.path}, the folder of {place.name}, cannot be used ({error.strerror or explain(error)})"
@@ -127,7 +128,7 @@ def add_place(section: Section, place: Place) -> None:
     else:
         free = shutil.disk_usage(nearest).free
         if free < LITTLE:
-            what = f"only {show_bytes(free)} are free for {place.name} in {place.path}"
+            what = f"only {decimal(free)} are free for {place.name} in {place.path}"
             section.problems.append(Problem(what, f"make room, or {place.cure}"))
     section.facts[place.name] = shown
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rich.filesize import decimal
+
 from normbench import hub
 from normbench.companions import TRANSFORMERS, import_module_beside
 from normbench.errors import RunFailure, UsageError, comes_from_torchvision, explain
@@ -184,7 +186,7 @@ def describe_gpu(torch: Any, number: int) -> str:
     """Return name, capability and memory of a GPU."""
     about = torch.cuda.get_device_properties(number)
     free, total = torch.cuda.mem_get_info(number)
-    return f"{about.name}, capability {about.major}.{about.minor}, {show_bytes(free)} of {show_bytes(total)} free"
+    return f"{about.name}, capability {about.major}.{about.minor}, {decimal(free)} of {decimal(total)} free"
 
 
 def compile_a_function() -> Iterator[float]:
@@ -231,12 +233,3 @@ def train_briefly(folder: str) -> Iterator[str]:
         yield explain(error)
     else:
         yield f"it ended with exit status {status}" if status else ""
-
-
-def show_bytes(count: float) -> str:
-    """Return a number of bytes in a unit that suits it."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -11,7 +11,7 @@ from normbench.evidence.arms import LEARNING_RATE, Arm
 from normbench.evidence.measures import implementation
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy
-from normbench.wording import count, join_first, one_line, plain
+from normbench.wording import count, join_first, one_line, plain, short, whole
 
 STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
 SPLITS = ("train", "val", "test")  # as the names of counts of data begin
@@ -79,7 +79,7 @@ def sizes(parameters: tuple[int, int] | None) -> str:
     if parameters is None:
         return "an unknown number of"
     fewest, most = parameters
-    return f"{fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
+    return f"{whole(fewest)} to {whole(most)}" if fewest < most else whole(fewest)
 
 
 def given_settings(study: RecordedStudy) -> list[str]:
@@ -193,7 +193,7 @@ def option_reader(study: RecordedStudy, group: str) -> Callable[[RecordedRun], s
 
 def steps(run: RecordedRun) -> str:
     """Write how many steps a run takes."""
-    return f"{run.steps:,}" if run.steps else ""
+    return whole(run.steps) if run.steps else ""
 
 
 def batch(run: RecordedRun) -> str:
@@ -219,7 +219,7 @@ def rate(run: RecordedRun) -> str:
 def clip(run: RecordedRun) -> str:
     """Write at which norm gradients are clipped, or that they are not."""
     most = run.config.get("trainer.grad_clip")
-    return f"gradients clipped at a norm of {most:g}" if most else "without clipping gradients"
+    return f"gradients clipped at a norm of {short(most)}" if most else "without clipping gradients"
 
 
 def amounts(run: RecordedRun) -> str:
@@ -231,7 +231,7 @@ def amounts(run: RecordedRun) -> str:
         is_count = isinstance(value, int) and not isinstance(value, bool)
         if is_count and split in SPLITS:
             words = key.replace("val_", "validation_").replace("train_", "training_").replace("_", " ")
-            parts.append(f"{value:,} {words}")
+            parts.append(f"{whole(value)} {words}")
     fingerprint = about.get("fingerprint", "")
     parts.append(f"fingerprint {fingerprint[:SHOWN_OF_A_HASH]}")
     return ", ".join(parts)

@@ -18,6 +18,7 @@ from normbench.runs.session import Session
 from normbench.scratch import make_dry_folder
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
+from normbench.wording import duration, significant
 
 SPARE = 0.5  # cores that other work may use without being in the way
 
@@ -70,9 +71,9 @@ def describe(run: Run, estimated: Estimate, steps: int) -> dict[str, Scalar]:
         peak = f"{decimal(estimated.peak)} ({whose})"
     step = None
     if estimated.step_ms:
-        step = f"{three_digits(estimated.step_ms)} ms (median of {estimated.measured})"
-    probed = f"{three_digits(estimated.probed_ms)} ms ({estimated.probed(steps):,} of the steps)"
-    evaluations = f"{estimated.evaluation:,.3g} s ({estimated.evaluations(steps):,} of them)"
+        step = f"{significant(estimated.step_ms)} ms (median of {estimated.measured})"
+    probed = f"{significant(estimated.probed_ms)} ms ({estimated.probed(steps):,} of the steps)"
+    evaluations = f"{duration(estimated.evaluation)} ({estimated.evaluations(steps):,} of them)"
     whole = timedelta(seconds=round(estimated.seconds(steps)))
     stay = "1 stays"
     keep = run.config.closed.trainer.keep_checkpoint
@@ -85,7 +86,7 @@ def describe(run: Run, estimated: Estimate, steps: int) -> dict[str, Scalar]:
         "memory, peak of a step": peak,
         "time of a step": step,
         "time of a probed step": probed,
-        "time of an evaluation": f"{evaluations}, {estimated.last_evaluation:,.3g} s for the last",
+        "time of an evaluation": f"{evaluations}, {duration(estimated.last_evaluation)} for the last",
         "time in all, about": f"{whole}, without the start of the process",
         "disk, checkpoints": f"{decimal(estimated.checkpoint)} each: 3 while one is written, {stay}",
     }
@@ -106,11 +107,6 @@ def state_of(run: Run) -> str:
     if run.config.closed.rerun and state != "new":
         return f"{state}; set aside and made again"
     return state
-
-
-def three_digits(number: float) -> str:
-    """Write a number with three digits, or all of those before the point."""
-    return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def note_load(threads: int) -> str:

@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from normbench.evidence.arms import Arm
-from normbench.show.figures.fitting import LINE, breadth, brief, cut_middle, fit, set_log, wrap
+from normbench.show.figures.fitting import LINE, breadth, cut_middle, fit, set_log, wrap
 from normbench.show.figures.style import FAINT, INK, MOST_TOGETHER, Entry
+from normbench.wording import brief
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

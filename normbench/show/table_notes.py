@@ -9,7 +9,7 @@ from normbench.evidence.measures import VALIDATION_LOSS, Metric
 from normbench.evidence.run import LEARNED, LEARNED_RIGHT
 from normbench.evidence.yardstick import Yardstick
 from normbench.results.result import EffectKind
-from normbench.wording import count, duration
+from normbench.wording import count, duration, percent
 
 
 def write_notes(table: str, columns: Collection[str], **about: object) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ def costs(columns: Collection[str]) -> list[str]:
         )
     notes.append(
         "Did not train: runs of which neither validation nor training loss ended "
-        f"{100 * LEARNED:.0f} % below the loss of a constant guess, the best predictor that always says the same, and "
-        f"which did not make {100 * LEARNED_RIGHT:.0f} % fewer errors either."
+        f"{percent(LEARNED)} below the loss of a constant guess, the best predictor that always says the same, and "
+        f"which did not make {percent(LEARNED_RIGHT)} fewer errors either."
     )
     if "spikes" in columns:
         notes.append(

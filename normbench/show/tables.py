@@ -47,16 +47,20 @@ from normbench.tell.verdicts import name_effect, word_of_side
 from normbench.wording import (
     NONE,
     bound,
+    compact,
     duration,
     effect_size,
     fixed,
     in_words,
     p_value,
+    percent,
     plain,
     precision,
     rounded_count,
+    short,
     significant,
     span,
+    whole,
 )
 
 # What a difference is called in a word or two, by its verdict.
@@ -368,16 +372,6 @@ def count_of(ends: pd.Series, end: str) -> str:
     return f"{number} of {len(ends)}" if number else "0"
 
 
-def whole(number: float) -> str:
-    """Write a number without decimals."""
-    return NONE if math.isnan(number) else f"{number:,.0f}"
-
-
-def percent(share: float) -> str:
-    """Write a share as a percentage."""
-    return NONE if math.isnan(share) else f"{100 * share:.2g} %"
-
-
 def activations_table(blocks: pd.DataFrame) -> Table:
     """Return the table of what probes measured last in the first, the middle and the last block of each arm.
 
@@ -565,9 +559,9 @@ def columns_of_largest(one: FactorEffect) -> dict[str, str]:
     other = sum(one.other) / one.n
     ends = one.interval.as_ratios if one.interval else None
     return {
-        "for the arm": f"{2**own:.3g}",
-        "for the baseline": f"{2**other:.3g}",
-        "difference": f"× {2**one.mean:.2g}",
+        "for the arm": compact(2**own),
+        "for the baseline": compact(2**other),
+        "difference": f"× {compact(2**one.mean, 2)}",
         "95 % interval": span(ends, 2),
     }
 
@@ -671,11 +665,11 @@ def rates_table(tried: Sequence[TriedLevels]) -> Table:
         lost = []
         for rate, number in one.lost.items():
             if number:
-                lost.append(f"{number} at {rate:g}")
+                lost.append(f"{number} at {short(rate)}")
         row = {
             "arm": one.arm.name,
-            "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
-            "best rate": f"{one.best:g}",
+            "rates tried": ", ".join(map(short, one.losses)),
+            "best rate": short(one.best),
             "loss there, nats": fixed(one.losses[one.best], 4),
             "sensitivity, nats": fixed(sensitivity, 4),
             "95 % interval": span(interval, 4),
@@ -696,9 +690,9 @@ def search_table(found: Sequence[Search]) -> Table:
     rows = []
     for one in found:
         row = {"arm": one.arm.name}
-        row["chosen"] = write_counts([f"{rate:g}" for rate in sorted(one.chosen)])
+        row["chosen"] = write_counts([short(rate) for rate in sorted(one.chosen)])
         for rate in sorted(rates):
-            row[f"at {rate:g}"] = search_cell(one, rate)
+            row[f"at {short(rate)}"] = search_cell(one, rate)
         row["at an end of those tried"] = write_counts(one.edges)
         rows.append(row)
     return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
@@ -732,7 +726,7 @@ def lost_table(study: RecordedStudy) -> Table:
             "arm": arm.name,
             "seed": str(run.seed),
             "status": run.status.replace("_", " "),
-            "step": f"{run.step:,} of {run.steps:,}",
+            "step": f"{whole(run.step)} of {whole(run.steps)}",
             "why": run.message or NONE,
             "its command": run.session["command"],
         }
@@ -749,7 +743,7 @@ def runs_table(study: RecordedStudy, metric: Metric) -> Table:
             "arm": arm.name,
             "seed": str(run.seed),
             "status": run.status.replace("_", " "),
-            "step": f"{run.step:,}",
+            "step": whole(run.step),
             f"{metric.words}, {metric.symbol}": fixed(final(run, metric), metric.decimals),
             "training time": duration(float(seconds_at(run, run.step))),
         }
@@ -808,10 +802,10 @@ def plan_table(one: Difference, difference: float | None) -> Table:
     for size in sizes:
         found = paired_power(size, sd, n)
         row = {
-            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
-            "seeds": f"{seeds_needed(size, sd):,}",
-            "cautious": f"{seeds_needed(size, cautious):,}",
-            f"found with {n} seeds": f"{100 * found:.0f} %",
+            f"difference, {one.metric.unit}": plain(size, 3),
+            "seeds": whole(seeds_needed(size, sd)),
+            "cautious": whole(seeds_needed(size, cautious)),
+            f"found with {n} seeds": f"{fixed(100 * found, 0)} %",
         }
         rows.append(row)
     return make_table("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

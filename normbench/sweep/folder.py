@@ -28,6 +28,7 @@ from normbench.record.directory import RunDirectory, fingerprint
 from normbench.record.files import inside, make_folder, read_form, read_json, write_json
 from normbench.settings import printable
 from normbench.sweep.words import is_own
+from normbench.wording import fixed, step_of
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
@@ -345,10 +346,10 @@ def summarize(standings: Sequence[Standing]) -> str:
 def describe(standing: Standing) -> str:
     """Return one line on a run: its arm and seed, how far it is, and its loss."""
     entry = standing.entry
-    done = f"{standing.step:,}/{entry.steps:,}"
+    done = step_of(standing.step, entry.steps)
     if standing.over:
         done = standing.state
-    loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
+    loss = "" if standing.loss is None else f" loss {fixed(standing.loss, 4)}"
     return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
 
 

@@ -56,6 +56,7 @@ from normbench.sweep.plan import (
 from normbench.sweep.words import HOW, ONCE, SweepConfig, read_settings, settings_in
 from normbench.sweep.work import Execution
 from normbench.training.devices import is_here
+from normbench.wording import count, whole
 
 Report = Callable[[Path, bool], None]  # reports on the runs of a folder; the second: whether the person asked for quiet
 
@@ -264,8 +265,7 @@ class Sweep:
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
         for reason, number in self.plan.left_out.items():
-            runs = "1 run" if number == 1 else f"{number:,} runs"
-            say(self.console, f"{runs} left out: {reason}")
+            say(self.console, f"{count(number, 'run')} left out: {reason}")
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
         """Say which runs of a plan were made before with other threads, or on another device."""
@@ -400,8 +400,8 @@ class Sweep:
 def describe_count(number: int, later: int) -> str:
     """Return in words how many runs there are, and how many more later."""
     if later:
-        return f"{number:,} runs and {later:,} more that their results ask for"
-    return f"{number:,} runs"
+        return f"{count(number, 'run')} and {whole(later)} more that their results ask for"
+    return count(number, "run")
 
 
 def in_whole_seconds(seconds: float) -> timedelta:
@@ -442,7 +442,7 @@ def plan_sweep(words: Sequence[str]) -> Sweep:
     launcher = make_launcher(**section)
     planner = Planner(launcher, settings.jobs or 0, stack=settings.stack)
     kept, excluded = exclude(points, settings.exclude or ())
-    with Console().status(f"planning {len(kept):,} runs"), show_notes("quiet=true" in words):
+    with Console().status(f"planning {count(len(kept), 'run')}"), show_notes("quiet=true" in words):
         plan = planner.plan(kept, excluded)
     if settings.lr:
         tuning.check_tunable(plan, settings)

@@ -14,11 +14,12 @@ from normbench.wording import (
     equals,
     fixed,
     p_value,
+    percent,
     precision,
+    short,
     significant,
     span,
     with_unit,
-    write_bound,
     write_minutes,
 )
 
@@ -28,7 +29,7 @@ SMALL = 1e-4  # an effect below it is written with an exponent
 def write_question(claim: Mapping[str, Any]) -> str:
     """Write what a claim asks of its effect, by what rule."""
     unit = str(claim.get("unit") or "")
-    margin = with_unit(write_bound(claim["margin"]), unit)
+    margin = with_unit(short(claim["margin"]), unit)
     measured = f"the effect by seed, {claim['effect']} in {claim['measure']}"
     kind = ClaimKind(claim["kind"])
     if kind is ClaimKind.LARGER:
@@ -39,7 +40,7 @@ def write_question(claim: Mapping[str, Any]) -> str:
         return f"Is {measured}, above −{margin}?"
     if kind is ClaimKind.EXACT:
         return f"Is {measured}, never farther from 0 than {margin}?"
-    target = with_unit(write_bound(claim.get("target") or 0), unit)
+    target = with_unit(short(claim.get("target") or 0), unit)
     return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
 
 
@@ -61,7 +62,7 @@ def write_interval(judgement: ClaimedEffect) -> str:
         return NONE
     level = judgement.level if judgement.rule.kind is ClaimKind.LARGER else 2 * judgement.level
     digits = precision(judgement.mean, interval)
-    return f"{100 * (1 - level):.4g} %: {span(interval, digits, sign=True)}"
+    return f"{percent(1 - level, 4)}: {span(interval, digits, sign=True)}"
 
 
 def write_mean(result: ClaimResult, unit: str) -> str:

@@ -38,7 +38,7 @@ from normbench.show.figures.style import (
     tell_absent,
 )
 from normbench.show.plots import ROOM, Axis, Series, Subplot, gid_of, near_range, points
-from normbench.wording import in_words, join_first
+from normbench.wording import fixed, in_words, join_first
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -176,7 +176,7 @@ def limits_of(
 
 def write_value(value: float, metric: Metric) -> str:
     """Write a value in a metric's unit."""
-    return f"{value:.{metric.decimals}f}"
+    return fixed(value, metric.decimals)
 
 
 def write_ranges(data: pd.DataFrame, metric: Metric) -> list[str]:

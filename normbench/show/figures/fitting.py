@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
 import numpy as np
+
+from normbench.wording import brief
 
 SIZE = 9  # points of all letters, as normbench.mplstyle has it
 WORD, LINE = 0.5, 0.19  # inches: of a tick's words, side by side and above each other
@@ -94,10 +95,3 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     while len(ticks) > most:
         ticks = ticks[::2]
     return ticks
-
-
-def brief(x: float) -> str:
-    """Write a number of a logarithmic axis: 0.5, 1000, 1e-4, 2e5."""
-    if 1e-3 <= x < 1e5:
-        return f"{x:g}"
-    return re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{x:.2e}")

@@ -27,6 +27,7 @@ from normbench.show.figures.style import (
 )
 from normbench.show.plots import Axis as PlotAxis
 from normbench.show.plots import Series, Subplot, near_range
+from normbench.wording import compact, whole
 
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours
 FEWEST_BLOCKS = 4  # that are worth a figure by depth
@@ -305,7 +306,7 @@ def draw_lines(name: str, arms: Sequence[Arm], notes: Sequence[str] = (), on_top
         by=axis.title,
         x=axis.words,
         about=quantity.about,
-        ends=[f"{arm} {end:.4g}" for arm, end in ends.items()],
+        ends=[f"{arm} {compact(end, 4)}" for arm, end in ends.items()],
         seeds=(means["runs"].min(), means["runs"].max()),
         records=records_a_point(found),
         steps=steps,
@@ -329,7 +330,7 @@ def draw_lines(name: str, arms: Sequence[Arm], notes: Sequence[str] = (), on_top
 def write_end(band: pd.DataFrame) -> str:
     """Write the value at the end of a band."""
     last = band.iloc[-1]
-    return f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end"
+    return f"{compact(last['mean'], 4)} ({compact(last['low'], 4)} to {compact(last['high'], 4)}) at the end"
 
 
 # ---- the numbers behind it
@@ -342,7 +343,7 @@ def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence
         steps = three_steps(found.values())
         for panel in panels:
             for step in steps:
-                title = f"step {step:,}"
+                title = f"step {whole(step)}"
                 if panel.title:
                     title = f"{panel.title}\n{title}"
                 lines = {}

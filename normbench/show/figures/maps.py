@@ -16,9 +16,9 @@ from normbench.results.designs import ending
 from normbench.results.sensitivity import Area, areas, count_trained
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
-from normbench.show.figures.fitting import brief
 from normbench.show.figures.style import MOST_PANELS, take_first, tell_absent
 from normbench.show.plots import MAP_COLORS, Cells, gid_of, grid
+from normbench.wording import brief, fixed
 
 
 def draw_maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
@@ -97,5 +97,5 @@ def write_best(one: Area, cells: pd.DataFrame, metric: Metric) -> str:
     means = cells["mean"]
     place = means.idxmin() if metric.lower_is_better else means.idxmax()
     best = cells.loc[place]
-    mean = f"{best['mean']:.{metric.decimals}f}"
+    mean = fixed(best["mean"], metric.decimals)
     return f"{mean}, at {y} {brief(best[y])} and {x} {brief(best[x])}"
