@@ -562,13 +562,13 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
       normbench claims --verify outputs/claims
       normbench claims --new my-claim outputs/sweep
     """
-    from normbench.commands.claims import Request
+    from normbench.commands.claims import ClaimsRequest
     from normbench.commands.claims import claims as answer
 
     names = tuple(word for word in words if "=" not in word)
     settings = tuple(word for word in words if "=" in word)
     folders = tuple(context.meta.get("folders", []))
-    return answer(Request(names, settings, folders, **flags))
+    return answer(ClaimsRequest(names, settings, folders, **flags))
 
 
 @cli.command()

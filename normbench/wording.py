@@ -50,9 +50,9 @@ def plain(value: float, digits: int = 12) -> str:
     return f"{Decimal(f'{value:.{digits}g}'):f}"
 
 
-def short(value: float) -> str:
-    """Write a number as short as can be: 0.03, 1e-9, −0.5."""
-    written, _, exponent = f"{value:g}".partition("e")
+def short(value: float, digits: int = 6) -> str:
+    """Write a number as short as can be, with at most so many significant digits: 0.03, 1e-9, −0.5."""
+    written, _, exponent = f"{value:.{digits}g}".partition("e")
     if exponent:
         written += f"e{int(exponent)}"
     return written.replace("-", "−", 1) if value < 0 else written
@@ -184,9 +184,9 @@ def duration(seconds: float, digits: int = 3) -> str:
 def write_minutes(minutes: float) -> str:
     """Write how long runs take: `25 seconds`, `13 minutes`, `4.2 hours`."""
     if minutes < 1:
-        return f"{60 * minutes:.0f} seconds"
+        return count(round(60 * minutes), "second")
     if minutes < 120:
-        return f"{minutes:.0f} minutes"
+        return count(round(minutes), "minute")
     hours = minutes / 60
     return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
 

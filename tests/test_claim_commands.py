@@ -18,7 +18,7 @@ from normbench.claims.measuring import Measured
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.suite import Way
 from normbench.results.claimed import ClaimResult
-from normbench.results.effects import Point
+from normbench.results.effects import ArmValue
 from normbench.sweep.sweep import Sweep, report_nothing
 
 pytest_plugins = ["run_fixtures"]
@@ -46,8 +46,8 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, float]
     def make(one: ClaimRun, seeds: Sequence[int]) -> tuple[int, Measured]:
         measured = Measured()
         for seed in seeds:
-            measured.add("rms", [Point(seed, {}, 1.0)])
-            measured.add("ln", [Point(seed, {}, 1.0 + planted[seed])])
+            measured.add("rms", [ArmValue(seed, {}, 1.0)])
+            measured.add("ln", [ArmValue(seed, {}, 1.0 + planted[seed])])
         one.write_note()
         return 0, measured
 

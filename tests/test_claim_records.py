@@ -130,7 +130,7 @@ def test_every_value_is_computed_again_whoever_has_written_the_digest(claim: Cla
     ("changed", "said"),
     [
         ({"minutes": 1000.0}, "minutes is 1000.0, where 1.50 are noted"),
-        ({"minutes": -1.0}, "minutes is -1"),
+        ({"minutes": -1.0}, "minutes is −1"),
         ({"date": "2026-11-26"}, "date is 2026-11-26, and not a day from its registration to today"),
         ({"date": "9999-01-01"}, "date is 9999-01-01"),
         ({"date": "yesterday"}, "date is yesterday"),

@@ -17,7 +17,7 @@ from normbench.config.groups import check_option
 from normbench.config.schema import ROOT
 from normbench.errors import UsageError
 from normbench.evidence.measures import BEST, SPLITS
-from normbench.results.effects import Descent, EffectError, Point
+from normbench.results.effects import ArmValue, Descent, EffectError
 from normbench.settings import drop_keys, either, flat, nearest, show
 from normbench.studies.frame import Study, make_study, split_words, study_class
 from normbench.studies.study import grid_words
@@ -190,7 +190,7 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
     own = [point for point in points if point.seed == seed]
     pattern = WILDCARD.search(claim.measure)
     places = (1, 2) if pattern else (0,)
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[ArmValue]] = {}
     for number, point in enumerate(own):
         keys = drop_keys(point.varied, "seed")
         for arm, conditions in claim.arms.items():
@@ -199,7 +199,7 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
             for place in places:
                 own_keys = {**keys, pattern[1]: str(place)} if pattern else keys
                 value = 1.5 + number + place / 10
-                found.setdefault(arm, []).append(Point(seed, own_keys, value, PRETENDED))
+                found.setdefault(arm, []).append(ArmValue(seed, own_keys, value, PRETENDED))
     try:
         claim.effect.of(found)
     except EffectError as error:

@@ -114,14 +114,9 @@ def explain(entries: Sequence[RegisteredClaim]) -> str:
 
 def tell_coverage(levels: Sequence[float]) -> str:
     """Write what intervals of 1 − level cover, such as `95 %`; claims with two looks have a smaller level."""
-    least = write_coverage(max(levels))
-    most = write_coverage(min(levels))
+    least = percent(1 - max(levels), 4)
+    most = percent(1 - min(levels), 4)
     return least if least == most else f"{least}, or {most} where two looks are planned"
-
-
-def write_coverage(level: float) -> str:
-    """Write what an interval of 1 − level covers."""
-    return percent(1 - level, 4)
 
 
 def in_margins(entry: RegisteredClaim, value: float) -> float:

@@ -19,7 +19,8 @@ from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_content, read_json
 from normbench.record.shapes import DIGESTS
 from normbench.results.claimed import ClaimResult
-from normbench.results.effects import EffectError, Point, parse_effect
+from normbench.results.effects import ArmValue, EffectError, parse_effect
+from normbench.wording import short
 
 CLAIM_FILE = "claim.json"
 MOST_FAULTS = 3  # of a result that are told
@@ -185,7 +186,7 @@ def show_value(value: Any) -> str:
     """Write a value of a record in a few letters."""
     if value is None:
         return "nothing"
-    return f"{value:.6g}" if isinstance(value, float) else shorten(str(value), 80) or "empty"
+    return short(value) if isinstance(value, float) else shorten(str(value), 80) or "empty"
 
 
 def find_faults(result: ClaimResult) -> Iterator[str]:
@@ -194,7 +195,7 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     Whether its values follow from its runs shows where these are: `verify` says so.
     """
     if result.minutes is not None and result.minutes < 0:
-        yield f"minutes is {result.minutes:g}"
+        yield f"minutes is {show_value(result.minutes)}"
     if result.date and not re.fullmatch(r"\d{4}-\d\d-\d\d", result.date):
         yield f"date is {show_value(result.date)}, which is not a date"
     counted = {*result.lost, *(result.unreached or {}), *result.arms}
@@ -232,7 +233,7 @@ def effects_again(result: ClaimResult) -> Mapping[int, float]:
         return result.values
     points = {}
     for arm in claim["arms"]:
-        points[arm] = [Point(seed, {}, result.arms[arm][seed]) for seed in result.values]
+        points[arm] = [ArmValue(seed, {}, result.arms[arm][seed]) for seed in result.values]
     try:
         return effect.of(points).values
     except EffectError:  # it is over steps, or over keys

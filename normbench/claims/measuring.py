@@ -23,7 +23,7 @@ from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form
 from normbench.record.shapes import DIGESTS
-from normbench.results.effects import Descent, EffectError, Point
+from normbench.results.effects import ArmValue, Descent, EffectError
 from normbench.settings import drop_keys, either, show
 from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
@@ -45,7 +45,7 @@ class Measured:
         sessions: of its runs, each once: the machine and versions.
     """
 
-    points: dict[str, list[Point]] = field(default_factory=dict)
+    points: dict[str, list[ArmValue]] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     unreached: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Measured:
             if session and session not in self.sessions:
                 self.sessions.append(session)
 
-    def add(self, arm: str, points: Iterable[Point]) -> None:
+    def add(self, arm: str, points: Iterable[ArmValue]) -> None:
         """Add points of an arm."""
         self.points.setdefault(arm, []).extend(points)
 
@@ -174,7 +174,7 @@ def arms_of_run(claim: Claim, run: RecordedRun, entry: Entry) -> list[str]:
     return [arm for arm, conditions in claim.arms.items() if fits(conditions, config)]
 
 
-def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool) -> tuple[list[Point], bool]:
+def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool) -> tuple[list[ArmValue], bool]:
     """Return the points of a run that has ended, and whether it is lost.
 
     Raises:
@@ -183,11 +183,11 @@ def points_of_run(claim: Claim, run: RecordedRun, entry: Entry, recompute: bool)
     descent = descent_of(run)
     if run.status != "finished":
         value = value_at_start(claim, run)
-        return [Point(entry.seed, dict(entry.arm), value, descent)], True
+        return [ArmValue(entry.seed, dict(entry.arm), value, descent)], True
     points = []
     for tag, key_of_tag in tags_measured(claim, run).items():
         value = final_value(run, tag, recompute)
-        points.append(Point(entry.seed, {**entry.arm, **key_of_tag}, value, descent))
+        points.append(ArmValue(entry.seed, {**entry.arm, **key_of_tag}, value, descent))
     are_finite = all(math.isfinite(point.value) for point in points)
     if not points or not are_finite:
         tags = sorted(run.metrics)
@@ -365,7 +365,7 @@ def offered(claim: Claim, arm: str, rows: Sequence[Mapping[str, str]]) -> str:
     return "; ".join(told)
 
 
-def point_of_row(claim: Claim, row: Mapping[str, str]) -> Point:
+def point_of_row(claim: Claim, row: Mapping[str, str]) -> ArmValue:
     """Return a row as a point, whose keys are its other columns.
 
     Raises:
@@ -377,7 +377,7 @@ def point_of_row(claim: Claim, row: Mapping[str, str]) -> Point:
         what = f"column {claim.measure} of study {claim.study} has {row[claim.measure]:.40}, which is not a number"
         raise claim.blame("measure", f"measure: {what}") from None
     keys = drop_keys(row, claim.measure, "seed")
-    return Point(int(row["seed"]), keys, value)
+    return ArmValue(int(row["seed"]), keys, value)
 
 
 def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str], number: int) -> Measured:
@@ -405,7 +405,7 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
             keys = " and ".join(sorted(differing))
             raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
         kept = drop_keys(first.keys, *aside)
-        found.add(arm, [Point(number, kept, median(point.value for point in points))])
+        found.add(arm, [ArmValue(number, kept, median(point.value for point in points))])
     return found
 
 

@@ -52,6 +52,7 @@ from normbench.studies.saving import ROWS_FILE
 from normbench.sweep.folder import Entry, SweepFolder, say
 from normbench.sweep.sweep import Report, Sweep, plan_sweep, report_nothing
 from normbench.sweep.words import settings_in
+from normbench.wording import short, write_minutes
 
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
 
@@ -480,10 +481,10 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
         registered = choice.taken
         names = list(registered)
         for name, needed in choice.left_out.items():
-            say(console, f"{name} is left out: it takes about {needed:g} minutes")
+            say(console, f"{name} is left out: it takes about {write_minutes(needed)}")
         if not names:
-            what = f"--minutes {budget:g} is too little for any claim"
-            raise UsageError(f"{what}: the shortest takes {min(choice.left_out.values()):g} minutes")
+            what = f"--minutes {short(budget)} is too little for any claim"
+            raise UsageError(f"{what}: the shortest takes {write_minutes(min(choice.left_out.values()))}")
     for name in names:
         if not by_name[name].is_complete:
             by_name[name].check()
@@ -498,7 +499,8 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
             needed = estimate_minutes(one, registered[name])
             left = budget - (time.monotonic() - begun) / 60
             if needed > left:
-                say(console, f"{name} is left out: it takes about {needed:.1f} minutes here, and {left:.1f} are left")
+                takes = f"{write_minutes(needed)} here, and {write_minutes(max(left, 0.0))} are left"
+                say(console, f"{name} is left out: it takes about {takes}")
                 continue
         say(console, f"{name}: {one.claim.claim}")
         try:

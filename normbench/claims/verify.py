@@ -51,7 +51,7 @@ LATER_FIELDS = ("unreached",)  # which results of before 2026-11-28 do not have
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verification:
     """What verification has found of one claim.
 
     Attributes:
@@ -65,7 +65,7 @@ class Finding:
     undigested: Sequence[str] = ()
 
 
-def verify(runs: Iterable[ClaimRun]) -> Iterator[Finding]:
+def verify(runs: Iterable[ClaimRun]) -> Iterator[Verification]:
     """Verify claims, each by its claim.json and its runs, and yield what is found of each at once.
 
     Args:
@@ -76,7 +76,7 @@ def verify(runs: Iterable[ClaimRun]) -> Iterator[Finding]:
         try:
             result = load_result(path)
         except ValueError as error:
-            yield Finding(one.claim.name, "", [str(error)])
+            yield Verification(one.claim.name, "", [str(error)])
             continue
         verdict = "" if result.judgement is None else str(result.judgement.verdict)
         undigested = [] if is_digested(path) else [CLAIM_FILE]
@@ -84,7 +84,7 @@ def verify(runs: Iterable[ClaimRun]) -> Iterator[Finding]:
             wrong = list(find_wrong(one, result, undigested))
         except (UsageError, OSError) as error:
             wrong = [str(error)]
-        yield Finding(one.claim.name, verdict, wrong, undigested)
+        yield Verification(one.claim.name, verdict, wrong, undigested)
 
 
 def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:

@@ -21,6 +21,7 @@ from normbench.errors import UsageError
 from normbench.settings import key_of, nearest
 from normbench.stopping import Stopped
 from normbench.sweep.words import settings_in
+from normbench.wording import count, fixed, short, with_unit, write_minutes
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
@@ -34,7 +35,7 @@ DATA_VARIABLE = "NORMBENCH_DATA"  # of the environment, where data of the hub ar
 
 
 @dataclass(frozen=True)
-class Request:
+class ClaimsRequest:
     """What a command line asks of claims.
 
     Attributes:
@@ -58,7 +59,7 @@ class Request:
     trust: bool = False
 
 
-def claims(request: Request) -> int:
+def claims(request: ClaimsRequest) -> int:
     """Do what a command line asks of claims; return the exit status.
 
     Raises:
@@ -72,7 +73,7 @@ def claims(request: Request) -> int:
         return use_claims(request)
 
 
-def use_claims(request: Request) -> int:
+def use_claims(request: ClaimsRequest) -> int:
     """List, run, plan, register or verify claims; return the exit status."""
     from normbench.claims.claim import read_claims
     from normbench.claims.suite import ClaimStanding, Way
@@ -111,7 +112,7 @@ def use_claims(request: Request) -> int:
     return status
 
 
-def check_flags(request: Request) -> None:
+def check_flags(request: ClaimsRequest) -> None:
     """Refuse flags that do not go together.
 
     Raises:
@@ -149,7 +150,7 @@ def data_root_of(words: Sequence[str]) -> Iterator[None]:
             os.environ[DATA_VARIABLE] = before
 
 
-def chosen_names(request: Request, known: Sequence[str]) -> list[str]:
+def chosen_names(request: ClaimsRequest, known: Sequence[str]) -> list[str]:
     """Return the names of the claims that are asked for, in the order of their files where all are.
 
     Raises:
@@ -184,7 +185,7 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     standings = {one.claim.name: describe_standing(one) for one in (*ours, *own)}
     for one in (*ours, *own):
         standing = standings[one.claim.name]
-        minutes = f"{one.claim.minutes:g}" if one.claim.minutes else ""  # none: its runs are another claim's
+        minutes = short(one.claim.minutes) if one.claim.minutes else ""  # none: its runs are another claim's
         sentence = Text(one.claim.claim, no_wrap=True, overflow="ellipsis")
         table.add_row(Text(one.claim.name), sentence, standing.label, minutes)
         if standing.reason:
@@ -202,7 +203,7 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimLine:
     """How a claim stands.
 
     Attributes:
@@ -216,30 +217,30 @@ class Standing:
     is_complete: bool = False
 
 
-def describe_standing(one: ClaimStanding) -> Standing:
+def describe_standing(one: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.claim import why_unregistered
 
     left_out = one.why_left_out()
     if left_out:
-        return Standing(Text("damaged", "strike"), f"{left_out}: run it again")
+        return ClaimLine(Text("damaged", "strike"), f"{left_out}: run it again")
     result = one.read_any_result()
     if result is not None and result.digest != one.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
-        return Standing(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
+        return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
     if result is not None and result.judgement is not None and not one.way.trial:
-        return Standing(Text(str(result.judgement.verdict)), is_complete=True)
+        return ClaimLine(Text(str(result.judgement.verdict)), is_complete=True)
     unregistered = "" if one.way.trial else why_unregistered(one.claim)
     if unregistered:
-        return Standing(Text("not registered"), unregistered.removeprefix(f"{one.claim.name} "))
+        return ClaimLine(Text("not registered"), unregistered.removeprefix(f"{one.claim.name} "))
     if result is not None:
-        return Standing(Text(str(result.status)), result.reason)
+        return ClaimLine(Text(str(result.status)), result.reason)
     done, planned = one.count_runs()
     if planned and done == planned:
-        return Standing(Text("not measured"))
+        return ClaimLine(Text("not measured"))
     if planned:
-        return Standing(Text(f"{done} of {planned} runs"))
-    return Standing(Text(f"needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"))
+        return ClaimLine(Text(f"{done} of {planned} runs"))
+    return ClaimLine(Text(f"needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"))
 
 
 # ---- running
@@ -259,7 +260,7 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     return status
 
 
-def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
+def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> Path:
     """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
     from normbench.claims.claim import find_registration
     from normbench.claims.files import CLAIM_FILE
@@ -281,7 +282,7 @@ def write_page(request: Request, known: Mapping[str, Claim], way: Way) -> Path:
     return page
 
 
-def words_for_page(request: Request) -> list[str]:
+def words_for_page(request: ClaimsRequest) -> list[str]:
     """Return what a command line needs to find the claims and the results of this one, and to run them alike."""
     words = []
     if request.trial:
@@ -311,7 +312,6 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
     """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
     from normbench.results.claimed import sample_of
     from normbench.tell.claim_sentences import write_effect, write_interval, write_mean
-    from normbench.wording import count
 
     if result.judgement is None:
         said = f"{result.status}"
@@ -320,13 +320,13 @@ def describe_result(claim: Claim, result: ClaimResult) -> str:
         if result.values:
             said += f"; {claim.effect.text} = {write_mean(result, claim.unit)}"
             if len(result.values) > 1:
-                said += f", standard deviation {sample_of(result.values).sd:.3g}"
+                said += f", standard deviation {short(sample_of(result.values).sd, 3)}"
         return said
     judgement = result.judgement
     said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.unit)}"
     if judgement.interval is not None:
         said += f" ({write_interval(judgement)})"
-    said += f", {count(judgement.n, 'seed')}, margin {claim.margin:g}"
+    said += f", {count(judgement.n, 'seed')}, margin {short(claim.margin)}"
     lost = sum(result.lost.values())
     if lost:
         said += f", {count(lost, 'lost run')}"
@@ -343,7 +343,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
 
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
     for name, needed in choice.left_out.items():
-        say(f"{name} is left out: it takes about {needed:g} minutes")
+        say(f"{name} is left out: it takes about {write_minutes(needed)}")
     runs = [one for one in runs if one.claim.name in choice.taken]
     for one in runs:
         one.check()
@@ -351,15 +351,15 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         claim = one.claim
         counts = " and then ".join(map(str, claim.seeds))
         say(f"{claim.name}: {claim.claim}")
-        rule = f"{claim.kind}, margin {claim.margin:g} {claim.unit}"
+        rule = f"{claim.kind}, margin {with_unit(short(claim.margin), claim.unit)}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
         say(f"  {describe_minutes(claim, choice.taken[claim.name])}")
         if claim.kind == "exact":
             say("  power: none is needed, as there is no chance in it")
         elif claim.pilot:
             power = claim.rule.power(claim.pilot.sd, claim.seeds[-1])
-            told = "none, values that do not spread" if power is None else f"{power:.2f}"
-            say(f"  power at the margin: {told} (standard deviation {claim.pilot.sd:g} of its pilot)")
+            told = "none, values that do not spread" if power is None else fixed(power, 2)
+            say(f"  power at the margin: {told} (standard deviation {short(claim.pilot.sd)} of its pilot)")
         else:
             say("  power at the margin: not known without a pilot, which --trial makes")
         if one.is_complete:
@@ -375,15 +375,15 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             planned.show()
         if one.owner.study:
             say(f"  {describe_time_of_study(one.owner, planned is not None)}")
-    say(f"in all about {sum(choice.taken.values()):g} minutes on two idle cores")
+    say(f"in all about {write_minutes(sum(choice.taken.values()))} on two idle cores")
     return 0
 
 
 def describe_minutes(claim: Claim, left: float) -> str:
     """Say how many minutes a claim takes as it is registered. left: those that the missing runs still take."""
     if claim.runs_of and not claim.minutes:
-        return f"its runs are those of {claim.runs_of}; left: {left:g} minutes"
-    return f"registered: {claim.minutes:g} minutes; left: {left:g}"
+        return f"its runs are those of {claim.runs_of}; left: {write_minutes(left)}"
+    return f"registered: {write_minutes(claim.minutes)}; left: {write_minutes(left)}"
 
 
 def describe_time_of_study(claim: Claim, trains: bool) -> str:
@@ -459,7 +459,7 @@ def tell_undigested(undigested: Sequence[str]) -> str:
     return f" ({undigested[0]}{more}: made before digests, so that nothing tells whether it was changed)"
 
 
-def draft(request: Request) -> int:
+def draft(request: ClaimsRequest) -> int:
     """Write the YAML of a new claim, to be filled in; return the exit status.
 
     Raises:

@@ -60,6 +60,11 @@ class ClaimedEffect(Sample):
         return self.interval if self.rule.kind is ClaimKind.LARGER else self.inner
 
     @property
+    def deciding_level(self) -> float:
+        """Return 1 less what that interval covers."""
+        return self.level if self.rule.kind is ClaimKind.LARGER else 2 * self.level
+
+    @property
     def is_exact(self) -> bool:
         """Tell whether there is no chance in it."""
         return self.rule.kind is ClaimKind.EXACT

@@ -51,12 +51,14 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Point:
-    """One measured value of an arm.
+class ArmValue:
+    """What was measured once of an arm.
 
     Attributes:
-        keys: settings or columns that tell it from others of the arm at its seed.
-        descent: of its run, where it is that of a run.
+        seed: of the run.
+        keys: settings or columns that tell it from other values of the arm at its seed.
+        value: in the unit of the measure.
+        descent: of the run, where runs were measured.
     """
 
     seed: int
@@ -156,7 +158,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Call:
+class Operation:
     """A function of expressions. function: its name, or an operator. keys: over which a slope or a mean goes."""
 
     function: str
@@ -164,7 +166,7 @@ class Call:
     keys: tuple[Key, ...] = ()
 
 
-Expression = float | str | Call  # a constant, the name of an arm, or a function of expressions
+Expression = float | str | Operation  # a constant, the name of an arm, or a function of expressions
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class Effect:
         """Return the arms that it names."""
         return arms_in(self.expression)
 
-    def of(self, points: Mapping[str, Sequence[Point]]) -> EffectBySeed:
+    def of(self, points: Mapping[str, Sequence[ArmValue]]) -> EffectBySeed:
         """Return the effect at each seed. points: by arm, all arms with the same seeds.
 
         Raises:
@@ -209,7 +211,7 @@ def arms_in(expression: Expression) -> set[str]:
     if isinstance(expression, str):
         return {expression}
     names = set[str]()
-    if isinstance(expression, Call):
+    if isinstance(expression, Operation):
         for part in expression.of:
             names |= arms_in(part)
     return names
@@ -227,7 +229,7 @@ class Computation:
         unreached: as `EffectBySeed` has it, filled on the way.
     """
 
-    points: Mapping[str, Sequence[Point]]
+    points: Mapping[str, Sequence[ArmValue]]
     unreached: dict[str, set[int]] = field(default_factory=dict)
 
     def values_of(self, expression: Expression, keys: Sequence[str] = ()) -> Values:
@@ -241,13 +243,13 @@ class Computation:
                 return expression
             case str():
                 return self.read_single_points(expression, keys).map(attrgetter("value"))
-            case Call("steps", (str(arm), str(reference))):
+            case Operation("steps", (str(arm), str(reference))):
                 return self.count_steps(arm, reference, keys)
-            case Call("slope", (of,), (key,)):
+            case Operation("slope", (of,), (key,)):
                 return reduce_to(keys, self.values_of(of, [*keys, key.name]), partial(slope_over, key))
-            case Call("mean", (str(arm),), ()):
+            case Operation("mean", (str(arm),), ()):
                 return reduce_to(keys, self.read_points(arm, keys).map(attrgetter("value")), mean_over)
-            case Call("mean", (of,), over):
+            case Operation("mean", (of,), over):
                 return reduce_to(keys, self.values_of(of, [*keys, *(key.name for key in over)]), mean_over)
         parts = [self.values_of(part, keys) for part in expression.of]
         check_places(parts, keys)
@@ -311,7 +313,7 @@ class Computation:
         return points.map(attrgetter("descent"))
 
 
-def differing_keys(points: Sequence[Point]) -> list[str]:
+def differing_keys(points: Sequence[ArmValue]) -> list[str]:
     """Return the keys in which points differ."""
     first, *others = points
     differing = []
@@ -382,9 +384,9 @@ def read(node: ast.expr, arms: Sequence[str]) -> Expression:
         case ast.Name():
             return read_arm(node, arms)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return Call("-", (0.0, read(operand, arms)))
+            return Operation("-", (0.0, read(operand, arms)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return Call(OPERATORS[type(op)], (read(left, arms), read(right, arms)))
+            return Operation(OPERATORS[type(op)], (read(left, arms), read(right, arms)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             return read_call(name, arguments, arms)
     what = ast.unparse(node)
@@ -399,7 +401,7 @@ def read_arm(node: ast.expr, arms: Sequence[str]) -> str:
     return name
 
 
-def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Call:
+def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Operation:
     """Return a function of arguments."""
     if name not in NAMES:
         raise EffectError(f"{name} is not a function: there are {', '.join(NAMES)}")
@@ -409,14 +411,14 @@ def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Call
         raise EffectError(f"{name}() has {len(given)} arguments, and takes {wanted}")
     first, *others = given
     if name == "steps" or (name == "mean" and not others):
-        return Call(name, tuple(read_arm(one, arms) for one in given))
+        return Operation(name, tuple(read_arm(one, arms) for one in given))
     is_over_keys = name == "slope" or (name == "mean" and all(is_key(one, arms) for one in others))
     if not is_over_keys:
-        return Call(name, tuple(read(one, arms) for one in given))
+        return Operation(name, tuple(read(one, arms) for one in given))
     of = read(first, arms)
     if not arms_in(of):
         raise EffectError("slope and mean are of arms, not of a number")
-    return Call(name, (of,), tuple(read_key(one, arms) for one in others))
+    return Operation(name, (of,), tuple(read_key(one, arms) for one in others))
 
 
 def is_key(node: ast.expr, arms: Sequence[str]) -> bool:

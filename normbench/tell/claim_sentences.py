@@ -8,20 +8,20 @@ from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, sample_of
 from normbench.results.rules import IN_FAVOUR, OF_CLAIMS, ClaimKind, Verdict
+from normbench.results.statistics import ALPHA, Interval
 from normbench.wording import (
     NONE,
+    compact,
     count,
     equals,
-    fixed,
+    estimate,
     p_value,
     percent,
-    precision,
     short,
     significant,
-    span,
     with_unit,
     write_minutes,
-)
+)  # fmt: skip
 
 SMALL = 1e-4  # an effect below it is written with an exponent
 
@@ -46,34 +46,35 @@ def write_question(claim: Mapping[str, Any]) -> str:
 
 def write_effect(judgement: ClaimedEffect, unit: str) -> str:
     """Write the mean of an effect, such as `+0.021 nats`, with the digits that its interval gives it."""
-    mean = judgement.mean
-    if mean and abs(mean) < SMALL:
-        written = f"{mean:+.1e}".replace("-", "−")
-    else:
-        digits = precision(mean, judgement.deciding_interval)
-        written = fixed(mean, digits, sign=True)
-    return with_unit(written, unit)
+    return write_size(judgement.mean, judgement.deciding_interval, unit)
+
+
+def write_size(mean: float, interval: Interval | None, unit: str) -> str:
+    """Write a mean with its unit; a tiny one with an exponent."""
+    is_tiny = mean != 0 and abs(mean) < SMALL
+    words = compact(mean, 2, sign=True) if is_tiny else estimate(mean, interval, sign=True)[0]
+    return with_unit(words, unit)
 
 
 def write_interval(judgement: ClaimedEffect) -> str:
     """Write the interval from which the verdict follows, such as `95 %: +0.011 to +0.031`; a dash for none."""
     interval = judgement.deciding_interval
-    if interval is None:
-        return NONE
-    level = judgement.level if judgement.rule.kind is ClaimKind.LARGER else 2 * judgement.level
-    digits = precision(judgement.mean, interval)
-    return f"{percent(1 - level, 4)}: {span(interval, digits, sign=True)}"
+    return NONE if interval is None else write_span(judgement.mean, interval, judgement.deciding_level)
+
+
+def write_span(mean: float, interval: Interval, level: float) -> str:
+    """Write an interval of 1 − level, with what it covers."""
+    return f"{percent(1 - level, 4)}: {estimate(mean, interval, sign=True)[1]}"
 
 
 def write_mean(result: ClaimResult, unit: str) -> str:
     """Write the mean effect of a claim that is not judged, such as a trial, with its interval of 95 % and its seeds."""
     sample = sample_of(result.values)
-    digits = precision(sample.mean, sample.interval)
-    size = with_unit(fixed(sample.mean, digits, sign=True), unit)
+    size = write_size(sample.mean, sample.interval, unit)
     seeds = count(sample.n, "seed")
     if sample.interval is None:
         return f"{size} ({seeds})"
-    return f"{size} (95 %: {span(sample.interval, digits, sign=True)}; {seeds})"
+    return f"{size} ({write_span(sample.mean, sample.interval, ALPHA)}; {seeds})"
 
 
 def write_corrected(entry: RegisteredClaim) -> str:

@@ -34,7 +34,7 @@ from normbench.tell.claim_sentences import (
     write_settling,
     write_suite,
 )
-from normbench.wording import NONE, count, write_bound, write_minutes
+from normbench.wording import NONE, count, short, write_minutes
 
 PUBLISHED = "docs/claims"
 PAGE = "docs/claims.md"
@@ -191,7 +191,7 @@ def inconclusive_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
             said = (
                 f"`{entry.name}`",
                 tell_effect(entry),
-                write_bound(entry.margin),
+                short(entry.margin),
                 write_power(judgement),
                 write_settling(entry),
             )
@@ -239,7 +239,7 @@ def with_results(readme: str, suite: Suite) -> str:
             f"**{entry.standing}**",
             write_corrected(entry),
             tell_effect(entry),
-            f"{write_bound(entry.margin)} {entry.unit}",
+            f"{short(entry.margin)} {entry.unit}",
             cell(entry.claim["scope"]),
         )
         rows.append(f"| {' | '.join(said)} |")
