@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from known_studies import CONSTANT
 from made_runs import make_report, make_run, make_study, read_study
 
 import normbench
@@ -18,6 +19,8 @@ from normbench.evidence.run import read_metrics, read_run
 from normbench.evidence.study import read_studies, study_of
 from normbench.processes import run_beside
 from normbench.record.directory import RunDirectory
+from normbench.results.examine import Request
+from normbench.show.report import report_on, save_all
 
 
 def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path) -> None:
@@ -81,6 +84,19 @@ def test_a_study_sees_settings_beside_those_of_other_runs_and_leaves_runs_as_the
     seen = [study.settings_of(run) for run in study.runs]
     assert {settings["norm"] for settings in seen} == {"layernorm", "a.LayerNorm", "b.LayerNorm"}
     assert {settings.get("norm.gain0") for settings in seen if settings["norm"] == "layernorm"} == {1.0, 0.5}
+
+
+def test_a_report_changes_no_run_that_was_read(tmp_path: Path) -> None:
+    for norm in ("layernorm", "rmsnorm", "dyt"):
+        for seed in range(3):
+            make_run(tmp_path, norm=norm, seed=seed, probed=20, data=CONSTANT)
+    study = read_study([tmp_path])
+    before = deepcopy([vars(run) for run in study.runs])
+    report = report_on(study, {"norm": "layernorm"}, Request())
+    save_all([report], [tmp_path], tmp_path / "report")
+    for run, as_read in zip(study.runs, before, strict=True):
+        for name, value in as_read.items():
+            np.testing.assert_equal(vars(run)[name], value)
 
 
 def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:

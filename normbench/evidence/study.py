@@ -215,22 +215,17 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     Raises:
         UsageError: a folder is not there or holds no runs, or no run has ended.
     """
-    found = dict[Path, NamedDirectory]()
+    found = dict[Path, tuple[str, RunDirectory]]()
     for folder in folders:
-        for name, one in run_directories(folder).items():
-            found[one.path.resolve()] = NamedDirectory(name, one)
+        for name, directory in run_directories(folder).items():
+            found[directory.path.resolve()] = name, directory
     every = list(found.values())
     half = len(every) // 2
     read_others = run_beside(lambda: read_all(every[half:]))
-    results = read_all(every[:half])
-    results += read_others()
-    runs = list[RecordedRun]()
-    damaged = list[tuple[str, str]]()
-    for result in results:
-        if isinstance(result, RecordedRun):
-            runs.append(result)
-        else:
-            damaged.append((result.name, result.why))
+    runs, damaged = read_all(every[:half])
+    other_runs, other_damaged = read_others()
+    runs += other_runs
+    damaged += other_damaged
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
         why = ""
@@ -246,31 +241,16 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     return studies
 
 
-@dataclass(frozen=True)
-class NamedDirectory:
-    """A run that is to be read. name: its path from the given folder on."""
-
-    name: str
-    directory: RunDirectory
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A run that cannot be read, and why."""
-
-    name: str
-    why: str
-
-
-def read_all(directories: Iterable[NamedDirectory]) -> list[RecordedRun | LeftOut]:
-    """Read runs; where one cannot be read, return why."""
-    found = list[RecordedRun | LeftOut]()
-    for one in directories:
+def read_all(directories: Iterable[tuple[str, RunDirectory]]) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
+    """Read runs; return them, and the name of each that cannot be read, and why. directories: with the run's name."""
+    runs = list[RecordedRun]()
+    damaged = list[tuple[str, str]]()
+    for name, directory in directories:
         try:
-            found.append(read_run(one.directory, one.name))
+            runs.append(read_run(directory, name))
         except DamagedRun as error:
-            found.append(LeftOut(one.name, error.reason))
-    return found
+            damaged.append((name, error.reason))
+    return runs, damaged
 
 
 def read_all_choices(runs: Iterable[RecordedRun]) -> dict[Path, list[dict[str, Any]]]:

@@ -35,6 +35,10 @@ class TrainedRun(RunDirectory):
         path: the directory, or what `find_run` takes for it.
         trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
+    Attributes:
+        tree: the configuration.
+        session: the newest one of its record.
+
     Raises:
         UsageError: the directory is not there, holds no run, a damaged one, one that was changed after its end, or one
             with such classes and no trust.
@@ -45,7 +49,9 @@ class TrainedRun(RunDirectory):
         self.trust = trust
         if not self.config.exists():
             raise UsageError(f"{path} holds no run: give the directory of one, such as those that normbench runs lists")
-        self.tree = read_record(self, trust).configuration
+        record = read_record(self, trust)
+        self.tree = record.configuration
+        self.session = record.sessions[-1]
         with blame_file(self.config):
             for section in LOADED:
                 if section in self.tree or not BY_NAME[section].absent:
@@ -67,7 +73,7 @@ class TrainedRun(RunDirectory):
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
         recipe = Recipe({**self.tree, "data": section})
         data = build.make_data(recipe, self.tree["seed"])
-        data = data.as_of(self.sessions()[-1]["data"].get("fingerprint", ""))
+        data = data.as_of(self.session["data"].get("fingerprint", ""))
         if self.task() != data.task or not self.means_the_same(data):
             what = f"{self.path} was trained on other data or another vocabulary than are there now"
             raise UsageError(f"{what}: bring those back, or train again with rerun=true")
@@ -75,7 +81,7 @@ class TrainedRun(RunDirectory):
 
     def means_the_same(self, data: Data) -> bool:
         """Tell whether predictions stand for the same classes or tokens as when the model was trained."""
-        before = self.sessions()[-1]["data"]
+        before = self.session["data"]
         now = data.describe()
         noted = [key for key in MEANINGS if key in before]
         return all(before[key] == now.get(key) for key in noted)
@@ -89,7 +95,7 @@ class TrainedRun(RunDirectory):
         from normbench.types import Task
 
         try:
-            return Task.from_record(self.sessions()[-1]["task"])
+            return Task.from_record(self.session["task"])
         except (LookupError, TypeError, ValueError) as error:
             reason = f"{self.environment.name} names no task ({explain(error)})"
             raise DamagedRun(self.path, reason) from error

@@ -477,7 +477,7 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
         find_own_classes()
     trained = TrainedRun(path, trust)
     study = Folding()
-    torch.set_num_threads(trained.sessions()[-1].get("threads") or 1)  # as the run itself
+    torch.set_num_threads(trained.session.get("threads") or 1)  # as the run itself
     subject = Subject({}, trained.tree, resolve_device(device), trained.data, trained.path, trust)
     with Stages() as stages:
         stages.begin("reading and folding the model")

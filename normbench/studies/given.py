@@ -218,7 +218,7 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     if config.closed.threads:
         torch.set_num_threads(config.closed.threads)
     tree = tree_with_norms(run.tree, config)
-    choices = {**run.sessions()[-1]["choices"], **chosen_norms(config)}
+    choices = {**run.session["choices"], **chosen_norms(config)}
     recipe = Recipe({**tree, LOGGER: {}}, choices)
     build.check_parts(recipe)
     data = run.data()

@@ -131,8 +131,7 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
     loaded: dict[str, Data] = {}  # runs of the same data share them
 
     def load(trained: TrainedRun) -> Data:
-        last_session = trained.sessions()[-1]
-        source = [trained.tree["data"], last_session["data"]["fingerprint"]]
+        source = [trained.tree["data"], trained.session["data"]["fingerprint"]]
         key = json.dumps(source, sort_keys=True)
         if key not in loaded:
             loaded[key] = trained.data()
