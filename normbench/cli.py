@@ -476,7 +476,7 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
     varies, such as norm=layernorm, each arm is compared with the one that is like it in all else.
 
     It writes report.html (one file, which opens offline), report.md, report.tex and appendix.tex (for a paper),
-    answer.json (what the page says, as values), runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of
+    answer.json (what the page says, as values), runs.csv, runs.parquet, and figures/ with SVG, PDF and data of
     each figure. Runs of several tasks get a report each, and a page that links them.
 
     \b

@@ -60,7 +60,7 @@ def short(value: float, digits: int = 6) -> str:
 
 def brief(value: float) -> str:
     """Write a number where there is little room, as at an axis: 0.5, 1000, 1e-4, 2e5."""
-    if 1e-3 <= value < 1e5:
+    if value == 0 or 1e-3 <= value < 1e5:
         return f"{value:g}"
     return re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{value:.2e}")
 

@@ -204,7 +204,7 @@ def pages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_for_pages_alone(patch: pytest.MonkeyPatch) -> None:
-    """Let this process draw figures for pages alone: as PDF and PNG they take half of a report's time."""
+    """Let this process draw figures for pages alone: as PDF they take some of a report's time."""
     patch.setattr("normbench.show.figures.figure.Figure.render", lambda self, suffix, **how: b"")
 
 

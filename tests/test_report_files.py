@@ -110,7 +110,7 @@ def test_every_figure_is_in_the_page_and_beside_it_with_its_data(written: Path) 
     tags = Page(written).tags
     drawn = sum(tag == "svg" for tag, _ in tags)
     assert drawn == len(figures) > 0
-    assert all(path.with_suffix(suffix).is_file() for path in figures for suffix in (".png", ".csv", ".pdf"))
+    assert all(path.with_suffix(suffix).is_file() for path in figures for suffix in (".csv", ".pdf"))
 
 
 def test_a_sentence_stands_once_below_the_figures_of_a_page(written: Path) -> None:

@@ -45,7 +45,7 @@ def subjects_of(kind: type[Study], questions: Path) -> list[Subject]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every study has written, but for pictures as PDF and PNG."""
+    """What every study has written, but for pictures as PDF."""
     questions = tmp_path_factory.mktemp("questions")
     write_questions(questions)
     return make_once(tmp_path_factory, "studies", lambda place: make_studies(place, questions))

@@ -173,12 +173,12 @@ def cited_in(page: str) -> set[str]:
 
 
 def figure_for(figure: ShownFigure) -> str:
-    """Write a figure."""
+    """Write a figure, whose caption begins with its title, as the drawing has none."""
     lines = [
         r"\begin{figure}[htbp]",
         r"\centering",
         rf"\includegraphics[{SIZE}]{{figures/{figure.name}.pdf}}",
-        rf"\caption{{{prose(figure.caption)}}}\label{{fig:{figure.name}}}",
+        rf"\caption{{{prose(f'{figure.title}. {figure.caption}')}}}\label{{fig:{figure.name}}}",
         r"\end{figure}",
     ]
     return "\n".join(lines) + "\n"

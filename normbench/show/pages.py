@@ -15,7 +15,7 @@ from normbench.show.figures.style import dark_rules
 from normbench.show.shown import ShownFigure
 from normbench.show.templating import TEMPLATES, environment
 
-FILES = {"PDF": "pdf", "SVG": "svg", "PNG": "png", "data": "csv"}  # suffixes of a figure's files, by what links say
+FILES = {"PDF": "pdf", "SVG": "svg", "data": "csv"}  # suffixes of a figure's files, by what links say
 
 
 def page_of(template: str, title: str, **about: Any) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BESIDE = 0.65  # the words of an axis at the left
 LEGEND_SAMPLE = 0.42  # a sample in a legend, and the gap to the next column
 NARROW, LOW = 1.35, 1.0  # the least width of a subplot among several, and the least height
-CELL = 0.23  # a cell of a grid
+CELL, THIN = 0.23, 0.16  # the height of a grid's cell, and the least width of one without words
 ROW = 0.23  # a row of a forest whose names stand beside it
 
 Scale = Literal["linear", "log", "percent"]
@@ -385,7 +385,7 @@ def grid(
     rows = max(len(one.values) for one in maps)
     across = max(one.values.shape[1] for one in maps)
     words = [word for one in maps for word in one.words]
-    cell = max([CELL, *(breadth(word) + 0.06 for word in words)])
+    cell = max([THIN, *(breadth(word) + 0.06 for word in words)])
     columns = int((width - BESIDE - 0.7) / (cell * across))
     columns = min(max(columns, 1), len(maps))
     lines_of = -(-len(maps) // columns)
@@ -398,7 +398,7 @@ def grid(
         pane.set_title(one.title)
     mesh = panes[0].collections[0]
     bar = canvas.colorbar(mesh, ax=panes, aspect=8 * lines_of, fraction=0.08)
-    bar.ax.set_title(scale)
+    bar.set_label(scale)
     name_below(panes, "\n".join(below), columns)
     canvas.supylabel("\n".join(beside))
     return lay_out(canvas)

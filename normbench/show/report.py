@@ -36,7 +36,6 @@ from normbench.wording import join_first
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
-MAIN_FIGURE = "differences"  # comes first; where there is none, the first of the others is at the top of the page
 
 
 class Written(TypedDict):
@@ -202,7 +201,6 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
             shown.append(figure)
             for name, content in files_of_figure.items():
                 files[f"figures/{name}"] = content
-    shown.sort(key=lambda figure: figure.name != MAIN_FIGURE)
     files["answer.json"] = report.answer.to_json().encode()
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)

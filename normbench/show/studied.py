@@ -107,7 +107,7 @@ def files_before(folder: Path) -> set[str]:
     older = read_json(folder / STUDY_FILE, {"figures": [{"name": str}]}) or {"figures": []}
     files = set()
     for figure in older["figures"]:
-        for suffix in FILES.values():
+        for suffix in (*FILES.values(), "png"):  # which older versions wrote, too
             files.add(f"figures/{figure['name']}.{suffix}")
     return files
 

@@ -71,10 +71,10 @@ def plan_figures(
     of_time = [f"The norms ran as {ran}."] if ran else []
     on_top = KERNELS_DIFFER if differ_in_kernels(arms) else ""
     plan: list[Callable[[], list[Figure]]] = [
+        partial(draw_forest, tests.differences, arms, rates),
         partial(draw_interactions, arms, baseline, primary, rates),
         partial(draw_survival, arms, baseline, rates),
         partial(draw_maps, study, primary),
-        partial(draw_forest, tests.differences, arms, rates),
         partial(draw_sizes, tests.scaling, arms, rates),
     ]
     if others:

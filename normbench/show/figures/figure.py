@@ -1,4 +1,4 @@
-"""A figure and its words, and its files: SVG, PDF, PNG, and a CSV of exactly what is drawn."""
+"""A figure and its words, and its files: SVG for pages, PDF for papers, and a CSV of exactly what is drawn."""
 
 from __future__ import annotations
 
@@ -71,12 +71,10 @@ class Figure:
     @use_our_style()
     def files(self) -> dict[str, bytes]:
         """Return the content of its files, by name."""
-        quick = {"compress_level": 3}  # half the time, a tenth larger
         return {
             f"{self.name}.svg": self.svg.encode(),
             f"{self.name}.csv": to_csv(self.data, lineterminator="\n"),
             f"{self.name}.pdf": self.render("pdf", metadata={"CreationDate": None}),
-            f"{self.name}.png": self.render("png", dpi=300, pil_kwargs=quick),
         }
 
 
