@@ -193,11 +193,16 @@ def test_a_changed_image_is_decoded_anew(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pets", 3)
     first = own(folder)
     write_image(folder / "cat" / "000.png", pixels(77))
-    table = write_table(folder / "t.csv", rows_of(folder))
+    rows = rows_of(folder)
+    table = write_table(folder / "t.csv", rows)
+    objects = write_table(
+        folder / "t.parquet", pa.table(rows | {"image": [{"path": image} for image in rows["image"]]})
+    )
     assert (pixels(77).tobytes(), "cat") in stored(own(folder))
-    assert own(folder).fingerprint == own(table).fingerprint != first.fingerprint
+    assert own(folder).fingerprint == own(table).fingerprint == own(objects).fingerprint != first.fingerprint
     write_image(folder / "cat" / "000.png", pixels(78))
     assert (pixels(78).tobytes(), "cat") in stored(own(table))
+    assert (pixels(78).tobytes(), "cat") in stored(own(objects))
     facts = json.dumps(own(folder).describe())
     assert str(tmp_path) not in facts and '"path": "pets"' in facts
 

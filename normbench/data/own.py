@@ -110,7 +110,8 @@ def own_images(
         contents: list[Any] = [[file, stamp(place / file)] for file in files]
     else:
         images = read_columns(place, {"data.image_column": image_column}, WANTED)[image_column]
-        stamps = [stamp(place.parent / image) for image in images if isinstance(image, str)]
+        named = [image for image in map(open_object, images) if isinstance(image, str)]
+        stamps = [stamp(place.parent / image) for image in named]
         contents = [file_digest(place), columns, stamps]
     key = [str(place.resolve()), size, contents]
 
@@ -272,11 +273,7 @@ def read_table(path: Path, columns: Columns) -> tuple[Any, list[str] | None]:
     if columns.split:
         by_setting["data.split_column"] = columns.split
     table = read_columns(path, by_setting, WANTED)
-    images = []
-    for image in table[columns.content]:
-        if isinstance(image, dict):
-            image = image.get("bytes") or image.get("path")
-        images.append(image or None)
+    images = [open_object(image) or None for image in table[columns.content]]
     labels = labels_as_written(path, table[columns.label])
     check_labels(labels, f"data.path={path}", columns.label)
     splits = None
@@ -284,6 +281,11 @@ def read_table(path: Path, columns: Columns) -> tuple[Any, list[str] | None]:
         splits = splits_of(table[columns.split], f"data.path={path}")
     rows = pd.DataFrame({"image": images, "label": labels, "split": splits}, dtype=object)  # 1 beside 2.5 stays 1
     return rows, declared_classes(path, columns.label)
+
+
+def open_object(image: Any) -> Any:
+    """Return the bytes or the path of an image that a table has as an object with either; others as they are."""
+    return image.get("bytes") or image.get("path") if isinstance(image, dict) else image
 
 
 def splits_of(words: Sequence[Any], where: str) -> list[str]:
