@@ -449,7 +449,7 @@ def correct_stated(
 
     A test that is stated several times counts once; different tests count each, even if their numbers agree.
     """
-    results = [one for one in stated if isinstance(one, StudyResult)]
+    results = [statement for statement in stated if isinstance(statement, StudyResult)]
     for table in tables:
         if isinstance(table, ResultTable):
             results += table.differences
@@ -459,8 +459,10 @@ def correct_stated(
     for table in tables:
         corrected_tables.append(correct_table(table, corrected) if isinstance(table, ResultTable) else table)
     corrected_stated = []
-    for one in stated:
-        corrected_stated.append(corrected_like(one, corrected) if isinstance(one, StudyResult) else one)
+    for statement in stated:
+        corrected_stated.append(
+            corrected_like(statement, corrected) if isinstance(statement, StudyResult) else statement
+        )
     return corrected_tables, corrected_stated
 
 

@@ -195,12 +195,12 @@ def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
     model, _ = subject.build()
     blocks = model.anatomy().blocks
     last = blocks[-1]
-    found = list[Vectors]()
+    streams = list[Vectors]()
 
     def keep(x: Tensor) -> None:
         stream = last.join_streams(x)
         at_positions = vectors(stream, last.channel_dim, batch.mask)
-        found.append(at_positions.cpu().double())
+        streams.append(at_positions.cpu().double())
 
     def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         keep(inputs[0])
@@ -212,7 +212,7 @@ def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
         block.module.register_forward_pre_hook(keep_input)
     last.module.register_forward_hook(keep_output)
     model(*batch.arguments)
-    return found
+    return streams
 
 
 def angular_distance(one: Vectors, other: Vectors) -> float:

@@ -91,12 +91,12 @@ class Folding(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Value]:
         saved = rows.dropna(subset="time")
-        found = []
+        stated = []
         for arm in arms_of(saved):
             what = f"{label_of(arm)}: the time of a batch, folded over not, is"
             times = mean_by_seed(saved, "time", arm)
-            found.append(Value(what, times.values, references={"1 (no time saved)": 1.0}))
-        return found
+            stated.append(Value(what, times.values, references={"1 (no time saved)": 1.0}))
+        return stated
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         saved = compare(

@@ -234,10 +234,10 @@ class Study(ABC):
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
-        found = list[Stated]()
+        stated = list[Stated]()
         for metric in self.measured_in(rows):
-            found += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
-        return found
+            stated += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
+        return stated
 
     def tables(self, rows: pd.DataFrame) -> Sequence[Table | ResultTable]:
         """Return what was found as tables."""
@@ -249,13 +249,13 @@ class Study(ABC):
         place = place_in(rows)
         if place is None:
             return []
-        found = list[Figure]()
+        drawings = list[Figure]()
         for metric in self.measured_in(rows):
             words = self.columns[metric].words
             caption = f"By {self.columns[place].words}."
             said = {"title": words, "caption": caption, **self.captions.get(metric, {})}
-            found += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **said)
-        return found
+            drawings += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **said)
+        return drawings
 
     def measured_in(self, rows: pd.DataFrame) -> list[str]:
         """Return the numbers that were measured, in the order of the study's columns."""
@@ -289,19 +289,19 @@ def place_in(rows: pd.DataFrame) -> str | None:
 def measured_numbers(rows: pd.DataFrame, columns: Mapping[str, Column]) -> list[str]:
     """Return the columns that hold what was measured, and not the place where it was."""
     place = place_in(rows)
-    found = []
+    measured = []
     for name in columns:
         is_measured = name in rows and name != place
         if is_measured and pd.api.types.is_numeric_dtype(rows[name]):
-            found.append(name)
-    return found
+            measured.append(name)
+    return measured
 
 
 def study_class(name: str) -> type[Study]:
     """Return the class that the YAML of a study names."""
     module, _, class_name = section_of("study", name)["_target_"].rpartition(".")
-    found: type[Study] = getattr(import_module(module), class_name)
-    return found
+    kind: type[Study] = getattr(import_module(module), class_name)
+    return kind
 
 
 def known_settings(kind: type[Study]) -> dict[str, Setting]:

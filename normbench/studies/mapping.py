@@ -225,12 +225,12 @@ def fit(x: Values, y: Values) -> dict[str, float]:
 def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return the layers whose points are drawn, of the first seed, by arm."""
     first = rows[rows["seed"] == rows["seed"].min()]
-    found = []
+    layers = []
     for arm in arms_of(first):
         for _, own in first[is_arm(first, arm.settings)].groupby("layer"):
             if len(own) > 1:
-                found.append((f"{label_of(arm)} · {own['site'].iloc[0]}", own))
-    return found
+                layers.append((f"{label_of(arm)} · {own['site'].iloc[0]}", own))
+    return layers
 
 
 def draw_points(layers: Sequence[tuple[str, pd.DataFrame]], title: str, caption: str) -> Figure:

@@ -96,14 +96,14 @@ class Padding(Study):
             first = None
             for level in self.levels[kind]:
                 batches = (to_device(batch, subject.device) for batch in self.batches(kind, level, texts))
-                found = evaluate(model, batches, subject.task, subject.device)
-                accuracy = 100 * found["accuracy"]
+                metrics = evaluate(model, batches, subject.task, subject.device)
+                accuracy = 100 * metrics["accuracy"]
                 if first is None:
                     first = accuracy
                 yield {
                     "kind": kind,
                     "level": float(level),
-                    "loss": found["loss"],
+                    "loss": metrics["loss"],
                     "accuracy": accuracy,
                     "change": accuracy - first,
                 }
@@ -119,22 +119,22 @@ class Padding(Study):
         return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", "accuracy", kinds, unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
-        found = []
+        results = []
         for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
             what = self.captions[str(kind)]["title"]
             level = own["level"].iloc[0]
             title = f"{what}, at {level:g}"
             values = ["accuracy", "change"]
-            found.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
-        return found
+            results.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
+        return results
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        found = list[Figure]()
+        drawings = list[Figure]()
         for kind, own in by_what_counts(rows).groupby("kind", sort=False):
             columns = {**self.columns, "level": self.columns[kind]}
             said = self.captions[kind]
-            found += draw_curves(kind, own, x="level", y="accuracy", panel="counted", columns=columns, **said)
-        return found
+            drawings += draw_curves(kind, own, x="level", y="accuracy", panel="counted", columns=columns, **said)
+        return drawings
 
 
 def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
@@ -148,10 +148,10 @@ def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
             is_of_length = own_lengths == length
             tokens[length].append(batch.inputs[is_of_length, :length])
             classes[length].append(batch.targets[is_of_length])
-    found = {}
+    texts = {}
     for length, parts in tokens.items():
-        found[length] = Labelled(torch.cat(parts), torch.cat(classes[length]))
-    return found
+        texts[length] = Labelled(torch.cat(parts), torch.cat(classes[length]))
+    return texts
 
 
 def pad(tokens: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:

@@ -156,10 +156,12 @@ class Position(Study):
         if "attention" in shown:
             drawn["attention"] = shown["attention"]
         columns = {**self.columns, "at": Column("")}
-        found = list[Figure]()
+        drawings = list[Figure]()
         for name, part in drawn.items():
-            found += draw_curves(name, part, x="position", y=name, panel="at", columns=columns, **self.captions[name])
-        return found
+            drawings += draw_curves(
+                name, part, x="position", y=name, panel="at", columns=columns, **self.captions[name]
+            )
+        return drawings
 
 
 # ---- what is seen of a call
@@ -263,8 +265,8 @@ def block_of(site: str, last: int) -> int:
 
 def three_of(sites: pd.Series) -> list[str]:
     """Return the first, the middle and the last site."""
-    found = list(dict.fromkeys(sites))
-    return [found[0], found[len(found) // 2], found[-1]]
+    distinct = list(dict.fromkeys(sites))
+    return [distinct[0], distinct[len(distinct) // 2], distinct[-1]]
 
 
 def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> dict[str, Any]:

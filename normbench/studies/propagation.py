@@ -120,38 +120,38 @@ class Propagation(Study):
         if DEPTH not in rows or POSITION_GRADIENT not in rows:
             return values_of(deepest(rows), "rms", "the RMS of the stream, mean over layers,", self.columns["rms"].unit)
         exponents = exponents_by_seed(rows)
-        found = []
+        stated = []
         for arm in arms_of(exponents):
             what = f"{label_of(arm)}: the last layer's gradient of one position changes with depth to the power of"
             values = mean_by_seed(exponents, POSITION_GRADIENT, arm).values
             if values:
-                found.append(Value(what, values, references=THEOREM))
-        return found
+                stated.append(Value(what, values, references=THEOREM))
+        return stated
 
     def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
-        found = list[Table | ResultTable]()
+        results = list[Table | ResultTable]()
         if DEPTH in rows and POSITION_GRADIENT in rows:
-            found.append(exponents_table(rows))
+            results.append(exponents_table(rows))
         deep = deepest(rows)
         front = [*keys_of(rows), "layer"]
         is_end = deep["layer"].isin([1, deep["layer"].max()])
         values = [name for name in BY_LAYER if name in rows]
         means = deep[is_end].groupby(front, dropna=False, sort=False)[values].mean().reset_index()
         named = means.rename(columns={name: column.label for name, column in self.columns.items()})
-        found.append(rows_table("ends", "Ends of the deepest stack", named.to_dict("records"), len(front)))
-        return found
+        results.append(rows_table("ends", "Ends of the deepest stack", named.to_dict("records"), len(front)))
+        return results
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         deep = deepest(rows)
         caption = "At initialisation; by layer: in the deepest stack."
-        found = list[Figure]()
+        drawings = list[Figure]()
         for name in (*BY_LAYER, POSITION_GRADIENT):
             x = DEPTH if name == POSITION_GRADIENT else "layer"
             own = rows if name == POSITION_GRADIENT else deep
             if name in rows and x in rows:
                 title = self.columns[name].words
-                found += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
-        return found
+                drawings += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
+        return drawings
 
 
 # ---- one pass
@@ -197,13 +197,13 @@ def what_passed(block: Block, passing: Passing) -> dict[str, float]:
     weights: list[Any] = branch.output_weights() if isinstance(branch, Branch) else []
     weights = weights or list(branch.parameters())
     gradients = [weight.grad for weight in weights]
-    found = {"rms": tensor_statistics.rms(y), "gradient": tensor_statistics.total_norm(gradients)}
+    numbers = {"rms": tensor_statistics.rms(y), "gradient": tensor_statistics.total_norm(gradients)}
     has_positions = y[0].numel() > y.shape[block.channel_dim]
     if has_positions:
-        found["similarity"] = tensor_statistics.token_similarity(y, block.channel_dim)
+        numbers["similarity"] = tensor_statistics.token_similarity(y, block.channel_dim)
     if y.shape == x.shape:
-        found["angle"] = angle(x, y, block.channel_dim)
-    return {name: float(value) for name, value in found.items()}
+        numbers["angle"] = angle(x, y, block.channel_dim)
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def angle(x: Float[Tensor, "..."], y: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, ""]:
@@ -260,9 +260,9 @@ def exponents_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
 def slopes(rows: pd.DataFrame) -> pd.Series:
     """Return the slope of each gradient against depth, both as logarithms, by least squares, or NaN."""
     logs = np.log(rows.where(rows > 0).astype(float))
-    found = pd.Series(np.nan, index=list(SLOPES))
+    slopes_by_name = pd.Series(np.nan, index=list(SLOPES))
     for name in SLOPES:
         if np.isfinite(logs[name]).all():
             slope, _ = np.polyfit(logs[DEPTH], logs[name], 1)
-            found[name] = slope
-    return found
+            slopes_by_name[name] = slope
+    return slopes_by_name

@@ -128,12 +128,12 @@ class Removal(Study):
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[Value]:
-        found = []
+        stated = []
         for steps, own in without_norms(rows).groupby("tune_steps", sort=False):
             tuned = f"with {steps} steps of tuning" if steps else "without tuning"
             number = f"the loss added by taking out all norms that can be, {tuned},"
-            found += values_of(own, "increase", number, self.columns["increase"].unit)
-        return found
+            stated += values_of(own, "increase", number, self.columns["increase"].unit)
+        return stated
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         columns = {**self.columns, **TUNE_STEPS}

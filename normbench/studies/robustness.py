@@ -82,8 +82,14 @@ class Robustness(Study):
                 for level in self.levels[kind]:
                     change_values = partial(change, level)
                     with seed_draws(subject.seed, kind, place, level), apply_change(model, place, change_values):
-                        found = loss()
-                    yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
+                        changed_loss = loss()
+                    yield {
+                        "kind": kind,
+                        "place": place,
+                        "strength": level,
+                        "loss": changed_loss,
+                        "increase": changed_loss - clean,
+                    }
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         differences = list[StudyResult]()
@@ -111,14 +117,14 @@ class Robustness(Study):
         return [table]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        found = list[Figure]()
+        drawings = list[Figure]()
         for kind, own in rows.groupby("kind", sort=False):
             columns = {**self.columns, "strength": Column(LEVELS[str(kind)])}
             said = self.captions[str(kind)]
-            found += draw_curves(
+            drawings += draw_curves(
                 str(kind), own, x="strength", y="loss", panel="place", log="xy", columns=columns, **said
             )
-        return found
+        return drawings
 
 
 def outlier(factor: float, x: Tensor, axis: int) -> Tensor:

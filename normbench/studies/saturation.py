@@ -108,19 +108,19 @@ class Saturation(Study):
             "gradient": rows,
             "accuracy": rows,
         }
-        found = list[Figure]()
+        drawings = list[Figure]()
         for name, own in drawn.items():
             said = self.captions[name]
             band = BANDS.get(name)
-            found += draw_curves(name, own, x="step", y=name, columns=self.columns, panel=panel, band=band, **said)
-        return found
+            drawings += draw_curves(name, own, x="step", y=name, columns=self.columns, panel=panel, band=band, **said)
+        return drawings
 
 
 def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
     """Return the values below which 15, 50 and 85 % lie."""
     on_host = values.detach().cpu().numpy()
-    found = np.quantile(on_host, list(SHARES.values()))
-    return dict(zip(SHARES, found.tolist(), strict=True))
+    quantiles = np.quantile(on_host, list(SHARES.values()))
+    return dict(zip(SHARES, quantiles.tolist(), strict=True))
 
 
 def saturated_share(values: Float[Tensor, "..."], edge: float) -> float:

@@ -165,7 +165,7 @@ class Smoothness(Study):
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         rows = with_noise_named(rows)
         rates = f"Learning rates: {'; '.join(self.rates_used(rows))}."
-        found = []
+        results = []
         for value, said in self.captions.items():
             if value not in rows:
                 continue
@@ -179,8 +179,8 @@ class Smoothness(Study):
                 columns=self.columns,
                 baseline=self.baseline,
             )
-            found.append(table)
-        return found
+            results.append(table)
+        return results
 
     def rates_used(self, rows: pd.DataFrame) -> Iterator[str]:
         """Say at which rate each arm trained, whether it is an end of those tried, and how many seeds diverged."""
@@ -198,7 +198,7 @@ class Smoothness(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         rows = with_noise_named(rows)
-        found = list[Figure]()
+        drawings = list[Figure]()
         for value, said in self.captions.items():
             if value not in rows:
                 continue
@@ -209,8 +209,8 @@ class Smoothness(Study):
             measured = rows.dropna(subset=[how["y"]])
             if measured["layer"].notna().any():
                 how["panel"] = "layer"
-            found += draw_curves(value, rows, **how)
-        return found
+            drawings += draw_curves(value, rows, **how)
+        return drawings
 
 
 def with_noise_named(rows: pd.DataFrame) -> pd.DataFrame:

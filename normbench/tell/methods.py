@@ -13,10 +13,10 @@ from normbench.wording import count, join_first, one_line
 CHOSEN_BEFORE = (RateChoice.HELD_OUT, RateChoice.EACH_SEED)
 
 
-def write_methods(found: Examination) -> str:
+def write_methods(examination: Examination) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
-    setup = describe_setup(found.study, found.arms, found.rates_chosen)
-    return say_methods(setup, found.answer)
+    setup = describe_setup(examination.study, examination.arms, examination.rates_chosen)
+    return say_methods(setup, examination.answer)
 
 
 def say_methods(setup: Setup, answer: Answer) -> str:
@@ -116,20 +116,20 @@ def say_rates(setup: Setup) -> list[str]:
 def say_tests(answer: Answer) -> list[str]:
     """Say what was tested, and how."""
     differences, losses = answer.differences, answer.losses
-    compared = any(one.n > 1 for one in differences)
-    survived = any(one.counted for one in losses)
+    compared = any(difference.n > 1 for difference in differences)
+    survived = any(lost_runs.counted for lost_runs in losses)
     parts = []
     if compared:
         text = (
             f"The {answer.question.metric.final_words} was compared with that of {name_arm(answer.baseline)}, paired "
             "by seed, by two-sided t tests (Student 1908) with 95 % confidence intervals"
         )
-        if any(one.effect_size is not None for one in differences):
+        if any(difference.effect_size is not None for difference in differences):
             text += "; effect sizes are Hedges' g of the differences (Hedges 1981)"
-        if any(one.ranked_p is not None for one in differences):
+        if any(difference.ranked_p is not None for difference in differences):
             text += ". Signed ranks (Wilcoxon 1945) stand beside them"
         parts.append(f"{text}.")
-    if any(one.n > 1 for one in answer.scaling):
+    if any(scaling.n > 1 for scaling in answer.scaling):
         parts.append(
             "How the difference changes with the number of parameters is the slope of a line over its logarithm by "
             "least squares in each seed, tested over the seeds in the same way."
@@ -140,7 +140,7 @@ def say_tests(answer: Answer) -> list[str]:
             "anything (Tarone 1990)."
         )
     if compared or survived:
-        family = max(one.family for one in (*differences, *losses))
+        family = max(result.family for result in (*differences, *losses))
         if family > 1:
             called = f"The p values of these {family} tests were corrected after Holm (Holm 1979), and are called"
         else:

@@ -53,13 +53,13 @@ class Reference:
 @cache
 def references() -> dict[str, Reference]:
     """Return all works by the names that a text may give them, the longest names first."""
-    found: dict[str, Reference] = {}
+    works: dict[str, Reference] = {}
     for entry in ENTRY.finditer(FILE.read_text("utf-8")):
-        one = read_entry(entry[1], entry[0])
-        found[one.words] = one
-        found[one.long_words] = one
-    longest_first = sorted(found, key=len, reverse=True)
-    return {name: found[name] for name in longest_first}
+        work = read_entry(entry[1], entry[0])
+        works[work.words] = work
+        works[work.long_words] = work
+    longest_first = sorted(works, key=len, reverse=True)
+    return {name: works[name] for name in longest_first}
 
 
 def read_entry(key: str, bibtex: str) -> Reference:
@@ -104,9 +104,9 @@ def split_at_citations(text: str) -> Iterator[tuple[str, list[Reference]]]:
     work = name_pattern().pattern
     bracket = re.compile(rf"\s*\(({work}(?:; {work})*)\)")
     start = 0
-    for found in bracket.finditer(text):
-        yield text[start : found.start()], works_in(found[1])
-        start = found.end()
+    for citation in bracket.finditer(text):
+        yield text[start : citation.start()], works_in(citation[1])
+        start = citation.end()
     yield text[start:], []
 
 

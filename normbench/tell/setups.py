@@ -146,10 +146,10 @@ def rate_choice(study: RecordedStudy, rates_chosen: bool) -> RateChoice:
 
 def options_of(study: RecordedStudy) -> dict[str, str]:
     """Return the names of data, model and optimizer, and what was changed of them, by group."""
-    found = {}
+    options_in_words = {}
     for group in SHOWN_GROUPS:
-        found[group] = join(option_in_words(study, run, group, study.varied) for run in study.kinds)
-    return found
+        options_in_words[group] = join(option_in_words(study, run, group, study.varied) for run in study.kinds)
+    return options_in_words
 
 
 # ---- what varied
@@ -169,16 +169,16 @@ def factors(study: RecordedStudy) -> list[JointFactor]:
     groups: list[tuple[str, ...]] = [(key,) for key in keys]
     tied = tied_pair(study, groups)
     while tied:
-        one, other = tied
-        groups[groups.index(one)] = (*one, *other)
-        groups.remove(other)
+        first, second = tied
+        groups[groups.index(first)] = (*first, *second)
+        groups.remove(second)
         tied = tied_pair(study, groups)
-    found = [JointFactor(keys, joint_levels(study, keys)) for keys in groups]
-    combinations_of_all = math.prod(len(one.levels) for one in found)
+    joint_factors = [JointFactor(keys, joint_levels(study, keys)) for keys in groups]
+    combinations_of_all = math.prod(len(factor.levels) for factor in joint_factors)
     if combinations_of_all > len(study.arms):  # all pairs of values are there, but not all triples
         every = tuple(chain.from_iterable(groups))
         return [JointFactor(every, joint_levels(study, every))]
-    return found
+    return joint_factors
 
 
 def tied_pair(
@@ -196,11 +196,11 @@ def accompanying_settings(study: RecordedStudy) -> list[str]:
     asked = asked_for(study).difference(study.varied)
     if study.fairly_chosen:
         asked.discard(LEARNING_RATE)
-    found = []
+    accompanying = []
     for key in candidate_settings(study.runs):
         if key in asked and len(joint_levels(study, (key,))) > 1:
-            found.append(key)
-    return found
+            accompanying.append(key)
+    return accompanying
 
 
 def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
@@ -211,8 +211,8 @@ def are_tied(study: RecordedStudy, one: tuple[str, ...], other: tuple[str, ...])
 
 def joint_levels(study: RecordedStudy, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the combinations of values that settings take, in order."""
-    found = {joint_level(study, run, keys) for run in study.runs}
-    return tuple(sorted(found, key=sort_keys))
+    levels = {joint_level(study, run, keys) for run in study.runs}
+    return tuple(sorted(levels, key=sort_keys))
 
 
 def joint_level(study: RecordedStudy, run: RecordedRun, keys: Sequence[str]) -> tuple[Any, ...]:
@@ -244,7 +244,7 @@ def alike_in_words(study: RecordedStudy, varied: Collection[str]) -> tuple[str, 
     """Write what runs of one seed have in common: weights and batches, unless they vary."""
     keys = [*varied, *keys_of_schemes(study)] if "scheme" in varied else varied
     sections = {key.partition(".")[0] for key in keys}
-    found = []
+    in_common = []
     if not sections & {"model", "init"}:
         gains = set[str]()
         for run in study.runs:
@@ -253,10 +253,10 @@ def alike_in_words(study: RecordedStudy, varied: Collection[str]) -> tuple[str, 
         weights = "start from the same weights"
         if len(gains) > 1:
             weights += " (up to the scaling that the placement prescribes)"
-        found.append(weights)
+        in_common.append(weights)
     if "data" not in sections:
-        found.append("see the same batches in the same order")
-    return tuple(found)
+        in_common.append("see the same batches in the same order")
+    return tuple(in_common)
 
 
 def fixed_in_words(study: RecordedStudy, varied: Container[str]) -> str:
@@ -336,14 +336,14 @@ def active_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: I
     settings = study.settings_of(run)
     target = str(settings.get(f"{group}._target_", ""))
     known = settings_of(target) or {}
-    found = {}
+    active = {}
     for key, value in settings.items():
         name = key.rpartition(".")[2]
         is_setting = belongs_to(key, group) and key not in run.rules and not name.startswith("_")
         is_idle = name in known and not known[name].plays_a_part(run.task, value)
         if is_setting and key not in aside and not is_idle:
-            found[key] = value
-    return found
+            active[key] = value
+    return active
 
 
 def altered_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> list[str]:
@@ -353,14 +353,14 @@ def altered_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: 
         return []
     preset = flat({group: section_of(group_of(group), option)})
     known = option_settings(group_of(group), option)
-    found = []
+    altered = []
     for key, value in active_settings(study, run, group, aside).items():
         setting = known.get(key.rpartition(".")[2], Setting())
         usual = preset.get(key, None if setting.default is ... else setting.default)
         follows_others = str(usual).startswith("${")
         if not follows_others and usual != value:
-            found.append(key)
-    return found
+            altered.append(key)
+    return altered
 
 
 def rates_of(study: RecordedStudy, arm: Arm) -> str:
