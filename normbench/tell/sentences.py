@@ -70,23 +70,23 @@ class Statement(NamedTuple):
 
 
 def say(answer: Answer) -> list[Statement]:
-    """Say how each arm compares with its baseline, as was asked; then what did not train, and what factors do.
+    """Say what was asked: which arms did not train, what crossed factors do, and how arms compare; then what was lost.
 
     Of many, only the largest of each kind are told, and how many more there are.
     """
     kinds = list[tuple[str, Sequence[Said]]]()  # the sentences of each kind, after the key of their table
     arms = compared_arms(answer) or {arm.name: arm for arm in answer.arms}
-    for differences in say_found(answer.differences):
-        kinds.append(("differences", differences))
-    kinds.append(("differences", say_not_found(answer.differences)))
     kinds.append(("arms", say_plainly(say_stuck(arms))))
-    if not answer.differences:
-        kinds.append(("arms", [Said(say_not_compared(len(answer.arms)))]))
-    kinds.append(("costs", say_losses(answer.losses)))
     kinds.append(("scaling", say_scaling(answer.scaling)))
     for effects in say_effects(answer.effects):
         kinds.append(("designs", effects))
+    for differences in say_found(answer.differences):
+        kinds.append(("differences", differences))
     kinds.append(("designs", say_plainly(say_effects_not_found(answer.effects))))
+    kinds.append(("differences", say_not_found(answer.differences)))
+    if not answer.differences:
+        kinds.append(("arms", [Said(say_not_compared(len(answer.arms)))]))
+    kinds.append(("costs", say_losses(answer.losses)))
     kinds.append(("costs", say_plainly(say_diverged(answer.arms))))
     kinds.append(("lost", say_plainly(say_lost(answer.arms))))
     most = allot_sentences([len(sentences) for _, sentences in kinds])
