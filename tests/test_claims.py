@@ -228,7 +228,7 @@ def test_an_effect_that_cannot_be_read_is_refused_with_the_reason(text: str, sai
     ("changes", "line", "said"),
     [
         ({"sizes": 3}, 15, "sizes is unknown"),
-        ({"kind": "bigger"}, 10, "kind: bigger is not larger, parity, at_least, exact or slope"),
+        ({"kind": "bigger"}, 10, "kind: bigger is not larger, sized, any, parity, at_least, exact or slope"),
         ({"margin": 0}, 11, "margin: 0 is not above 0"),
         ({"margin": -1}, 11, "margin: -1 is not a number from 0"),
         ({"margin": math.nan}, 11, "margin: NaN is not a number from 0"),

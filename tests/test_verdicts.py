@@ -19,7 +19,7 @@ from normbench.results.rules import ClaimRule, Verdict, level_over_looks
 from normbench.results.statistics import holm, paired_power
 
 CLAIMS, SUITES, SEEDS = 26, 1_000, 10
-STATISTICAL = (Kind.LARGER, Kind.PARITY, Kind.AT_LEAST, Kind.SLOPE)
+STATISTICAL = (Kind.LARGER, Kind.SIZED, Kind.ANY, Kind.PARITY, Kind.AT_LEAST, Kind.SLOPE)
 
 
 def intervals(values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +37,18 @@ def verdicts(values: np.ndarray, kind: Kind, margin: float, target: float = 0.0,
         rules = [
             (upper < 0, "contradicted"),
             ((lower > 0) & (upper >= margin), "reproduced"),
+            (upper < margin, "not reproduced"),
+        ]
+    elif kind in (Kind.SIZED, Kind.ANY):
+        lower, upper = intervals(values, level)
+        enough = margin if kind is Kind.SIZED else 0.0
+        rules = [
+            ((lower > 0) & (lower >= enough), "reproduced"),
+            ((lower > 0) & (upper >= margin), "real, size unsettled"),
+            (lower > 0, "real, smaller than matters"),
+            (upper < -margin, "contradicted"),
+            ((upper < 0) & (lower >= -margin), "opposite, smaller than matters"),
+            (upper < 0, "opposite, size unsettled"),
             (upper < margin, "not reproduced"),
         ]
     elif kind is Kind.AT_LEAST:
@@ -76,6 +88,13 @@ def test_judging_follows_the_rules_and_the_tests_of_scipy(kind: Kind) -> None:
             if kind is Kind.LARGER:
                 two_sided = stats.ttest_1samp(values, 0).pvalue
                 assert min(found.p, found.p_against) == pytest.approx(two_sided) or found.verdict == "not reproduced"
+            elif kind in (Kind.SIZED, Kind.ANY):
+                assert found.p_of_sign == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+                above_margin = stats.ttest_1samp(values, 1.0 if kind is Kind.SIZED else 0.0, alternative="greater")
+                below_opposite = stats.ttest_1samp(values, -1.0, alternative="less")
+                if found.verdict != "not reproduced":
+                    assert found.p == pytest.approx(min(1.0, 2 * above_margin.pvalue))
+                assert found.p_against == pytest.approx(min(1.0, 2 * below_opposite.pvalue))
             elif kind is Kind.AT_LEAST:
                 assert found.p == pytest.approx(below) and found.p_against == pytest.approx(1 - below)
             else:
@@ -107,6 +126,45 @@ def test_chance_gives_as_many_verdicts_as_is_stated() -> None:
     # With Holm's correction a whole suite has no false "reproduced" in 95 % of all cases, and mostly more.
     p = stats.ttest_1samp(noise[:200], 0, axis=-1).pvalue
     assert (p.min(1) < 0.05 / CLAIMS).mean() <= 0.09
+
+
+@pytest.mark.parametrize("kind", [Kind.SIZED, Kind.ANY])
+@pytest.mark.parametrize("truth", [-1.0, -0.5, 0.0, 0.5, 1.0])
+def test_a_rule_that_tells_signs_from_sizes_errs_in_five_percent(kind: Kind, truth: float) -> None:
+    """At 0, at the margin on either side, and between: imprecision helps no verdict, and none is made of a trifle."""
+    values = np.random.default_rng(7).normal(truth, 1.0, (20_000, SEEDS))
+    found = verdicts(values, kind, 1.0)
+    wrong = {"reproduced": truth < (1.0 if kind is Kind.SIZED else 1e-9), "contradicted": truth >= -1.0}
+    wrong |= dict.fromkeys(["real, size unsettled", "real, smaller than matters"], truth <= 0)
+    wrong |= dict.fromkeys(["opposite, size unsettled", "opposite, smaller than matters"], truth >= 0)
+    wrong["real, smaller than matters"] |= truth >= 1.0
+    wrong["opposite, smaller than matters"] |= truth < -1.0
+    wrong["not reproduced"] = truth >= 1.0
+    assert share(found, *[name for name, is_wrong in wrong.items() if is_wrong]) <= 0.05 + 3 * math.sqrt(0.05 / 20_000)
+
+
+def test_more_seeds_turn_no_claim_that_is_smaller_than_its_margin_into_a_reproduced_one() -> None:
+    """As of kind larger, where 0.84 of the margin is reproduced with few seeds, and not with many."""
+    random = np.random.default_rng(5)
+    shares = {n: share(verdicts(random.normal(0.84, 1.0, (5_000, n)), Kind.SIZED, 1.0), "reproduced") for n in (5, 50)}
+    assert max(shares.values()) <= 0.03
+    of_old_rule = verdicts(random.normal(0.84, 1.0, (5_000, 10)), Kind.LARGER, 1.0)
+    assert share(of_old_rule, "reproduced") > 0.5
+
+
+def test_the_sign_of_an_effect_is_left_where_its_size_is_not_after_correction() -> None:
+    base = np.linspace(-1, 1, 10)
+    rule = ClaimRule(Kind.SIZED, 1.0)
+    sure = judge(dict(enumerate(base * 0.5 + 1.3)), rule)
+    assert sure.verdict is Verdict.REPRODUCED and 0.005 < sure.p < 0.05 and sure.p_of_sign < 1e-5
+    others = dict.fromkeys(f"claim{number}" for number in range(52))
+    left = correct_verdicts({"sure": sure, **others})["sure"]
+    assert left.verdict is Verdict.SIZE_UNSETTLED and left.p > 0.05 and left.p_of_sign < 0.001
+    opposite = judge(dict(enumerate(base * 0.5 - 0.4)), rule)
+    assert opposite.verdict is Verdict.OPPOSITE_TOO_SMALL
+    assert correct_verdicts({"opposite": opposite, **others})["opposite"].verdict is Verdict.INCONCLUSIVE
+    larger = judge(dict(enumerate(base * 0.5 + 0.5)), ClaimRule(Kind.LARGER, 1.0))
+    assert larger.verdict_by_size is Verdict.TOO_SMALL
 
 
 def test_a_planned_second_look_errs_in_five_percent() -> None:
@@ -173,7 +231,7 @@ def test_a_planted_truth_is_found(kind: Kind, truth: float, verdict: Verdict) ->
 @pytest.mark.parametrize("kind", STATISTICAL)
 def test_equal_values_are_judged_by_their_value(kind: Kind) -> None:
     held = Verdict.PARITY if kind is Kind.PARITY else Verdict.REPRODUCED
-    within = 2.0 if kind is Kind.LARGER else 0.25
+    within = 2.0 if kind in (Kind.LARGER, Kind.SIZED, Kind.ANY) else 0.25
     one, two, ten = (judge(dict.fromkeys(range(n), within), ClaimRule(kind, 1.0)) for n in (1, 2, 10))
     assert one.verdict == two.verdict == Verdict.INCONCLUSIVE and one.note != two.note
     assert ten.verdict == held and ten.interval is None and ten.p == 2**-9 and ten.note

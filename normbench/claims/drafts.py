@@ -35,7 +35,7 @@ seeds: {seeds}                   # 0 and on; or [5, 10] with one planned look af
 arms:{arms}
 measure: loss/val           # the tag of a run's final value
 effect: {effect}   # for each seed, positive as published
-kind: larger                # larger, parity, at_least, exact, slope
+kind: sized                 # as large as the margin; or any, parity, at_least, exact, slope
 margin: 0.02                # the smallest effect that matters, in the unit
 unit: nats
 needs: []                   # hub, gpu, or an extra such as hf

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.results.claimed import RegisteredClaim
-from normbench.results.rules import ClaimKind, Verdict
+from normbench.results.rules import OF_A_DIFFERENCE, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.fitting import breadth, fit
@@ -30,6 +30,10 @@ MARKS = {
     Verdict.REPRODUCED: Mark(NORMS["dyt"], "o", filled=True),
     Verdict.PARITY: Mark(NORMS["dyt"], "s", filled=True),
     Verdict.NOT_REPRODUCED: Mark(NORMS["prmsnorm"], "v", filled=False),
+    Verdict.SIZE_UNSETTLED: Mark(NORMS["dyt"], "D", filled=False),
+    Verdict.TOO_SMALL: Mark(NORMS["prmsnorm"], "^", filled=False),
+    Verdict.OPPOSITE_UNSETTLED: Mark(NORMS["rmsnorm"], "D", filled=False),
+    Verdict.OPPOSITE_TOO_SMALL: Mark(NORMS["rmsnorm"], "v", filled=False),
     Verdict.CONTRADICTED: Mark(NORMS["rmsnorm"], "X", filled=True),
     Verdict.INCONCLUSIVE: Mark(NORMS["none"], "o", filled=False),
 }
@@ -96,7 +100,7 @@ def row_of(entry: RegisteredClaim) -> ForestRow:
 
 def is_of_difference(entry: RegisteredClaim) -> bool:
     """Tell whether a claim says that one arm is larger than another."""
-    return entry.kind is ClaimKind.LARGER
+    return entry.kind in OF_A_DIFFERENCE
 
 
 def explain(entries: Sequence[RegisteredClaim]) -> str:
@@ -240,7 +244,7 @@ def draw_seeds_and_mean(pane: Axes, entry: RegisteredClaim) -> None:
         pane.plot([0.6, 0.6], deciding, color=color, linewidth=2.2, solid_capstyle="butt")
         pane.plot(0.6, judgement.mean, "o", color=color, markersize=5)
     pane.axhline(entry.target, color=INK, linewidth=0.8)
-    if entry.kind is ClaimKind.LARGER:
+    if is_of_difference(entry):
         pane.axhline(entry.margin, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     elif entry.margin:
         pane.axhspan(entry.target - entry.margin, entry.target + entry.margin, color=FAINT, alpha=0.45, linewidth=0)

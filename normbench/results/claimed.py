@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from msgspec import Meta
 from normbench.results.rules import (
     FEWEST_EQUAL,
     IN_FAVOUR,
+    OF_A_DIFFERENCE,
     ClaimKind,
     ClaimRule,
     Verdict,
@@ -57,12 +58,12 @@ class ClaimedEffect(Sample):
     @property
     def deciding_interval(self) -> Interval | None:
         """Return the interval from which the verdict follows."""
-        return self.interval if self.rule.kind is ClaimKind.LARGER else self.inner
+        return self.interval if self.rule.kind in OF_A_DIFFERENCE else self.inner
 
     @property
     def deciding_level(self) -> float:
         """Return 1 less what that interval covers."""
-        return self.level if self.rule.kind is ClaimKind.LARGER else 2 * self.level
+        return self.level if self.rule.kind in OF_A_DIFFERENCE else 2 * self.level
 
     @property
     def is_exact(self) -> bool:
@@ -94,6 +95,23 @@ class ClaimedEffect(Sample):
         return self.p_of_claim_and_opposite[1]
 
     @cached_property
+    def p_of_sign(self) -> float:
+        """Return p of the test against 0 over all planned looks; 1 where the rule does not tell signs from sizes."""
+        p = self.without_rule.p
+        return 1.0 if p is None or not self.rule.tells_signs else level_over_looks(p, self.rule.looks)
+
+    @property
+    def without_rule(self) -> Sample:
+        """Return the values alone."""
+        return Sample(self.values, self.resolution, self.seeds)
+
+    @property
+    def verdict_by_size(self) -> Verdict:
+        """Return what the rule of kind sized says of it, whatever its own rule is."""
+        rule = replace(self.rule, kind=ClaimKind.SIZED)
+        return judge_claim(replace(self, rule=rule))
+
+    @cached_property
     def p_of_claim_and_opposite(self) -> tuple[float, float]:
         """Return p of the claim and p of its opposite over all planned looks.
 
@@ -122,7 +140,7 @@ class ClaimedEffect(Sample):
         lower, upper = self.interval
         if lower <= 0 <= upper:
             return ""
-        if self.verdict is Verdict.NOT_REPRODUCED:
+        if self.verdict is Verdict.NOT_REPRODUCED:  # of claims of kind larger
             return "the effect is real, but smaller than matters"
         if self.verdict is Verdict.PARITY:
             direction = "above" if lower > 0 else "below"
@@ -263,12 +281,13 @@ def rule_of(claim: Mapping[str, Any]) -> ClaimRule:
 class Corrected:
     """A claim among all that are registered: p after Holm's correction, and the verdict that it leaves.
 
-    p, p_against: as `ClaimedEffect` has them, corrected. verdict: None for a claim that is not judged.
+    p, p_against, p_of_sign: as `ClaimedEffect` has them, corrected. verdict: None for a claim that is not judged.
     """
 
     p: float
     p_against: float
     verdict: Verdict | None
+    p_of_sign: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from normbench.results.claimed import ClaimedEffect, Corrected
 from normbench.results.comparisons import compare_all, compare_losses
 from normbench.results.designs import find_effects
 from normbench.results.result import Difference, FactorEffect, Losses, Result, Scaling
-from normbench.results.rules import IN_FAVOUR, Verdict
+from normbench.results.rules import IN_FAVOUR, OF_SIGN, Verdict
 from normbench.results.scaling import find_ladders
 from normbench.results.statistics import ALPHA, holm
 
@@ -104,19 +104,29 @@ def correct_verdicts(effects: Mapping[str, ClaimedEffect | None]) -> dict[str, C
 
     effects: by name, None for a claim that is not judged: its p is 1, so that what is run chooses nothing.
 
-    What speaks for claims is one family, and what contradicts them another, each at 5 %. A verdict that correction does
-    not leave is inconclusive; "not reproduced" is kept, as it claims nothing new.
+    What speaks for claims is one family, what contradicts them another, and the signs of effects, where they are told
+    apart from their sizes, a third, each at 5 %. A verdict that correction does not leave is inconclusive, or that of
+    the sign alone where that is left; "not reproduced" is kept, as it claims nothing new.
     """
-    p_values = [1.0 if one is None else one.p for one in effects.values()]
-    opposite = [1.0 if one is None else one.p_against for one in effects.values()]
+    names = list(effects)
+    p_values = holm([1.0 if effect is None else effect.p for effect in effects.values()])
+    opposites = holm([1.0 if effect is None else effect.p_against for effect in effects.values()])
+    signs = holm([1.0 if effect is None else effect.p_of_sign for effect in effects.values()])
     corrected = dict[str, Corrected]()
-    for (name, one), p, p_against in zip(effects.items(), holm(p_values), holm(opposite), strict=True):
-        assert p is not None and p_against is not None
-        corrected[name] = Corrected(p, p_against, None if one is None else keep(one.verdict, p, p_against))
+    for name, p, p_against, p_of_sign in zip(names, p_values, opposites, signs, strict=True):
+        assert p is not None and p_against is not None and p_of_sign is not None
+        effect = effects[name]
+        verdict = None if effect is None else keep(effect.verdict, p, p_against, has_sign=p_of_sign <= ALPHA)
+        corrected[name] = Corrected(p, p_against, verdict, p_of_sign)
     return corrected
 
 
-def keep(verdict: Verdict, p: float, p_against: float) -> Verdict:
-    """Return a verdict, or that it is inconclusive once p is corrected."""
-    is_lost = (verdict in IN_FAVOUR and p > ALPHA) or (verdict is Verdict.CONTRADICTED and p_against > ALPHA)
-    return Verdict.INCONCLUSIVE if is_lost else verdict
+def keep(verdict: Verdict, p: float, p_against: float, *, has_sign: bool = False) -> Verdict:
+    """Return a verdict, or what is left of it once p is corrected. has_sign: whether the effect's sign is left."""
+    if verdict in IN_FAVOUR and p > ALPHA:
+        return Verdict.SIZE_UNSETTLED if has_sign else Verdict.INCONCLUSIVE
+    if verdict is Verdict.CONTRADICTED and p_against > ALPHA:
+        return Verdict.OPPOSITE_UNSETTLED if has_sign else Verdict.INCONCLUSIVE
+    if verdict in OF_SIGN and not has_sign:
+        return Verdict.INCONCLUSIVE
+    return verdict

@@ -42,12 +42,17 @@ class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     PARITY = "parity"
     NOT_REPRODUCED = "not reproduced"
+    SIZE_UNSETTLED = "real, size unsettled"  # it is above 0, and may or may not reach the margin
+    TOO_SMALL = "real, smaller than matters"  # it is above 0, and does not reach the margin
+    OPPOSITE_UNSETTLED = "opposite, size unsettled"
+    OPPOSITE_TOO_SMALL = "opposite, smaller than matters"
     CONTRADICTED = "contradicted"
     INCONCLUSIVE = "inconclusive"
 
 
 IN_FAVOUR = (Verdict.REPRODUCED, Verdict.PARITY)  # of a claim
-OF_CLAIMS = (*IN_FAVOUR, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
+OF_SIGN = (Verdict.SIZE_UNSETTLED, Verdict.TOO_SMALL, Verdict.OPPOSITE_UNSETTLED, Verdict.OPPOSITE_TOO_SMALL)
+OF_CLAIMS = (*IN_FAVOUR, *OF_SIGN, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
 
 
 def judge_counts(result: Result) -> Verdict:
@@ -95,11 +100,16 @@ def judge_difference(result: Difference) -> Verdict:
 class ClaimKind(StrEnum):
     """What a claim says of its effect."""
 
-    LARGER = "larger"
+    LARGER = "larger"  # as claims were registered until 2026-11-29: above 0, and perhaps as large as the margin
+    SIZED = "sized"  # as large as the margin
+    ANY = "any"  # above 0, however little
     PARITY = "parity"
     AT_LEAST = "at_least"
     EXACT = "exact"
     SLOPE = "slope"
+
+
+OF_A_DIFFERENCE = (ClaimKind.LARGER, ClaimKind.SIZED, ClaimKind.ANY)  # which say that there is one
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ class ClaimRule:
     Kind, bounds of the mean within which the claim holds, and the level on either side:
 
         larger      above 0                         level / 2, and the upper end is no less than the margin
+        sized       from the margin on              level / 2
+        any         above 0                         level / 2
         parity      between −margin and margin      level
         at_least    above −margin                   level
         slope       target ± margin                 level
@@ -138,19 +150,48 @@ class ClaimRule:
     @property
     def bounds(self) -> Interval:
         """Return the means for which the claim holds."""
-        if self.kind is ClaimKind.LARGER:
+        if self.kind in (ClaimKind.LARGER, ClaimKind.ANY):
             return Interval(0.0, math.inf)
+        if self.kind is ClaimKind.SIZED:
+            return Interval(self.margin, math.inf)
         if self.kind is ClaimKind.AT_LEAST:
             return Interval(-self.margin, math.inf)
         return Interval(self.target - self.margin, self.target + self.margin)
 
     @property
+    def opposite(self) -> float:
+        """Return the mean below which a claim is contradicted."""
+        return -self.margin if self.tells_signs else self.bounds.lower
+
+    @property
+    def tells_signs(self) -> bool:
+        """Tell whether an effect that is real and no verdict on its size is called so."""
+        return self.kind in (ClaimKind.SIZED, ClaimKind.ANY)
+
+    @property
     def one_sided(self) -> float:
         """Return the level at either end of the interval that decides."""
-        return self.level / 2 if self.kind is ClaimKind.LARGER else self.level
+        return self.level / 2 if self.kind in OF_A_DIFFERENCE else self.level
 
     def decide(self, deciding: Interval) -> Verdict:
         """Return the verdict on an effect. deciding: its interval, of `one_sided` at either end."""
+        return self._decide_by_sign(deciding) if self.tells_signs else self._decide_within_bounds(deciding)
+
+    def _decide_by_sign(self, deciding: Interval) -> Verdict:
+        """Return the verdict on an effect whose sign counts apart from its size."""
+        lower, upper = deciding
+        if lower > 0:
+            if lower >= self.bounds.lower:
+                return Verdict.REPRODUCED
+            return Verdict.TOO_SMALL if upper < self.margin else Verdict.SIZE_UNSETTLED
+        if upper < 0:
+            if upper < self.opposite:
+                return Verdict.CONTRADICTED
+            return Verdict.OPPOSITE_TOO_SMALL if lower >= self.opposite else Verdict.OPPOSITE_UNSETTLED
+        return Verdict.NOT_REPRODUCED if upper < self.margin else Verdict.INCONCLUSIVE
+
+    def _decide_within_bounds(self, deciding: Interval) -> Verdict:
+        """Return the verdict on an effect that lies within bounds, beyond them, or across one."""
         bounds = self.bounds
         if deciding.upper < bounds.lower or deciding.lower > bounds.upper:
             return Verdict.CONTRADICTED
@@ -167,26 +208,37 @@ class ClaimRule:
         below_upper = (self.bounds.upper - sample.mean) / sample.standard_error
         nearest = min(above_lower, below_upper)
         tail = float(special.stdtr(df, -nearest))
-        opposite = float(special.stdtr(df, nearest))
+        above_opposite = (sample.mean - self.opposite) / sample.standard_error if self.tells_signs else nearest
+        opposite = float(special.stdtr(df, above_opposite))
         sides = self.level / self.one_sided  # 2: both are tested at once
         return min(1.0, sides * tail), min(1.0, sides * opposite)
 
-    def power(self, sd: float, n: int) -> float | None:
-        """Return the chance that n seeds find a true claim: parity with an effect of 0, say, at one look.
+    @property
+    def assumed_effect(self) -> float:
+        """Return the effect for which `power` is told: the margin, where a claim says that there is a difference.
 
-        None where values do not spread, or n is 1. A claim of kind larger is true if its effect is the margin, and is
-        found where the interval is above 0 and reaches the margin: however many seeds there are, half of the level
-        (2.5 %) of them miss an effect that is just the margin, as too small.
+        One that says that it is as large as the margin is true of that effect, and no number of seeds would find it
+        often; so power is told for twice the margin.
+        """
+        if self.kind is ClaimKind.SIZED:
+            return 2 * self.margin
+        return {ClaimKind.SLOPE: self.target}.get(self.kind, self.margin if self.kind in OF_A_DIFFERENCE else 0.0)
+
+    def power(self, sd: float, n: int) -> float | None:
+        """Return the chance that n seeds find a true claim, whose effect is `assumed_effect`, at one look.
+
+        None where values do not spread, or n is 1. A claim of kind larger is found where the interval is above 0 and
+        reaches the margin: however many seeds there are, half of the level (2.5 %) of them miss an effect that is just
+        the margin, as too small.
 
         sd: of the effect, from seed to seed.
         """
         if self.kind is ClaimKind.EXACT or not sd or n < 2:
             return None
-        truth = {ClaimKind.LARGER: self.margin, ClaimKind.SLOPE: self.target}.get(self.kind, 0.0)
-        within = self._chance_within(self.bounds, truth, sd, n)
+        within = self._chance_within(self.bounds, self.assumed_effect, sd, n)
         if self.kind is not ClaimKind.LARGER:
             return within
-        return within - self._chance_of_small(truth, sd, n)
+        return within - self._chance_of_small(self.assumed_effect, sd, n)
 
     def seeds_to_settle(self, sample: Sample) -> int | None:
         """Return with how many seeds a verdict is found four times in five, if mean and spread are those seen.
@@ -203,6 +255,10 @@ class ClaimRule:
 
     def _chance_of_a_verdict(self, truth: float, sd: float, n: int) -> float:
         """Return the chance that n seeds leave a claim anything but inconclusive."""
+        if self.tells_signs:
+            above_zero = self._chance_within(Interval(0.0, math.inf), truth, sd, n)
+            below_margin = self._chance_within(Interval(-math.inf, self.margin), truth, sd, n)
+            return above_zero + below_margin - self._chance_of_small(truth, sd, n)
         below = self._chance_within(Interval(-math.inf, self.bounds.lower), truth, sd, n)
         within = self._chance_within(self.bounds, truth, sd, n)
         above = self._chance_within(Interval(self.bounds.upper, math.inf), truth, sd, n)

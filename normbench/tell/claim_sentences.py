@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, sample_of
-from normbench.results.rules import IN_FAVOUR, OF_CLAIMS, ClaimKind, Verdict
+from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.wording import (
     NONE,
@@ -23,6 +23,7 @@ from normbench.wording import (
     write_minutes,
 )  # fmt: skip
 
+NEW_RULE = "2026-11-29"  # the day from which on claims are of kind sized or any, and not larger
 SMALL = 1e-4  # an effect below it is written with an exponent
 
 
@@ -34,6 +35,10 @@ def write_question(claim: Mapping[str, Any]) -> str:
     kind = ClaimKind(claim["kind"])
     if kind is ClaimKind.LARGER:
         return f"Is {measured}, above 0, and may it be {margin} or more?"
+    if kind is ClaimKind.SIZED:
+        return f"Is {measured}, {margin} or more?"
+    if kind is ClaimKind.ANY:
+        return f"Is {measured}, above 0, by however little?"
     if kind is ClaimKind.PARITY:
         return f"Is {measured}, closer to 0 than {margin}?"
     if kind is ClaimKind.AT_LEAST:
@@ -88,6 +93,8 @@ def write_corrected_p(entry: RegisteredClaim) -> str:
     judgement = entry.judgement
     if judgement is None or judgement.verdict in (Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE):
         return ""
+    if judgement.verdict in OF_SIGN:
+        return f"p {equals(entry.corrected.p_of_sign)}"
     if judgement.verdict is Verdict.CONTRADICTED:
         p, alone = entry.corrected.p_against, judgement.p_against
     else:
@@ -162,7 +169,10 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         notes.append(f"{judgement.note[0].upper()}{judgement.note[1:]}.")
     if judgement and judgement.is_underpowered:
         power = write_power(judgement)
-        notes.append(f"Underpowered: with this spread {judgement.n} seeds find the claim in {power} of repetitions.")
+        seeds = f"with this spread {judgement.n} seeds would find what it says in {power} of repetitions"
+        notes.append(f"Underpowered: {seeds} if {say_assumed(judgement, entry.unit)}.")
+    if judgement and judgement.rule.kind is ClaimKind.LARGER and judgement.verdict_by_size != judgement.verdict:
+        notes.append(f"By the rule for claims that are registered from {NEW_RULE} on: {judgement.verdict_by_size}.")
     if result and entry.lost:
         by_arm = ", ".join(f"{arm} {number}" for arm, number in result.lost.items() if number)
         notes.append(f"Lost runs, which count with the loss at initialization: {by_arm}.")
@@ -171,6 +181,14 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     return notes
+
+
+def say_assumed(judgement: ClaimedEffect, unit: str) -> str:
+    """Say for which effect power is told: there is none, it is what theory gives, or it is only so large."""
+    effect = judgement.rule.assumed_effect
+    if judgement.rule.kind in OF_A_DIFFERENCE:
+        return f"the effect were only {with_unit(short(effect), unit)}"
+    return f"it were just {with_unit(short(effect), unit)}" if effect else "there were none"
 
 
 def tell_p(entry: RegisteredClaim) -> str:
