@@ -17,11 +17,10 @@ from normbench.claims.files import (
     load_result,
     read_result,
     read_results,
-)  # fmt: skip
+)
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
 from normbench.results.claimed import ClaimResult, RegisteredClaim, Status, Suite
-from normbench.results.family import correct_verdicts
 from normbench.results.rules import OF_CLAIMS, Verdict
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
@@ -282,6 +281,8 @@ def read_suite(
         digests: sha256 of each as it is registered.
         left_out: to which a sentence is added for each result that does not count.
     """
+    from normbench.results.family import correct_verdicts  # imports all that reports test
+
     found = read_results(folder, left_out)
     older = read_older(folder, left_out)
     current = dict[str, ClaimResult]()

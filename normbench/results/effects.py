@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import combinations
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import pandas as pd
 
-Values: TypeAlias = pd.Series | float  # by seed and by the values of the keys left open; one number is a constant
+if TYPE_CHECKING:  # takes a third of a second, and whoever only reads an effect does without
+    import pandas as pd
+
+Values: TypeAlias = "pd.Series | float"  # by seed and by the values of the keys left open; one number is a constant
 
 
 class EffectError(ValueError):
@@ -68,14 +70,6 @@ class ArmValue:
 
 
 # ---- arithmetic of aligned values
-
-
-def weighted(levels: Sequence[Values], weights: Sequence[float]) -> Values:
-    """Return the weighted sum of values at several levels of a setting; NaN where one of them has none."""
-    total: Values = 0.0
-    for values, weight in zip(levels, weights, strict=True):
-        total = total + weight * values
-    return total
 
 
 def slope_weights(x: np.ndarray) -> np.ndarray:
@@ -202,7 +196,7 @@ class Effect:
         """
         computation = Computation(points)
         values = computation.values_of(self.expression)
-        assert isinstance(values, pd.Series)  # as it names an arm
+        assert not isinstance(values, float)  # as it names an arm
         return EffectBySeed(values.to_dict(), computation.unreached)
 
 
@@ -255,12 +249,14 @@ class Computation:
         check_places(parts, keys)
         with np.errstate(all="ignore"):
             values = FUNCTIONS[expression.function](*parts)
-        if isinstance(values, pd.Series):
-            return values.where(np.isfinite(values))
-        return float(values) if np.isfinite(values) else math.nan
+        if isinstance(values, float):
+            return values if np.isfinite(values) else math.nan
+        return values.where(np.isfinite(values))
 
     def read_points(self, arm: str, keys: Sequence[str]) -> pd.Series:
         """Return the points of an arm, several at one place where they differ in other keys."""
+        import pandas as pd
+
         points = self.points.get(arm, ())
         if not points:
             raise EffectError(f"{arm} has no value")
@@ -291,6 +287,8 @@ class Computation:
         Where it never is, the length of the run stands for it: the arm would need more steps than that, and by how many
         is not known.
         """
+        import pandas as pd
+
         descents = self.read_descents(arm, keys)
         references = self.read_descents(reference, keys)
         if not descents.index.isin(references.index).all():
@@ -325,7 +323,7 @@ def differing_keys(points: Sequence[ArmValue]) -> list[str]:
 
 def check_places(parts: Sequence[Values], keys: Sequence[str]) -> None:
     """Refuse parts of which one has a seed, or a value of keys, that another lacks."""
-    indices = [part.index for part in parts if isinstance(part, pd.Series)]
+    indices = [part.index for part in parts if not isinstance(part, float)]
     for index in indices[1:]:
         alone = indices[0].symmetric_difference(index)
         if not len(alone):

@@ -21,7 +21,7 @@ from normbench.wording import (
     significant,
     with_unit,
     write_minutes,
-)  # fmt: skip
+)
 
 NEW_RULE = "2026-11-29"  # the day from which on claims are of kind sized or any, and not larger
 SMALL = 1e-4  # an effect below it is written with an exponent
