@@ -16,7 +16,7 @@ from normbench.evidence.facts import given_settings
 from normbench.evidence.study import read_studies
 from normbench.record.digests import write_with_digests
 from normbench.record.files import read_json
-from normbench.record.shapes import CHOICE_FILE
+from normbench.record.forms import CHOICE_FILE
 from normbench.results.answer import StepKind
 from normbench.results.caveat import Caveat, CaveatKind
 from normbench.results.caveats import Case, find_caveats, records_of

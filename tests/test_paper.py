@@ -27,7 +27,7 @@ from support import (
 
 from normbench.config.groups import options
 from normbench.config.signatures import settings_of
-from normbench.record.shapes import CHOICE_FILE
+from normbench.record.forms import CHOICE_FILE
 from normbench.show.figures.lines import draw_lines
 from normbench.show.figures.style import use_our_style
 from normbench.show.latex import FIGURES_IN_TEXT, in_text, prose

@@ -111,7 +111,7 @@ def test_words_of_a_foreign_study_stay_words_in_a_report(study: Path) -> None:
 def test_a_figure_from_elsewhere_is_in_no_report(study: Path, caplog: pytest.LogCaptureFixture) -> None:
     runs, drawing, elsewhere = study.parent.parent, study / "figures/lines.svg", study.parents[2] / "elsewhere.svg"
     (found,) = studies_below([runs], runs)
-    assert found.about["title"] == "Mine"
+    assert found.about.title == "Mine"
     drawing.rename(elsewhere)
     drawing.symlink_to(elsewhere)
     assert studies_below([runs], runs) == [] and "leads out of" in caplog.text

@@ -17,7 +17,7 @@ from normbench.claims.claim import OLDER
 from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_content, read_json
-from normbench.record.shapes import DIGESTS
+from normbench.record.forms import DIGESTS
 from normbench.results.claimed import ClaimResult
 from normbench.results.effects import ArmValue, EffectError, parse_effect
 from normbench.wording import short

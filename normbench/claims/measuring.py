@@ -22,7 +22,7 @@ from normbench.evidence.run import RecordedRun, read_run
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form
-from normbench.record.shapes import DIGESTS
+from normbench.record.forms import DIGESTS
 from normbench.results.effects import ArmValue, Descent, EffectError
 from normbench.settings import drop_keys, either, show
 from normbench.show.studied import STUDY_FILE

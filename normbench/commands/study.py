@@ -75,7 +75,7 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
     if "quiet=true" not in words:
         result = read_study(folder, folder)
         screen = console()
-        for sentence in result.about["finding"]:
+        for sentence in result.about.finding:
             screen.print(f"• {sentence}", markup=False, highlight=False)
         long_tables: list[str] = []
         for table in result.tables:
@@ -84,7 +84,7 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
                 print_table(table)
             else:
                 long_tables.append(f"{table.title} ({number} rows)")
-        print_details(result.about["details"])
+        print_details(result.about.details)
         if long_tables:
             screen.print(f"on the page: {'; '.join(long_tables)}", markup=False, highlight=False)
         screen.print(f"figures: {folder / 'figures'}, page:")

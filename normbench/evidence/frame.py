@@ -34,8 +34,8 @@ from normbench.evidence.study import RecordedStudy
 from normbench.evidence.yardstick import Yardstick
 from normbench.record.directory import RECORD, RunDirectory
 from normbench.record.files import read_json
+from normbench.record.forms import DIGESTS
 from normbench.record.metrics import UNREADABLE, LoggedLine, logged_lines
-from normbench.record.shapes import DIGESTS
 from normbench.runs.finding import run_directories
 from normbench.settings import drop_keys, flat
 

@@ -29,7 +29,7 @@ from normbench.processes import run_beside
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form, read_json
-from normbench.record.shapes import CHOICE_FILE, PlannedWords
+from normbench.record.forms import CHOICE_FILE, PlannedWords
 from normbench.runs.finding import run_directories
 from normbench.runs.reading import DamagedRun
 from normbench.settings import drop_keys, key_of

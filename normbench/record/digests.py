@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normbench.record.files import open_regular, read_bytes, write_json
-from normbench.record.shapes import DIGESTS
+from normbench.record.forms import DIGESTS
 from normbench.settings import drop_keys
 
 

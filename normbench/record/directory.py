@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 from normbench.errors import HeldElsewhere, UsageError
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import inside, lock, parse_yaml, read_json, read_object, write_json
-from normbench.record.shapes import EXTENDED
+from normbench.record.forms import EXTENDED
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")

@@ -17,7 +17,7 @@ import yaml
 from msgspec import ValidationError, convert
 
 from normbench.errors import UsageError
-from normbench.record.shapes import FORMS, Form, Shape, fits, has_form
+from normbench.record.forms import FORMS, Form, has_form
 from normbench.settings import printable
 
 LARGEST = 1 << 24  # bytes of a JSON or YAML
@@ -95,10 +95,9 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return all that a JSON holds, or None where it is missing, damaged, or not of the form of its name."""
-    content = read_object(path, json.loads)
-    return content if shape is None or fits(content, shape) else None
+    return read_object(path, json.loads)
 
 
 def read_object(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from normbench.evidence.measures import (
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.scores import learning_rate_sensitivity
 from normbench.evidence.study import RecordedStudy
-from normbench.record.shapes import TriedRate, has_form
+from normbench.record.forms import TriedRate, has_form
 from normbench.results.comparisons import LOST
 
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)

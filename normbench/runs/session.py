@@ -22,11 +22,11 @@ from normbench.probes import Probes
 from normbench.record.console import Display
 from normbench.record.directory import BLOCKS, Status
 from normbench.record.files import find_unused, inside, write_bytes, write_json
+from normbench.record.forms import EXTENDED
 from normbench.record.loggers import Logger, quiet_loggers
 from normbench.record.machine import describe_machine
 from normbench.record.metrics import truncate_metrics
 from normbench.record.recorder import Recorder, Silent
-from normbench.record.shapes import EXTENDED
 from normbench.record.tensorboard import RESULTS, in_fixed_width, truncate_events
 from normbench.runs.extension import copy_record, runs_before
 from normbench.runs.layout import draw_model

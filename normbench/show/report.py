@@ -166,7 +166,7 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
     if not reports:
         out.mkdir(parents=True, exist_ok=True)
         studies = studies_below(folders, out)
-        title = join_first([study.about["title"] for study in studies], 3)
+        title = join_first([study.about.title for study in studies], 3)
         page_of_studies = page_of("study.html", title, studies=studies)
         write_bytes(out / "report.html", page_of_studies.encode())
         return out / "report.html"

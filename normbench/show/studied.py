@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from msgspec import Meta, Struct
 
 from normbench.errors import UsageError
 from normbench.record.digests import find_altered, write_with_digests
-from normbench.record.files import inside, make_folder, read_bytes, read_json, remove_written, write_bytes
-from normbench.record.shapes import COMMAND, fits
+from normbench.record.files import inside, make_folder, read_bytes, read_form, remove_written, write_bytes
+from normbench.record.forms import Command
 from normbench.show.figures.figure import Figure, is_wide
 from normbench.show.pages import FILES, page_of, show_figure
 from normbench.show.shown import ShownFigure, image_of, say_once
@@ -25,16 +25,81 @@ from normbench.show.tables import Table
 from normbench.wording import count
 
 STUDY_FILE = "study.json"
-NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # no two hyphens in a row: they separate the names in an id
-TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
-         "marked": [int]}  # fmt: skip
-WORDS = {"name": NAME, "title": str, "caption": str}
-FIGURE = WORDS | {"sentences": ([str], NoneType), "alt": (str, NoneType), "wide": (bool, NoneType),
-                  "group": (dict, NoneType)}  # fmt: skip
-SHAPE = {
-    "study": NAME, "title": str, "question": str, "source": str, "command": COMMAND, "tables": [TABLE],
-    "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [FIGURE],
-}  # fmt: skip
+NAME = r"\A[\w.]+(-[\w.]+)*\Z"  # no two hyphens in a row: they separate the names in an id
+Name = Annotated[str, Meta(pattern=NAME)]
+
+
+class KeptFrame(Struct, frozen=True):
+    """The cells of a table, as pandas splits them."""
+
+    columns: list[str]
+    data: list[list[Any]]
+
+
+class KeptTable(Struct, frozen=True):
+    """A table, as `as_json` writes it."""
+
+    key: Name
+    title: str
+    frame: KeptFrame
+    notes: list[str]
+    heads: int
+    marked: list[int]
+
+
+class Panels(Struct, frozen=True):
+    """What the figures of older studies had in common that were the panels of one."""
+
+    name: Name
+    title: str
+    caption: str
+
+
+class KeptFigure(Struct, frozen=True):
+    """A figure, as `words_of` writes it; older studies have no sentences, and perhaps a group."""
+
+    name: Name
+    title: str
+    caption: str
+    sentences: list[str] | None = None
+    alt: str | None = None
+    wide: bool | None = None
+    group: Panels | None = None
+
+
+class Machine(Struct, frozen=True):
+    """What a study was measured on."""
+
+    cpu: str
+    threads: int
+    torch: str
+
+
+class KeptStudy(Struct, frozen=True):
+    """What study.json says of a study; older ones have no finding, or no details."""
+
+    study: Name
+    title: str
+    question: str
+    source: str
+    command: Command
+    machine: Machine
+    tables: list[KeptTable]
+    figures: list[KeptFigure]
+    finding: list[str] = []
+    details: list[str] = []
+
+
+class KeptName(Struct, frozen=True):
+    """The name of a figure, whatever else is said of it."""
+
+    name: str
+
+
+class KeptNames(Struct, frozen=True):
+    """The figures of a study.json, whatever else is in it."""
+
+    figures: list[KeptName]
 
 
 @dataclass(frozen=True)
@@ -49,14 +114,14 @@ class SavedStudy:
     """
 
     key: str
-    about: Mapping[str, Any]
+    about: KeptStudy
     tables: Sequence[Table]
     figures: Sequence[ShownFigure]
 
     @property
     def paragraphs(self) -> list[str]:
         """Return the paragraphs of its question."""
-        return str(self.about["question"]).split("\n\n")
+        return self.about.question.split("\n\n")
 
     @property
     def counted(self) -> str:
@@ -66,8 +131,8 @@ class SavedStudy:
     @property
     def machine(self) -> str:
         """Return what it was measured on, in words."""
-        machine = self.about["machine"]
-        return f"{machine['cpu']}, {count(machine['threads'], 'thread')}, torch {machine['torch']}"
+        machine = self.about.machine
+        return f"{machine.cpu}, {count(machine.threads, 'thread')}, torch {machine.torch}"
 
 
 def save_study(
@@ -104,11 +169,11 @@ def save_study(
 
 def files_before(folder: Path) -> set[str]:
     """Return the files of figures that the study wrote when it was last made."""
-    older = read_json(folder / STUDY_FILE, {"figures": [{"name": str}]}) or {"figures": []}
+    older = read_form(folder / STUDY_FILE, KeptNames) or KeptNames([])
     files = set()
-    for figure in older["figures"]:
+    for figure in older.figures:
         for suffix in (*FILES.values(), "png"):  # which older versions wrote, too
-            files.add(f"figures/{figure['name']}.{suffix}")
+            files.add(f"figures/{figure.name}.{suffix}")
     return files
 
 
@@ -145,8 +210,8 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         UsageError: it is damaged.
     """
     try:
-        found = read_json(folder / STUDY_FILE, SHAPE)
-        if found is None or not NAME.fullmatch(folder.name):
+        kept = read_form(folder / STUDY_FILE, KeptStudy)
+        if kept is None or not re.search(NAME, folder.name):
             raise ValueError(f"{STUDY_FILE} is missing or not what a study writes")
         altered = find_altered(folder / STUDY_FILE)
         if altered:
@@ -154,52 +219,46 @@ def read_study(folder: Path, page: Path, number: int = 1) -> SavedStudy:
         nth = number if number > 1 else ""
         key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
-        figures = say_once(read_figure(folder, one, place) for one in found.pop("figures"))
-        tables = [read_table(one) for one in found.pop("tables")]
+        figures = say_once(read_figure(folder, figure, place) for figure in kept.figures)
+        tables = [read_table(table) for table in kept.tables]
         check_apart([figure.name for figure in figures])
         check_apart([table.key for table in tables])
-        for part in ("finding", "details"):  # which older studies do not have
-            found[part] = [sentence for sentence in found.get(part, ()) if isinstance(sentence, str)]
-        return SavedStudy(key, found, tables, figures)
-    except (OSError, LookupError, TypeError, ValueError) as error:
+        return SavedStudy(key, kept, tables, figures)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
 
 
-def read_table(words: Mapping[str, Any]) -> Table:
+def read_table(kept: KeptTable) -> Table:
     """Return the table of which `as_json` has made JSON."""
-    frame = pd.DataFrame(**words["frame"])
-    return Table(**{**words, "frame": frame})
+    frame = pd.DataFrame(kept.frame.data, columns=kept.frame.columns)
+    return Table(kept.key, kept.title, frame, tuple(kept.notes), kept.heads, kept.marked)
 
 
-def read_figure(folder: Path, words: Mapping[str, Any], place: str) -> ShownFigure:
+def read_figure(folder: Path, kept: KeptFigure, place: str) -> ShownFigure:
     """Return what a page shows of a figure: an image, as anybody may have made it.
 
-    Older studies have no sentences, and perhaps a group, of which the figure is a panel.
-
-    words: as `words_of` has them. place: the folder of its files, from the page on.
+    place: the folder of its files, from the page on.
 
     Raises:
         ValueError: it is damaged.
     """
-    drawing = read_bytes(inside(folder, "figures", f"{words['name']}.svg"))
-    title, sentences = words["title"], words.get("sentences") or [words["caption"]]
-    group = words.get("group")
-    if group:
-        if not fits(group, WORDS):
-            raise ValueError(f"a group of figures is not what {STUDY_FILE} has")
-        title = f"{group['title']}: {title}"
-        sentences = [group["caption"], *sentences]
+    drawing = read_bytes(inside(folder, "figures", f"{kept.name}.svg"))
+    title = kept.title
+    sentences = kept.sentences or [kept.caption]
+    if kept.group:
+        title = f"{kept.group.title}: {title}"
+        sentences = [kept.group.caption, *sentences]
     files = {}
     for label, suffix in FILES.items():
         if suffix != "svg":  # which may run scripts where it is opened by itself
-            files[label] = f"{place}/{words['name']}.{suffix}"
+            files[label] = f"{place}/{kept.name}.{suffix}"
     return ShownFigure(
-        name=words["name"],
+        name=kept.name,
         title=title,
         sentences=sentences,
-        drawing=image_of(drawing, words.get("alt") or title),
+        drawing=image_of(drawing, kept.alt or title),
         files=files,
-        wide=words.get("wide", False),
+        wide=bool(kept.wide),
     )
 
 

@@ -20,7 +20,7 @@ from normbench.config.trust import check_words
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.record.console import Stages
 from normbench.record.directory import fingerprint
-from normbench.record.shapes import CHOICE_FILE
+from normbench.record.forms import CHOICE_FILE
 from normbench.runs.contexts import explain_limits, show_notes
 from normbench.runs.dry_run import measure, note_load
 from normbench.runs.plan import same_elsewhere

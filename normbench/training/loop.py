@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
+from normbench.record.forms import Number, has_form
 from normbench.record.recorder import Recorder
-from normbench.record.shapes import Number, has_form
 from normbench.stopping import Stopped, allow_stops, heed_stop, hold_stops, stop
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
