@@ -43,7 +43,7 @@ def errors_line(run: Path, count: int, unit: str) -> tuple[str, int]:
     """The line on a classifier's errors, as its summary has it, and their number."""
     accuracy = json.loads((run / "summary.json").read_text())["metrics"]["accuracy/val"]
     wrong = round((1 - accuracy) * count)
-    return f"{run.name}: {wrong / count:.2%} errors ({wrong} of {count} validation {unit})", wrong
+    return f"{run.name}: {100 * wrong / count:.2f} % errors ({wrong} of {count} validation {unit})", wrong
 
 
 # ---- text
@@ -132,7 +132,7 @@ def test_the_table_of_a_text_classifier(runs: dict[str, Path], capsys: pytest.Ca
     assert (title, heading.split()) == (expected, ["class", "predicted", "probability", "text"])
     assert [line.split()[0] for line in lines] == ["wrong"] * wrong + ["right"] * (12 - wrong)
     for line in lines:
-        judged, label, predicted, _, *text = line.split()
+        judged, label, predicted, _, _, *text = line.split()
         assert text[:4] == ["where", "is", "my", label]  # the word that decides
         assert (label == predicted) == (judged == "right")
     assert len(printed(capsys, str(runs["texts"]), "--count=2").splitlines()) == 4

@@ -25,7 +25,7 @@ from normbench.folders import CACHE, DATA
 from normbench.processes import count_cores, cpu_quota
 from normbench.record.machine import commit, cpu_name
 from normbench.scratch import make_dry_folder
-from normbench.wording import duration
+from normbench.wording import duration, fixed, short
 
 HUB = "https://huggingface.co"  # where HF_ENDPOINT names no other
 FIRST = 30.0  # seconds for imports and the hub, which are tried first
@@ -92,14 +92,14 @@ def describe_system() -> Section:
     section = Section("machine")
     bound = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     quota, period = cpu_quota()
-    quota_shown = f"{quota / period:.3g} cores' time" if quota > 0 else "none"
+    quota_shown = f"{short(round(quota / period, 2))} cores' time" if quota > 0 else "none"
     section.facts["normbench"] = f"{__version__}, {commit() or 'installed'}, in {Path(__file__).parent.parent}"
     section.facts["python"] = f"{platform.python_version()}, {sys.executable}"
     section.facts["system"] = platform.platform()
     section.facts["CPU"] = cpu_name()
     section.facts["cores"] = f"{count_cores()} usable: {os.cpu_count()} in all, {bound} allowed, quota {quota_shown}"
     with suppress(OSError):
-        section.facts["load"] = f"{os.getloadavg()[0]:.1f} in the last minute"
+        section.facts["load"] = f"{fixed(os.getloadavg()[0], 1)} in the last minute"
     with suppress(ValueError, OSError):
         page = os.sysconf("SC_PAGE_SIZE")
         total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page

@@ -15,6 +15,7 @@ import pandas as pd
 
 from normbench.evidence.run import LARGEST_RATE, Curve, RecordedRun
 from normbench.record.directory import extended_runs
+from normbench.wording import whole
 
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
@@ -169,7 +170,7 @@ def evaluations_in_words(runs: Iterable[RecordedRun]) -> str:
     for run in runs:
         if is_evaluated_in_part(run):
             number = run.config["trainer.eval_batches"]
-            counts.add(f"{number:,}")
+            counts.add(whole(number))
     if not counts:
         return ""
     batches = "batch" if counts == {"1"} else "batches"

@@ -26,7 +26,7 @@ from normbench.results.comparisons import LOST
 from normbench.results.recorded_facts import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
 from normbench.results.result import Difference, Scaling
 from normbench.results.statistics import FEWEST_RANKS
-from normbench.wording import count, equals, fixed, in_words, join_first
+from normbench.wording import count, equals, fixed, in_words, join_first, whole
 
 MOST = 6  # arms or runs that a sentence names
 MOST_OF_ONE_VALUE = 4  # arms
@@ -502,8 +502,8 @@ def step_times(case: Case) -> Iterator[Caveat]:
     if evidence:
         worst = max(each.numbers["ratio"] for each in evidence)
         text = (
-            f"step times differ up to {worst:.1f}-fold between seeds of one arm, so runs disturbed each other, or the "
-            f"machine did other work: their times say little: {join_first(arms_in(evidence), MOST)}"
+            f"step times differ up to {fixed(worst, 1)}-fold between seeds of one arm, so runs disturbed each other, "
+            f"or the machine did other work: their times say little: {join_first(arms_in(evidence), MOST)}"
         )
         yield Caveat(kind=CaveatKind.STEP_TIMES, serious=False, found=tuple(evidence), text=text)
 
@@ -546,7 +546,7 @@ def waits_for_host(run: RecordedRun) -> bool:
 
 def say_waiting(gpus: Sequence[str], of_arms: Sequence[Evidence]) -> str:
     """Say that GPUs probably waited for their hosts. of_arms: the work of the hosts."""
-    operators = [f"{each.numbers['operators']:,.0f} ({each.arms[0]})" for each in of_arms]
+    operators = [f"{whole(each.numbers['operators'])} ({each.arms[0]})" for each in of_arms]
     least = round(1000 * min(each.numbers["host_share"] for each in of_arms)) // 10
     gpu = f"the {gpus[0]}" if len(gpus) == 1 else f"the GPU (one of {join_first(gpus)})"
     return (
@@ -636,9 +636,9 @@ def few_examples(case: Case) -> Iterator[Caveat]:
         return
     standard_error = (accuracy * (1 - accuracy) / n) ** 0.5
     text = (
-        f"the accuracy is that of {n:,} examples, each of which counts {fixed(100 / n, 2)} points: on as many other "
-        f"examples an accuracy of {fixed(100 * accuracy, 1)} % would differ by about {fixed(100 * standard_error, 1)} "
-        "points (binomial standard error), which the intervals do not include"
+        f"the accuracy is that of {count(n, 'example')}, each of which counts {fixed(100 / n, 2)} points: on as many "
+        f"other examples an accuracy of {fixed(100 * accuracy, 1)} % would differ by about "
+        f"{fixed(100 * standard_error, 1)} points (binomial standard error), which the intervals do not include"
     )
     numbers = {"examples": n, "accuracy": accuracy, "standard_error": standard_error}
     evidence = Evidence("", (name,), runs=(run.name,), numbers=numbers)

@@ -19,6 +19,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from normbench.errors import UsageError
+from normbench.wording import short
 
 ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interval
 POWER = 0.8  # share of studies that find a difference that is there
@@ -290,7 +291,7 @@ def seeds_needed(difference: float, sd: float, *, family: int = 1) -> int:
     numbers = range(2, MOST_SEEDS + 1)
     place = bisect_left(numbers, POWER, key=lambda n: paired_power(difference, sd, n, family=family))
     if place == len(numbers):
-        raise UsageError(f"a difference of {difference:g} needs more than {MOST_SEEDS:,} seeds: give a larger one")
+        raise UsageError(f"a difference of {short(difference)} needs more than {MOST_SEEDS:,} seeds: give a larger one")
     return numbers[place]
 
 

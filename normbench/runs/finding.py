@@ -11,6 +11,7 @@ from pathlib import Path
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory, extended_runs
 from normbench.settings import either, nearest
+from normbench.wording import count
 
 LISTED = 5  # runs that a message names
 
@@ -71,7 +72,7 @@ def take_only(meant: Sequence[Path], place: Path) -> Path:
     if len(meant) > 1:
         listed = [str(each) for each in meant[:LISTED]]
         more = f" and {len(meant) - LISTED} more" if len(meant) > LISTED else ""
-        given = f"{place} stands for {len(meant):,} runs"
+        given = f"{place} stands for {count(len(meant), 'run')}"
         raise UsageError(f"{given}, and this takes one: give {either(listed)}{more}, or a beginning that only one has")
     return meant[0] if meant else place
 

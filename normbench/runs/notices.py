@@ -13,6 +13,7 @@ from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
 from normbench.training.loop import Loop
 from normbench.types import Model, Norm
+from normbench.wording import count, short, whole
 
 
 def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: str, start_step: int) -> list[str]:
@@ -27,19 +28,19 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     """
     names = run.config.choices.groups
     counts = parameter_counts(loop.model, norms.values())
-    size = f"{counts['total']:,} parameters"
+    size = count(counts["total"], "parameter")
     if "trained" in counts:
-        size += f", {counts['trained']:,} trained"
+        size += f", {whole(counts['trained'])} trained"
     model = " ".join([names["model"], *name_of_model(run)])
     model += f" ({size})"
-    length = f"{run.steps:,} steps on {run.device}"
+    length = f"{count(run.steps, 'step')} on {run.device}"
     what = " · ".join([names["norm"], names["placement"], model, names["data"], length])
     lines = [what, f"run directory: {run.directory.path}"]
     experiment = names["experiment"]
     if experiment in options("experiment") and "hydra" in content("experiment", experiment):
         lines.append(f"note: this is one run; normbench sweep experiment={experiment} makes all runs of the experiment")
     if start_step:
-        lines.append(f"going on from step {start_step:,}")
+        lines.append(f"going on from step {whole(start_step)}")
     for caveat in caveats(run).values():
         if caveat:
             lines.append(f"warning: {caveat}")
@@ -100,12 +101,12 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
     lines = []
     average = loop.average
     if average is not None and average.rise >= steps:
-        full = f"trainer.ema={average.decay:g}, which takes {average.rise:,}"
-        never = f"within {steps:,} steps the average never reaches {full}"
+        full = f"trainer.ema={short(average.decay)}, which takes {whole(average.rise)}"
+        never = f"within {count(steps, 'step')} the average never reaches {full}"
         lines.append(f"warning: {never}; until then it is over the last tenth of the steps or so")
     warmup = loop.stepper.schedule.warmup_steps(steps)
     if warmup >= steps:
-        lines.append(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
+        lines.append(f"note: the run ends within its warm-up of {count(warmup, 'step')} (schedule.warmup)")
     return lines
 
 

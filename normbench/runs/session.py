@@ -45,6 +45,7 @@ from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
 from normbench.types import Model
+from normbench.wording import whole
 
 HEARTBEAT_SECONDS = 5.0
 NOT_ALWAYS = ("scheme", "weights")  # groups of which a run need not have an option
@@ -329,7 +330,7 @@ class Session:
         self.loop.recorder.close()
         self.directory.write_status("interrupted", step, steps, message=signal.Signals(number).name)
         command = "the same command without rerun=true" if self.settings.rerun else "the same command"
-        self.say(f"stopped at step {step:,} of {steps:,}; {command} goes on from here")
+        self.say(f"stopped at step {whole(step)} of {whole(steps)}; {command} goes on from here")
         return 128 + number
 
     @contextmanager

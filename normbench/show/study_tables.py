@@ -10,7 +10,7 @@ import pandas as pd
 from normbench.evidence.labels import label_of
 from normbench.results.rows import ResultCell, ResultTable, StudyResult
 from normbench.show.tables import Table
-from normbench.wording import NONE, compact, compact_span, p_value
+from normbench.wording import NONE, compact, compact_span, p_value, whole
 
 # Heads of columns.
 MEAN = "mean"
@@ -24,7 +24,7 @@ DETECTABLE = (
     "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five, after "
     "this correction."
 )
-TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it smaller."
+TOO_FEW = f"A factor above {whole(LARGEST)} is not written: more seeds make it smaller."
 
 
 def show_value(value: Any) -> str:

@@ -9,7 +9,7 @@ from normbench.evidence.measures import VALIDATION_LOSS, Metric
 from normbench.evidence.run import LEARNED, LEARNED_RIGHT
 from normbench.evidence.yardstick import Yardstick
 from normbench.results.result import EffectKind
-from normbench.wording import count, duration, percent
+from normbench.wording import compact, count, duration, percent
 
 
 def write_notes(table: str, columns: Collection[str], **about: object) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def plan(columns: Collection[str], *, n: int, sd: float, unit: str) -> list[str]
     """Explain how many seeds are needed. n, sd: of the pilot's differences, and their standard deviation."""
     return [
         f"To be found four times in five by a paired t test at 5 %. Pilot: {count(n, 'seed')}, standard deviation of "
-        f"the paired differences {sd:.2g} {unit}.",
+        f"the paired differences {compact(sd, 2)} {unit}.",
         "A pilot knows its spread only roughly: with the cautious number the plan holds in four of five cases.",
     ]
 

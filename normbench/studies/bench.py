@@ -34,7 +34,7 @@ from normbench.studies.steps import check_steps, steps
 from normbench.studies.timing import Call, do_nothing, median_interval, time_in_turn
 from normbench.training.launches import count_operators
 from normbench.training.precision import DTYPES, make_precision
-from normbench.wording import significant
+from normbench.wording import significant, whole
 
 FORMATS = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("torch", "native", "liger", "eager", "compile")
@@ -432,7 +432,7 @@ def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str)
     for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
         key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
         caches = tell_caches(own)
-        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{caches}{at}"
+        title = f"{whole(count)} rows × {whole(width)} features, {dtype}{caches}{at}"
         yield medians_table(key, title, own, by, COSTS)
 
 
@@ -465,7 +465,7 @@ def tell_size(rows: pd.DataFrame) -> str:
     """Name the one size of rows whose calls follow each other, and where their input is."""
     first = rows.iloc[0]
     where = tell_caches(rows) or ", warm cache"
-    return f"{first['rows']:,.0f} × {first['features']:,.0f}{where}"
+    return f"{whole(first['rows'])} × {whole(first['features'])}{where}"
 
 
 def tell_caches(rows: pd.DataFrame) -> str:

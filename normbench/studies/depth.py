@@ -25,7 +25,7 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.mapping import Vectors, vectors
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
-from normbench.wording import compact
+from normbench.wording import compact, short
 
 EXAMPLES = 16  # of a batch whose streams are compared
 
@@ -92,7 +92,7 @@ class Depth(Study):
         left_out = rows[rows["what"] == "left out"]["layer"].unique()
         notes = []
         if len(left_out):
-            layers = ", ".join(f"{layer:g}" for layer in left_out)
+            layers = ", ".join(map(short, left_out))
             notes.append(f"Blocks that change the stream's shape are left out: {layers}.")
         values = ["skipped", "swapped", "turned"]
         halves = compare(

@@ -28,7 +28,7 @@ from normbench.show.plots import Axis, Series, Subplot
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
-from normbench.wording import compact
+from normbench.wording import compact, fixed
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
@@ -261,7 +261,7 @@ def draw_histograms(layers: Sequence[tuple[str, pd.DataFrame]], title: str, capt
             density, edges = np.histogram(values.dropna(), np.linspace(-5, 5, 41), density=True)
             stairs = pd.DataFrame({"x": edges, "mean": [*density, np.nan]})
             series.append(Series(replace(NO_ARM, label=f"{name}s", color=color), stairs))
-            farthest.append(f"{words}, {name}s: {values.abs().max():.1f}")
+            farthest.append(f"{words}, {name}s: {fixed(values.abs().max(), 1)}")
         subplots.append(Subplot(words, series))
     with style.use_our_style():
         canvas = plots.steps(subplots, Axis("standard deviations"), Axis("density", "log"))

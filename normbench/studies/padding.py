@@ -21,6 +21,7 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
+from normbench.wording import short
 
 BATCH = 256  # texts of a length that are judged at once
 MASKED = "norm.masked"
@@ -114,7 +115,7 @@ class Padding(Study):
         own = rows[rows["kind"] == "padding"]
         most = own["level"].max()
         least = own["level"].min()
-        kinds = (f"with a share of {most:g} of padding", f"with {least:g}")
+        kinds = (f"with a share of {short(most)} of padding", f"with {short(least)}")
         unit = self.columns["change"].unit
         return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", "accuracy", kinds, unit)
 
@@ -123,7 +124,7 @@ class Padding(Study):
         for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
             what = self.captions[str(kind)]["title"]
             level = own["level"].iloc[0]
-            title = f"{what}, at {level:g}"
+            title = f"{what}, at {short(level)}"
             values = ["accuracy", "change"]
             results.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
         return results

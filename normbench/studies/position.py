@@ -24,6 +24,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
 from normbench.types import Block, InnerAttention, Model
+from normbench.wording import fixed, whole
 
 Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
 Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
@@ -277,6 +278,6 @@ def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> 
         block = own["block"].iloc[0]
         most = own[value].iloc[0]
         seeds = own["seed"].nunique()
-        words.append(f"{which:.0f} (block {block}: {most:.1f}; in {seeds} seeds)")
+        words.append(f"{whole(which)} (block {block}: {fixed(most, 1)}; in {seeds} seeds)")
     named = ", ".join(words[:MOST]) or "none"
     return {"number": len(words), "largest": rows[value].max(), "named": named}

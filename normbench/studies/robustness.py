@@ -29,15 +29,16 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.training.devices import seed_draws
 from normbench.training.evaluation import evaluate
 from normbench.types import Model
+from normbench.wording import short
 
 Levels = Sequence[float]
 Change = Callable[[float, Tensor, int], Tensor]  # (level, values, their axis of channels) to changed values
 
 # How each changes the stream at half the depth.
 OF_STREAM = {
-    "outlier": "making the largest hidden channel {:g} times as large",
-    "noise": "noise of {:g} times the root mean square of the hidden stream",
-    "dropped": "dropping a share of {:g} of the hidden positions",
+    "outlier": "making the largest hidden channel {} times as large",
+    "noise": "noise of {} times the root mean square of the hidden stream",
+    "dropped": "dropping a share of {} of the hidden positions",
 }
 
 LEVELS = {
@@ -98,7 +99,7 @@ class Robustness(Study):
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
             level = own["strength"].max()
             strongest = own[own["strength"] == level]
-            number = f"loss added by {OF_STREAM[str(kind)].format(level)}"
+            number = f"loss added by {OF_STREAM[str(kind)].format(short(level))}"
             differences += compare_with_baseline(
                 strongest, "increase", self.baseline, number, column.unit, better=column.better
             )

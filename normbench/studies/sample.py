@@ -27,6 +27,7 @@ from normbench.record.files import write_atomically
 from normbench.runs.load import TrainedRun, Which, load_model
 from normbench.settings import printable
 from normbench.types import Batch, Model
+from normbench.wording import fixed, whole
 
 Pixels = UInt8[np.ndarray, "channels height width"]
 
@@ -232,8 +233,8 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> Classifi
 def title_of(run: TrainedRun, found: Classified, data: Any) -> str:
     """Tell a run's errors in one line."""
     share = found.mistakes / found.total
-    of_all = f"{found.mistakes:,} of {found.total:,} validation {data.task.unit}"
-    return f"{run.path.name}: {share:.2%} errors ({of_all})"
+    of_all = f"{whole(found.mistakes)} of {whole(found.total)} validation {data.task.unit}"
+    return f"{run.path.name}: {fixed(100 * share, 2)} % errors ({of_all})"
 
 
 def class_names(data: Any) -> Sequence[str]:
@@ -253,7 +254,7 @@ def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None
             "wrong" if one.is_wrong else "right",
             classes[one.label],
             classes[one.predicted],
-            f"{abs(one.surprise):.0%}",
+            f"{fixed(100 * abs(one.surprise), 0)} %",
             " ".join(words),
         )
         table.add_row(*map(Text, cells), style="red" if one.is_wrong else "")
@@ -312,7 +313,7 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
 
 def caption_of(one: Judged, classes: Sequence[str]) -> str:
     """Return the predicted class with its probability, and above it, for a mistake, the right class."""
-    lines = [f"{classes[one.predicted]} ({abs(one.surprise):.0%})"]
+    lines = [f"{classes[one.predicted]} ({fixed(100 * abs(one.surprise), 0)} %)"]
     if one.is_wrong:
         lines.insert(0, f"is {classes[one.label]}")
     return "\n".join(fill(line, 20) for line in lines)

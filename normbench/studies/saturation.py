@@ -20,6 +20,7 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
 from normbench.types import Model, keep_buffers
+from normbench.wording import short
 
 SCALING = "data.scaling"
 SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the paper's figure 1
@@ -71,7 +72,8 @@ class Saturation(Study):
         return self.compare_or_tell(first, "saturated", "share of saturated units of the first layer, mean over steps")
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
-        note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."
+        edge = short(self.edge)
+        note = f"A unit is saturated for an image where its sigmoid is within {edge} of 0 or 1. Mean over steps."
         layers = rows.dropna(subset=["layer"]).astype({"layer": int})
         saturation = compare(
             layers,

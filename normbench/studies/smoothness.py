@@ -28,6 +28,7 @@ from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import TrainingStep, check_steps, steps
 from normbench.types import Data, Model, keep_buffers
+from normbench.wording import short
 
 CHOOSING_SEEDS = (-1, -2)  # of the runs that choose a learning rate: no run that is measured can have them
 DISTANCES = (0.5, 1.0, 2.0, 4.0)  # along the gradient, in learning rates
@@ -187,7 +188,7 @@ class Smoothness(Study):
         for arm in arms_of(rows):
             own = rows[is_arm(rows, arm.settings)]
             rate = own["rate"].max()
-            words = f"{label_of(arm)} {rate:g}"
+            words = f"{label_of(arm)} {short(rate)}"
             if self.rates and rate in (self.rates[0], self.rates[-1]):
                 words += " (an end of study.rates)"
             last_steps = own.groupby("seed")["step"].max()

@@ -36,6 +36,7 @@ from normbench.studies.given import Given, caller_of, read_given, root_of
 from normbench.training.evaluation import evaluate
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model, Norm
+from normbench.wording import compact, fixed, short
 
 WAYS: dict[str, str] = {
     "weights": "γ and β kept",
@@ -349,8 +350,8 @@ def rows_of_norms(trial: Trial, ways: Mapping[str, Swapped]) -> Iterator[dict[st
             "norm": shorten_path(place.path),
             "becomes": f"{place.kind} as it is" if place.stays else f"{place.kind} → {now}",
             "is now": now,
-            "ε": "" if eps is None else f"{eps:g}",
-            "fit leaves": f"{left[site]:.2%}" if site in left else "",
+            "ε": "" if eps is None else short(eps),
+            "fit leaves": f"{fixed(100 * left[site], 2)} %" if site in left else "",
         }
 
 
@@ -386,7 +387,7 @@ def table_of_metrics(trial: Trial, ways: Mapping[str, Swapped]) -> Table:
     for way, swapped in ways.items():
         change = swapped.metrics["loss"] - trial.before["loss"]
         numbers = [readable(swapped.metrics[name]) for name in trial.before]
-        table.add_row(WAYS[way], *numbers, f"{change:+.2g}")
+        table.add_row(WAYS[way], *numbers, compact(change, 2, sign=True))
     return table
 
 

@@ -28,7 +28,7 @@ from normbench.record.directory import RunDirectory, fingerprint
 from normbench.record.files import inside, make_folder, read_form, read_json, write_json
 from normbench.settings import printable
 from normbench.sweep.words import is_own
-from normbench.wording import fixed, step_of
+from normbench.wording import fixed, step_of, whole
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
@@ -386,7 +386,7 @@ def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standi
         add_arm(table, name, standings)
         everything += standings
     table.add_section()
-    add_arm(table, f"in all: {len(arms):,}", everything)
+    add_arm(table, f"in all: {whole(len(arms))}", everything)
     console.print(table)
 
 
@@ -421,7 +421,7 @@ def show_failures(failed: Sequence[Standing], command: str, are_given: bool = Tr
     for cause, standings in by_cause.items():
         name = standings[0].entry.run
         if len(standings) > 1:
-            name += f" and {len(standings) - 1:,} more"
+            name += f" and {whole(len(standings) - 1)} more"
         table.add_row(Text(name), Text(cause))
     console.print(table)
 

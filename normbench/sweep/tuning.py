@@ -23,7 +23,7 @@ from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, replace_settings
 from normbench.sweep.words import SETTINGS, SweepConfig
-from normbench.wording import count
+from normbench.wording import count, short
 
 HELD_OUT = 0.1  # of the training data
 HOLDOUT = "data.holdout"
@@ -257,7 +257,7 @@ def describe_choices(choices: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         seeds_at = Counter(choice["lr"] for choice in of_arm)
         rates = sorted(lr for lr in seeds_at if lr is not None)
-        parts = [f"lr {lr:g} for {count(seeds_at[lr], 'seed')}" for lr in rates]
+        parts = [f"lr {short(lr)} for {count(seeds_at[lr], 'seed')}" for lr in rates]
         if None in seeds_at:
             parts.append(f"none for {count(seeds_at[None], 'seed')}, which are left out")
         at_edge = sum(choice["edge"] is not None for choice in of_arm)
@@ -274,5 +274,5 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
     if lr is None:
         return f"{name}: every learning rate diverged or failed; the arm is left out"
     if edge:
-        return f"{name}: lr {lr:g}, the {edge} of those tried: a wider sweep.lr_grid may have a better one"
-    return f"{name}: lr {lr:g}"
+        return f"{name}: lr {short(lr)}, the {edge} of those tried: a wider sweep.lr_grid may have a better one"
+    return f"{name}: lr {short(lr)}"
