@@ -24,7 +24,7 @@ from normbench.results.result import EffectKind, FactorEffect
 from normbench.results.statistics import ALPHA, holm
 from normbench.show.figures.finals import draw_interactions, draw_learning_rates
 from normbench.show.tables import designs_table
-from normbench.tell.verdicts import say_effects, say_effects_not_found
+from normbench.tell.designs import say_effects, say_effects_not_found
 
 NOISE = np.random.default_rng(0).normal(0, 0.02, (6, 6, 6, 5))  # of settings of three factors, and of five seeds
 Cells = Mapping[tuple[Any, ...], Sequence[float | str]]

@@ -28,8 +28,8 @@ from normbench.results.scaling import bend_of, bend_weights, find_ladders, heigh
 from normbench.show.figures.sizes import draw_sizes
 from normbench.show.report import put_in_words
 from normbench.show.tables import scaling_table
+from normbench.tell.designs import say_scaling
 from normbench.tell.phrases import Said
-from normbench.tell.verdicts import say_scaling
 from normbench.wording import rounded_count
 
 SIZES = {2: 50_000, 3: 160_000, 4: 420_000, 6: 1_300_000, 10: 5_000_000}  # parameters by depth

@@ -26,7 +26,18 @@ from normbench.show.tables import differences_table
 from normbench.tell.phrases import Said
 from normbench.tell.sentences import say, say_details, say_diverged, say_lost, say_stuck, say_why
 from normbench.tell.verdicts import say_found, say_not_found
-from normbench.wording import bound, effect_size, p_value, with_unit
+from normbench.wording import (
+    bound,
+    compact,
+    count,
+    effect_size,
+    estimate,
+    list_words,
+    p_value,
+    percent,
+    short,
+    with_unit,
+)
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -405,3 +416,18 @@ def test_a_unit_of_1_is_in_the_singular() -> None:
         "1",
     ]
     assert with_unit("1.0", "nats") == "1.0 nats"
+
+
+def test_an_estimate_has_the_digits_that_its_interval_gives_it() -> None:
+    assert estimate(-0.4894, (-0.629, -0.35)) == ("−0.49", "−0.63 to −0.35")
+    assert estimate(0.1, (0.09, 0.11), sign=True) == ("+0.100", "+0.090 to +0.110")
+    assert estimate(2.0, None) == ("2.0", "–")
+    assert estimate(2.0, (1e-30, 1e40)) == ("2", "1e−30 to 1e+40")
+
+
+def test_numbers_of_one_kind_are_written_in_one_way() -> None:
+    assert [short(value) for value in (0.03, 1e-9, -0.5, 0.0, 3e6)] == ["0.03", "1e-9", "−0.5", "0", "3e6"]
+    assert [compact(value) for value in (0.12345, -1.2e-5, float("nan"))] == ["0.123", "−1.2e−05", "–"]
+    assert [percent(share) for share in (0.05, 0.987, 1.0, float("nan"))] == ["5 %", "99 %", "100 %", "–"]
+    assert [count(number, "run") for number in (1, 2, 1234)] == ["1 run", "2 runs", "1,234 runs"]
+    assert [list_words([*"abc"][:number]) for number in (1, 2, 3)] == ["a", "a and b", "a, b and c"]

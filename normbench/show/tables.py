@@ -43,7 +43,8 @@ from normbench.results.statistics import (
     seeds_needed,
 )
 from normbench.show.table_notes import write_notes
-from normbench.tell.verdicts import name_effect, word_of_side
+from normbench.tell.designs import name_effect
+from normbench.tell.verdicts import word_of_side
 from normbench.wording import (
     NONE,
     bound,

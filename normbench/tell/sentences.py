@@ -27,17 +27,10 @@ from normbench.results.answer import (
     StepKind,
     Stuck,
 )
+from normbench.tell.designs import say_effects, say_effects_not_found, say_scaling
 from normbench.tell.details import say_assumptions
 from normbench.tell.phrases import Said
-from normbench.tell.verdicts import (
-    say_effects,
-    say_effects_not_found,
-    say_found,
-    say_losses,
-    say_not_compared,
-    say_not_found,
-    say_scaling,
-)
+from normbench.tell.verdicts import say_found, say_losses, say_not_compared, say_not_found
 from normbench.wording import (
     compact,
     count,
