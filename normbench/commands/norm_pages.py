@@ -22,7 +22,7 @@ from normbench import build
 from normbench.commands.report import console
 from normbench.config.groups import options, section_of
 from normbench.config.recipe import Part, Recipe, resolve
-from normbench.config.refusals import REFUSALS, Combination, Refusal
+from normbench.config.refusals import OF_PARTS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.errors import UsageError
@@ -121,7 +121,7 @@ def page_of(group: str, name: str) -> Page:
 
 def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
     """Yield why a norm, by its facts, or a placement is refused with which options of another group."""
-    for rule in REFUSALS:
+    for rule in OF_PARTS:
         if group not in rule.between:
             continue
         (other,) = set(rule.between) - {group}
