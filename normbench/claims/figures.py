@@ -78,7 +78,7 @@ def draw_effects(entries: Sequence[RegisteredClaim], name: str, title: str) -> F
         if is_of_difference(entries[0]):
             canvas = forest(rows, "effect / margin; right of 0 is as published", {"": reach}, lines_at=(0.0, 1.0))
         else:
-            canvas = forest(rows, "effect / margin; the band is −1 to 1", {"": reach}, band=(-1.0, 1.0))
+            canvas = forest(rows, "effect / margin; the band is ±1", {"": reach}, band=(-1.0, 1.0))
     told = [f"{entry.name} {entry.standing}" for entry in entries]
     alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(told)}."
     return Figure(name, title, sentences, alt, canvas, data)

@@ -270,7 +270,7 @@ def forest(
 
     width, _ = rcParams["figure.figsize"]
     are_above = any(row.words for row in rows)
-    names = [row.name for row in rows]
+    names = [cut_middle(row.name, 24) for row in rows]
     apart = ROW
     if are_above:
         room = width / len(ranges) - 0.15
@@ -288,39 +288,56 @@ def forest(
     titles = LINE if any(ranges) else 0.0
     height = apart * len(rows) + titles + 0.35 + LINE * (len(about) + legend_rows)
     canvas = blank(height)
-    grid = canvas.subplots(1, len(ranges), sharey=True, squeeze=False)
-    for pane, (title, limits) in zip(grid[0], ranges.items(), strict=True):
-        pane.set_title(title)
-        pane.spines["left"].set_visible(False)
-        pane.locator_params(axis="x", nbins=6 // len(ranges) + 1, min_n_ticks=3)
-        pane.grid(visible=False, axis="y")
-        pad = ROOM * ((limits[1] - limits[0]) or 1)
-        pane.set_xlim(limits[0] - pad, limits[1] + pad)
+    panes = list(canvas.subplots(1, len(ranges), sharey=True, squeeze=False)[0])
+    if are_above:
+        write_above(panes, rows, names, apart)
+    else:
+        write_beside(panes[0], names)
+    for pane, (title, limits) in zip(panes, ranges.items(), strict=True):
+        show_range(pane, title, limits, most_ticks=6 // len(ranges) + 1)
         if band:
             pane.axvspan(*band, color=FAINT, alpha=0.45, linewidth=0)
+        up, down = (0.05 / apart, 0.19 / apart) if are_above else (0.5, 0.5)  # a line does not cross words
         for place, row in enumerate(rows):
             for number, at in enumerate(lines_at):
-                reach = (place - 0.05 / apart, place + 0.19 / apart) if are_above else (place - 0.5, place + 0.5)
-                pane.vlines(at, *reach, INK, linewidth=0.8, linestyle="-" if number == 0 else (0, (4, 3)))
+                dash: Any = (0, (4, 3)) if number else "-"
+                pane.vlines(at, place - up, place + down, INK, linewidth=0.8, linestyle=dash)
             draw_row(pane, place, row, 0.08 / apart)
-    left, right = grid[0][0], grid[0][-1]
-    if are_above:
-        left.set(ylim=(len(rows) - 1 + 0.22 / apart, 0.2 / apart - 1), yticks=[])
-        for place, (name, row) in enumerate(zip(names, rows, strict=True)):
-            above = place - 0.07 / apart
-            how: dict[str, Any] = {"va": "bottom", "linespacing": 1.0, "gid": row.gid}
-            left.text(0, above, name, transform=left.get_yaxis_transform(), **how)
-            right.text(1, above, row.words, transform=right.get_yaxis_transform(), ha="right", **how)
-    else:
-        left.set(ylim=(len(rows) - 0.4, -0.6))
-        left.set_yticks(range(len(rows)), [cut_middle(name, 24) for name in names])
-        left.tick_params(axis="y", length=0)
-    name_below(list(grid[0]), "\n".join(about), len(ranges))
+    name_below(panes, "\n".join(about), len(ranges))
     if marks:
         samples = [make_sample(mark.color, mark.marker, filled=mark.filled) for mark in marks]
         names = [mark.kind for mark in marks]
         canvas.legend(samples, names, loc="outside lower center", ncols=across)
     return lay_out(canvas)
+
+
+def show_range(pane: Axes, title: str, limits: tuple[float, float], most_ticks: int) -> None:
+    """Let the axes of a forest show a range, and a little more."""
+    low, high = limits
+    pad = ROOM * ((high - low) or 1)
+    pane.set_xlim(low - pad, high + pad)
+    pane.set_title(title)
+    pane.spines["left"].set_visible(False)
+    pane.locator_params(axis="x", nbins=most_ticks, min_n_ticks=3)
+    pane.grid(visible=False, axis="y")
+
+
+def write_above(panes: Sequence[Axes], rows: Sequence[ForestRow], names: Sequence[str], apart: float) -> None:
+    """Write the name of each row above it at the left, and its numbers at the right. apart: two rows, in inches."""
+    left, right = panes[0], panes[-1]
+    left.set(ylim=(len(rows) - 1 + 0.22 / apart, 0.2 / apart - 1), yticks=[])
+    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
+        above = place - 0.07 / apart
+        how: dict[str, Any] = {"va": "bottom", "linespacing": 1.0, "gid": row.gid}
+        left.text(0, above, name, transform=left.get_yaxis_transform(), **how)
+        right.text(1, above, row.words, transform=right.get_yaxis_transform(), ha="right", **how)
+
+
+def write_beside(pane: Axes, names: Sequence[str]) -> None:
+    """Write the name of each row left of it."""
+    pane.set(ylim=(len(names) - 0.4, -0.6))
+    pane.set_yticks(range(len(names)), names)
+    pane.tick_params(axis="y", length=0)
 
 
 def draw_row(pane: Axes, place: int, row: ForestRow, apart: float) -> None:
