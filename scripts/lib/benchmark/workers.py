@@ -239,7 +239,7 @@ def norm(name: str, features: int, impl: str = "auto") -> nn.Module:
     Raises:
         UsageError: there is no such implementation.
     """
-    made: nn.Module = build.factory(read([f"norm={name}", f"norm.impl={impl}"]).tree, "norm")(features)
+    made: nn.Module = build.factory(read([f"norm={name}", f"norm.impl={impl}"]).recipe["norm"])(features)
     return made
 
 

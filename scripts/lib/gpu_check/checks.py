@@ -29,6 +29,7 @@ from normbench import build
 from normbench.compiling import compiled
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
+from normbench.config.recipe import resolve
 from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
@@ -271,7 +272,7 @@ def check_stack() -> Outcome:
     """Train two seeds of a model with attention as one model, and each alone."""
     words = [*small("nano"), "norm=layernorm"]
     loops = {seed: make_loop([*words, f"seed={seed}"], TEXT, DEVICE) for seed in range(2)}
-    make = partial(make_optimizer, build.factory(read(words).tree, "optim"), device=loops[0].device)
+    make = partial(make_optimizer, build.factory(read(words).recipe["optim"]), device=loops[0].device)
     stack = Stack(loops, [0, 1], make)
     for _ in range(SETTLED):
         stack.train_step()
@@ -459,7 +460,7 @@ def passes(
         channel_dim: the axis of x's features.
         as_module: compile the norm as a model that is compiled does, whatever its implementation is.
     """
-    norm = build.factory({"norm": section}, "norm")(x.shape[channel_dim], channel_dim=channel_dim, site=None)
+    norm = build.factory(resolve("norm", section))(x.shape[channel_dim], channel_dim=channel_dim, site=None)
     move_parameters(norm)
     norm = norm.to(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
     x = x.clone().requires_grad_()
