@@ -33,6 +33,7 @@ CLOSE = 1e-12  # of two numbers, as a share of the larger one
 WORDS = re.compile(r"\s.*\s")  # a value with two spaces is a sentence
 PLACE = re.compile(r"(/\S*)?/oracle-\w+")  # of the temporary folder
 WORDINGS = ("help",)
+TIMES = ("time", "low", "high")  # columns of study folding, which are measured
 
 TINY = "model.depth=2 model.width=32 model.heads=2 model.context=16 data.batch_size=4 probes=off threads=1 device=cpu"
 NAMED_NORMS = ("batchnorm", "layernorm", "rmsnorm", "prmsnorm", "dyt", "derf", "groupnorm", "seednorm", "none")
@@ -127,7 +128,8 @@ def keep_studies() -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             folder = run_study(name, [*words.split(), *TINY.replace("probes=off ", "").split(), f"name={name}"])
         assert folder is not None
-        found[name] = read_csv(folder / "rows.csv")
+        rows = read_csv(folder / "rows.csv")
+        found[name] = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
     return found
 
 
