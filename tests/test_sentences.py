@@ -20,7 +20,7 @@ from normbench.results.caveats import Case, few_examples, lost_runs, open_rates,
 from normbench.results.comparisons import compare_all
 from normbench.results.examine import state_arms
 from normbench.results.family import Family, correct, make_tests
-from normbench.results.result import Difference, Losses
+from normbench.results.result import Difference, LostRuns
 from normbench.results.statistics import fisher_p, least_fisher_p
 from normbench.show.tables import differences_table
 from normbench.tell.phrases import Said
@@ -95,7 +95,7 @@ def rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
     return differences_table(found).rows
 
 
-def said(made: RecordedStudy, found: Sequence[Difference] = (), survivals: Sequence[Losses] = ()) -> list[str]:
+def said(made: RecordedStudy, found: Sequence[Difference] = (), survivals: Sequence[LostRuns] = ()) -> list[str]:
     """The sentences of an answer, and then what they rest on."""
     nothing = {"others": (), "effects": (), "causes": (), "caveats": (), "next": (), "damaged": {}, "missing": {}}
     answer = Answer(

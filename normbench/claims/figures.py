@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.results.claimed import RegisteredClaim
-from normbench.results.rules import OF_A_DIFFERENCE, Verdict
+from normbench.results.rules import OF_A_DIFFERENCE, ClaimKind, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.fitting import breadth, fit
@@ -36,6 +36,14 @@ MARKS = {
     Verdict.OPPOSITE_TOO_SMALL: Mark(NORMS["rmsnorm"], "v", filled=False),
     Verdict.CONTRADICTED: Mark(NORMS["rmsnorm"], "X", filled=True),
     Verdict.INCONCLUSIVE: Mark(NORMS["none"], "o", filled=False),
+}
+
+
+# Where the interval of a claim of a difference lies that is reproduced, by its kind.
+REPRODUCED = {
+    ClaimKind.LARGER: "the interval is above 0 and reaches 1",
+    ClaimKind.SIZED: "all of the interval of a claim on size is at 1 or beyond",
+    ClaimKind.ANY: "the interval of a claim of any effect is above 0",
 }
 
 
@@ -108,7 +116,9 @@ def explain(entries: Sequence[RegisteredClaim]) -> str:
     levels = [entry.judgement.level for entry in entries if entry.judgement is not None]
     outer = tell_coverage(levels)
     if is_of_difference(entries[0]):
-        return f"Reproduced: the interval is above 0 and reaches 1, the dashed line. Intervals are of {outer}."
+        kinds = dict.fromkeys(entry.kind for entry in entries)
+        reproduced = "; ".join(REPRODUCED[kind] for kind in kinds)
+        return f"Reproduced: {reproduced}; 1, the dashed line, is the margin. Intervals are of {outer}."
     inner = tell_coverage([2 * level for level in levels])
     return (
         f"Reproduced, or parity: the thick interval of {inner} lies within the band, or of a claim of no harm to the "

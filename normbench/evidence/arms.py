@@ -12,13 +12,12 @@ from typing import Any
 from normbench.config.rules import short_name
 from normbench.config.sections import GROUPS
 from normbench.evidence.measures import final_values, loss_on
-from normbench.evidence.run import RecordedRun
+from normbench.evidence.run import REPEATABLE, RecordedRun
 from normbench.settings import drop_keys
 from normbench.wording import PYTHON_WORDS
 
 LEARNING_RATE = "optim.lr"
 ALL_RUNS = "all runs"  # the name of the arm where nothing varies
-SETTLED = ("finished", "diverged", "out_of_memory")  # ends that a run would come to again
 
 # The settings that an arm's partner has in a comparison; in all others it is like the arm.
 Baseline = dict[str, Any]
@@ -145,7 +144,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
         common &= settled_seeds(arm)
 
     def badness(arm: Arm) -> tuple[float, float]:
-        runs = [run for run in arm.runs if run.status in SETTLED]
+        runs = [run for run in arm.runs if run.status in REPEATABLE]
         if common:
             runs = [run for run in runs if run.seed in common]
         losses = final_values(runs, loss_on("val"))
@@ -158,7 +157,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
 
 def settled_seeds(arm: Arm) -> set[int]:
     """Return the seeds that have ended, with a result or without one."""
-    return {run.seed for run in arm.runs if run.status in SETTLED}
+    return {run.seed for run in arm.runs if run.status in REPEATABLE}
 
 
 def without_settings(arm: Arm, *keys: str) -> Arm:

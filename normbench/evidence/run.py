@@ -20,6 +20,11 @@ from normbench.settings import flat
 
 LARGEST_RATE = "rate/largest"  # the metric of a run whose learning rate grows
 
+# How runs end, beside `ENDED`, whose runs have a summary.
+WITHOUT_RESULT = ("diverged", "failed", "out_of_memory")
+OVER = ("finished", *WITHOUT_RESULT)
+REPEATABLE = ("finished", "diverged", "out_of_memory")  # what a run would come to again
+
 # What a run has learned at the least, as a share of what a constant predictor loses: runs that are stuck end within 2 %
 # of it on either side, and those that learn 20 % below; in between they have hardly begun.
 LEARNED = 0.05

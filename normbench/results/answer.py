@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from normbench.evidence.measures import Metric
 from normbench.results.caveat import Caveat
-from normbench.results.result import Difference, FactorEffect, Losses, Scaling
+from normbench.results.result import Difference, FactorEffect, LostRuns, Scaling
 from normbench.results.statistics import Interval
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
@@ -265,7 +265,7 @@ class Answer:
     differences: tuple[Difference, ...]
     others: tuple[Difference, ...]
     effects: tuple[FactorEffect, ...]
-    losses: tuple[Losses, ...]
+    losses: tuple[LostRuns, ...]
     causes: tuple[Cause, ...]
     caveats: tuple[Caveat, ...]
     next: tuple[NextStep, ...]

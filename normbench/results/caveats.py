@@ -19,10 +19,9 @@ from normbench.config.sections import GROUPS
 from normbench.config.trust import caution
 from normbench.evidence.arms import LEARNING_RATE, Arm, settled_seeds, without_settings
 from normbench.evidence.measures import finite_points
-from normbench.evidence.run import RecordedRun
+from normbench.evidence.run import WITHOUT_RESULT, RecordedRun
 from normbench.evidence.study import RecordedStudy, candidate_settings, rate_families
 from normbench.results.caveat import Caveat, CaveatKind, Evidence
-from normbench.results.comparisons import LOST
 from normbench.results.recorded_facts import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
 from normbench.results.result import Difference, Scaling
 from normbench.results.statistics import FEWEST_RANKS
@@ -570,7 +569,7 @@ def lost_runs(case: Case) -> Iterator[Caveat]:
     evidence, losses = [], []
     for name in each_once(names):
         runs = case.arm_named(name).runs
-        for status in LOST:
+        for status in WITHOUT_RESULT:
             lost = sum(run.status == status for run in runs)
             if lost:
                 how = status.replace("_", " ")

@@ -12,16 +12,15 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from normbench.results.rules import (
-    FEWEST_EQUAL,
     IN_FAVOUR,
-    OF_A_DIFFERENCE,
     ClaimKind,
     ClaimRule,
     Verdict,
-    judge_claim,
     level_over_looks,
 )
 from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
+
+FEWEST_EQUAL = 3  # values without which equal ones say nothing
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,12 @@ class ClaimedEffect(Sample):
     @property
     def deciding_interval(self) -> Interval | None:
         """Return the interval from which the verdict follows."""
-        return self.interval if self.rule.kind in OF_A_DIFFERENCE else self.inner
+        return None if self.is_exact else self.interval_at(self.deciding_level)
 
     @property
     def deciding_level(self) -> float:
         """Return 1 less what that interval covers."""
-        return self.level if self.rule.kind in OF_A_DIFFERENCE else 2 * self.level
+        return 2 * self.rule.one_sided
 
     @property
     def is_exact(self) -> bool:
@@ -78,7 +77,13 @@ class ClaimedEffect(Sample):
     @cached_property
     def verdict(self) -> Verdict:
         """Return what the seeds say of the claim."""
-        return judge_claim(self)
+        if self.is_exact:
+            return Verdict.REPRODUCED if self.farthest <= self.rule.margin else Verdict.CONTRADICTED
+        if self.deciding_interval is not None:
+            return self.rule.decide(self.deciding_interval)
+        if self.n < FEWEST_EQUAL:
+            return Verdict.INCONCLUSIVE
+        return self.rule.decide(Interval(self.mean, self.mean))
 
     @property
     def p(self) -> float:
@@ -109,7 +114,7 @@ class ClaimedEffect(Sample):
     def verdict_by_size(self) -> Verdict:
         """Return what the rule of kind sized says of it, whatever its own rule is."""
         rule = replace(self.rule, kind=ClaimKind.SIZED)
-        return judge_claim(replace(self, rule=rule))
+        return replace(self, rule=rule).verdict
 
     @cached_property
     def p_of_claim_and_opposite(self) -> tuple[float, float]:

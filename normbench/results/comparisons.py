@@ -8,12 +8,10 @@ from functools import partial
 
 from normbench.evidence.arms import Arm, Baseline, pairs_of
 from normbench.evidence.measures import Metric, final, final_values
-from normbench.evidence.run import RecordedRun
-from normbench.results.result import Difference, Losses, TwoGroups
+from normbench.evidence.run import OVER, WITHOUT_RESULT, RecordedRun
+from normbench.results.result import Difference, LostRuns, TwoGroups
 from normbench.results.statistics import ALPHA, Sample, least_fisher_p, paired_difference, signed_rank_p
 
-LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
-ENDS = ("finished", *LOST)
 ENOUGH_SEEDS = 10  # seeds from which on skewed differences hardly mislead a t test
 
 
@@ -38,7 +36,7 @@ def compare(arm: Arm, baseline: Arm, metric: Metric, margin: float | None = None
     sides = (arm, baseline)
     torn = [two_groups_of(side) for side in sides if in_two_groups(side, metric, sample.seeds)]
     runs = (*arm.runs, *baseline.runs)
-    survived = any(run.status in LOST and run.seed not in sample.seeds for run in runs)
+    survived = any(run.status in WITHOUT_RESULT and run.seed not in sample.seeds for run in runs)
     lost_by_arm, lost_by_baseline = lost_seeds(arm, baseline)
     ranked = rank_lost_seeds(sample, metric, len(lost_by_arm - lost_by_baseline), len(lost_by_baseline - lost_by_arm))
     ends = final_values(runs, metric)
@@ -72,9 +70,9 @@ def lost_seeds(arm: Arm, baseline: Arm) -> tuple[set[int], set[int]]:
     ends_of_arm, ends_of_baseline = ends_by_seed(arm), ends_by_seed(baseline)
     by_arm, by_baseline = set[int](), set[int]()
     for seed in ends_of_arm.keys() & ends_of_baseline.keys():
-        if ends_of_arm[seed] in LOST:
+        if ends_of_arm[seed] in WITHOUT_RESULT:
             by_arm.add(seed)
-        if ends_of_baseline[seed] in LOST:
+        if ends_of_baseline[seed] in WITHOUT_RESULT:
             by_baseline.add(seed)
     return by_arm, by_baseline
 
@@ -89,7 +87,7 @@ def ends_by_seed(arm: Arm) -> dict[int, str]:
     """Return the status of the runs of an arm that have ended, by seed."""
     ends = {}
     for run in arm.runs:
-        if run.status in ENDS:
+        if run.status in OVER:
             ends[run.seed] = run.status
     return ends
 
@@ -121,14 +119,14 @@ def two_groups_of(arm: Arm) -> TwoGroups:
 # ---- runs that diverged or did not train
 
 
-def compare_losses(arms: Sequence[Arm], baseline: Baseline) -> tuple[Losses, ...]:
+def compare_lost_runs(arms: Sequence[Arm], baseline: Baseline) -> tuple[LostRuns, ...]:
     """Return for every arm that has a partner how many runs the two lost; nothing is corrected yet."""
     results = []
     for arm, other in pairs_of(arms, baseline):
         lost_by_arm, lost_by_baseline = were_lost(arm), were_lost(other)
         lost = (sum(lost_by_arm), sum(lost_by_baseline))
         runs = (len(lost_by_arm), len(lost_by_baseline))
-        result = Losses(
+        result = LostRuns(
             arm=arm.name,
             baseline=other.name,
             choices=choices_of(arm, other),
@@ -146,7 +144,7 @@ def were_lost(arm: Arm) -> list[bool]:
     """Return for each run that finished or diverged whether it was lost: it diverged, or did not train."""
     found = []
     for run in arm.runs:
-        if run.status in ("finished", "diverged"):
+        if run.ended:
             found.append(run.status == "diverged" or run.trained is False)
     return found
 

@@ -241,10 +241,11 @@ class Computation:
                 return self.count_steps(arm, reference, keys)
             case Operation("slope", (of,), (key,)):
                 return reduce_to(keys, self.values_of(of, [*keys, key.name]), partial(slope_over, key))
-            case Operation("mean", (str(arm),), ()):
-                return reduce_to(keys, self.read_points(arm, keys).map(attrgetter("value")), mean_over)
-            case Operation("mean", (of,), over):
-                return reduce_to(keys, self.values_of(of, [*keys, *(key.name for key in over)]), mean_over)
+            case Operation(reduction, (str(arm),), ()) if reduction in REDUCTIONS:
+                return reduce_to(keys, self.read_points(arm, keys).map(attrgetter("value")), REDUCTIONS[reduction])
+            case Operation(reduction, (of,), over) if reduction in REDUCTIONS:
+                inner_keys = [*keys, *(key.name for key in over)]
+                return reduce_to(keys, self.values_of(of, inner_keys), REDUCTIONS[reduction])
         parts = [self.values_of(part, keys) for part in expression.of]
         check_places(parts, keys)
         with np.errstate(all="ignore"):
@@ -346,6 +347,9 @@ def mean_over(values: pd.Series) -> float:
     return float(np.mean(values.to_numpy()))
 
 
+REDUCTIONS: dict[str, Callable[[pd.Series], float]] = {"mean": mean_over}  # of all values over some keys, or of an arm
+
+
 def slope_over(key: Key, values: pd.Series) -> float:
     """Return the slope of the line through values over a key, the last level of their index, by least squares."""
     x = np.array([key.number(text) for text in values.index.get_level_values(-1)])
@@ -408,9 +412,9 @@ def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Oper
         wanted = str(fewest) if fewest == most else f"{fewest} or more"
         raise EffectError(f"{name}() has {len(given)} arguments, and takes {wanted}")
     first, *others = given
-    if name == "steps" or (name == "mean" and not others):
+    if name == "steps" or (name in REDUCTIONS and not others):
         return Operation(name, tuple(read_arm(one, arms) for one in given))
-    is_over_keys = name == "slope" or (name == "mean" and all(is_key(one, arms) for one in others))
+    is_over_keys = name == "slope" or (name in REDUCTIONS and all(is_key(one, arms) for one in others))
     if not is_over_keys:
         return Operation(name, tuple(read(one, arms) for one in given))
     of = read(first, arms)

@@ -10,9 +10,9 @@ from normbench.evidence.arms import Arm, Baseline
 from normbench.evidence.measures import Metric
 from normbench.evidence.study import RecordedStudy
 from normbench.results.claimed import ClaimedEffect, Corrected
-from normbench.results.comparisons import compare_all, compare_losses
+from normbench.results.comparisons import compare_all, compare_lost_runs
 from normbench.results.designs import find_effects
-from normbench.results.result import Difference, FactorEffect, Losses, Result, Scaling
+from normbench.results.result import Difference, FactorEffect, LostRuns, Result, Scaling
 from normbench.results.rules import IN_FAVOUR, OF_SIGN, Verdict
 from normbench.results.scaling import find_ladders
 from normbench.results.statistics import ALPHA, holm
@@ -33,11 +33,11 @@ class Family:
 
     differences: tuple[Difference, ...]
     effects: tuple[FactorEffect, ...]
-    losses: tuple[Losses, ...]
+    losses: tuple[LostRuns, ...]
     scaling: tuple[Scaling, ...]
 
     @property
-    def claims(self) -> bool:
+    def finds_any(self) -> bool:
         """Tell whether anything is called a difference."""
         results = (*self.differences, *self.effects, *self.losses, *self.scaling)
         return any(result.real for result in results)
@@ -61,7 +61,7 @@ def make_tests(
     for ladder in ladders:
         settings_of_sizes.update(ladder.sizes[0].settings)
     effects = find_effects(study, arms, baseline, metric, without_slopes=settings_of_sizes)
-    losses = compare_losses(arms, baseline)
+    losses = compare_lost_runs(arms, baseline)
     p_values = list[float | None]()
     for results in (differences, effects, losses, ladders):
         p_values += [result.p_before_holm for result in results]

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from normbench.evidence.measures import Metric
-from normbench.results.rules import Verdict, judge_counts, judge_difference, judge_paired
+from normbench.results.rules import Verdict
 from normbench.results.statistics import (
     ALPHA,
     Interval,
@@ -23,6 +23,8 @@ from normbench.results.statistics import (
     detectable_interval,
     fisher_p,
 )
+
+FEWEST_SEEDS = 3  # seeds from which on a report may say how much arms differ at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,11 @@ class Result(ABC):
         return self.corrected is not None and self.corrected < ALPHA
 
     def judge(self) -> Verdict:
-        """Return what can be said of it, by the rule for its kind."""
-        return judge_counts(self)
+        """Return what can be said of it, once p is corrected: of two counts, which have no interval."""
+        if self.real:
+            return Verdict.DIFFERENT
+        is_found_alone = self.p is not None and self.p < ALPHA
+        return Verdict.POSSIBLE if is_found_alone else Verdict.ALIKE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +101,14 @@ class Paired(Sample, Result):
         return min(1.0, self.choices * p)
 
     def judge(self) -> Verdict:
-        """Return what can be said of it."""
-        return judge_paired(self)
+        """Return what can be said of it, once p is corrected: of values by seed, of which nothing else is known."""
+        if self.n < 2:
+            return Verdict.ONE_SEED if self.n else Verdict.NO_SEED
+        if self.interval is None or self.p is None:
+            return Verdict.CONSTANT if self.mean else Verdict.SAME
+        if self.p < ALPHA:
+            return Verdict.DIFFERENT if self.real else Verdict.POSSIBLE
+        return Verdict.UNKNOWN
 
 
 # ---- how arms end
@@ -212,8 +223,21 @@ class Difference(Paired):
         return Deciding(*seed_and_p) if seed_and_p else None
 
     def judge(self) -> Verdict:
-        """Return what can be said of it."""
-        return judge_difference(self)
+        """Return what can be said of it, once p is corrected: of arms that may not train, or lose runs."""
+        if self.untrained:
+            return Verdict.UNTRAINED
+        if self.torn and self.n > 1:
+            return Verdict.TORN
+        if self.n > 1 and self.flattered and (self.p is None or self.p < ALPHA):
+            return Verdict.FLATTERED
+        by_values = super().judge()
+        if by_values != Verdict.UNKNOWN or self.n < FEWEST_SEEDS:
+            return by_values
+        interval = self.interval
+        assert interval is not None  # as its p is known
+        if self.margin is not None and interval.reach <= self.margin:
+            return Verdict.WITHIN
+        return Verdict.UNKNOWN if interval.reach > self.spread else Verdict.ALIKE
 
 
 # ---- what factors and sizes do
@@ -297,7 +321,7 @@ class Scaling(Paired):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Losses(Result):
+class LostRuns(Result):
     """How many runs of an arm and of its baseline diverged or did not train.
 
     Attributes:

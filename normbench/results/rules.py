@@ -1,4 +1,7 @@
-"""What can be said of a result: one enumeration of verdicts, and the rules by which results have them."""
+"""What can be said of a result, in one enumeration, and the rules by which claims are judged.
+
+The rules of reports and studies are the `judge` of each kind of result.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,14 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
 from normbench.results.statistics import ALPHA, POWER, Interval, Sample
 
-if TYPE_CHECKING:
-    from normbench.results.claimed import ClaimedEffect
-    from normbench.results.result import Difference, Paired, Result
-
-FEWEST_SEEDS = 3  # seeds from which on a report may say how much arms differ at most
-FEWEST_EQUAL = 3  # values without which equal ones say nothing of a claim
 LEVELS = {1: ALPHA, 2: 0.0294}  # of each look at a claim, by how many are planned (Pocock 1977, table 1)
-MOST_SEEDS = 1_000  # beyond them nobody settles a claim
+MOST_TO_SETTLE = 1_000  # beyond them nobody settles a claim
 
 
 class Verdict(StrEnum):
@@ -53,45 +49,6 @@ class Verdict(StrEnum):
 IN_FAVOUR = (Verdict.REPRODUCED, Verdict.PARITY)  # of a claim
 OF_SIGN = (Verdict.SIZE_UNSETTLED, Verdict.TOO_SMALL, Verdict.OPPOSITE_UNSETTLED, Verdict.OPPOSITE_TOO_SMALL)
 OF_CLAIMS = (*IN_FAVOUR, *OF_SIGN, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
-
-
-def judge_counts(result: Result) -> Verdict:
-    """Return the verdict on two counts, which have a p value and no interval."""
-    if result.real:
-        return Verdict.DIFFERENT
-    is_found_alone = result.p is not None and result.p < ALPHA
-    return Verdict.POSSIBLE if is_found_alone else Verdict.ALIKE
-
-
-def judge_paired(result: Paired) -> Verdict:
-    """Return the verdict on a difference by seed of which nothing but its values is known."""
-    if result.n < 2:
-        return Verdict.ONE_SEED if result.n else Verdict.NO_SEED
-    if result.interval is None or result.p is None:
-        return Verdict.CONSTANT if result.mean else Verdict.SAME
-    if result.p < ALPHA:
-        return Verdict.DIFFERENT if result.real else Verdict.POSSIBLE
-    return Verdict.UNKNOWN
-
-
-def judge_difference(result: Difference) -> Verdict:
-    """Return the verdict on how two arms end, which may not have trained, or have lost runs."""
-    if result.untrained:
-        return Verdict.UNTRAINED
-    if result.n < 2:
-        return Verdict.ONE_SEED if result.n else Verdict.NO_SEED
-    if result.torn:
-        return Verdict.TORN
-    if result.flattered and (result.p is None or result.p < ALPHA):
-        return Verdict.FLATTERED
-    by_values = judge_paired(result)
-    if by_values != Verdict.UNKNOWN or result.n < FEWEST_SEEDS:
-        return by_values
-    interval = result.interval
-    assert interval is not None  # as its p is known
-    if result.margin is not None and interval.reach <= result.margin:
-        return Verdict.WITHIN
-    return Verdict.UNKNOWN if interval.reach > result.spread else Verdict.ALIKE
 
 
 # ---- claims
@@ -249,7 +206,7 @@ class ClaimRule:
         def chance(n: int) -> float:
             return self._chance_of_a_verdict(sample.mean, sample.sd, n)
 
-        numbers = range(sample.n + 1, MOST_SEEDS + 1)
+        numbers = range(sample.n + 1, MOST_TO_SETTLE + 1)
         place = bisect_left(numbers, POWER, key=chance)
         return numbers[place] if place < len(numbers) else None
 
@@ -304,19 +261,3 @@ def level_over_looks(p: float, looks: int) -> float:
     density = np.exp(-(first**2) / 2) / math.sqrt(2 * math.pi)
     inside = z * float(np.sum(weights * density * (upper - lower)))
     return min(max(1 - inside, p), 2 * p, 1.0)
-
-
-def judge_claim(effect: ClaimedEffect) -> Verdict:
-    """Return the verdict on the effect of a claim.
-
-    Values that are all the same have no interval, and from three on the value decides. Exact claims have none either,
-    as there is no chance in them: one value beyond the margin contradicts them.
-    """
-    rule = effect.rule
-    if rule.kind is ClaimKind.EXACT:
-        return Verdict.REPRODUCED if effect.farthest <= rule.margin else Verdict.CONTRADICTED
-    if effect.deciding_interval is not None:
-        return rule.decide(effect.deciding_interval)
-    if effect.n < FEWEST_EQUAL:
-        return Verdict.INCONCLUSIVE
-    return rule.decide(Interval(effect.mean, effect.mean))

@@ -23,11 +23,10 @@ from normbench.evidence.measures import (
     finite_points,
     loss_on,
 )
-from normbench.evidence.run import RecordedRun
+from normbench.evidence.run import WITHOUT_RESULT, RecordedRun
 from normbench.evidence.scores import learning_rate_sensitivity
 from normbench.evidence.study import RecordedStudy
 from normbench.record.forms import TriedRate, has_form
-from normbench.results.comparisons import LOST
 
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
@@ -63,7 +62,7 @@ def outcome(arm: Arm, metric: Metric) -> Outcome:
 
 def is_lost(run: RecordedRun) -> bool:
     """Tell whether a run diverged, failed, ran out of memory or did not train."""
-    return run.status in LOST or run.trained is False
+    return run.status in WITHOUT_RESULT or run.trained is False
 
 
 def count_trained(runs: Iterable[RecordedRun]) -> int:

@@ -23,7 +23,7 @@ from normbench.wording import short
 
 ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interval
 POWER = 0.8  # share of studies that find a difference that is there
-MOST_SEEDS = 1_000_000  # beyond it nobody plans
+MOST_PLANNED = 1_000_000  # beyond it nobody plans
 FEWEST_WITHOUT_ONE = 3  # values that are left where one is left out
 FEWEST_RANKS = 6  # values with which the test of signed ranks can give a p below 0.05
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
@@ -288,10 +288,11 @@ def seeds_needed(difference: float, sd: float, *, family: int = 1) -> int:
     Raises:
         UsageError: more than 1,000,000 seeds would be needed.
     """
-    numbers = range(2, MOST_SEEDS + 1)
+    numbers = range(2, MOST_PLANNED + 1)
     place = bisect_left(numbers, POWER, key=lambda n: paired_power(difference, sd, n, family=family))
     if place == len(numbers):
-        raise UsageError(f"a difference of {short(difference)} needs more than {MOST_SEEDS:,} seeds: give a larger one")
+        needs = f"a difference of {short(difference)} needs more than {MOST_PLANNED:,} seeds"
+        raise UsageError(f"{needs}: give a larger one")
     return numbers[place]
 
 

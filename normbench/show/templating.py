@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from normbench.results.rules import OF_SIGN
 from normbench.show.safe import is_formula
 from normbench.wording import count, one_line
 
@@ -39,7 +40,7 @@ COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\
 # How verdicts look, each a cell or a badge of its own.
 MOODS = dict.fromkeys(["better", "the same", "within the margin", "reproduced", "parity"], "good")
 MOODS |= dict.fromkeys(["worse", "contradicted"], "bad")
-MOODS |= dict.fromkeys(["perhaps better", "perhaps worse", "not reproduced"], "mild")
+MOODS |= dict.fromkeys(["perhaps better", "perhaps worse", "not reproduced", *OF_SIGN], "mild")
 
 
 def tex(text: Any) -> str:

@@ -32,21 +32,22 @@ def write_question(claim: Mapping[str, Any]) -> str:
     unit = str(claim.get("unit") or "")
     margin = with_unit(short(claim["margin"]), unit)
     measured = f"the effect by seed, {claim['effect']} in {claim['measure']}"
-    kind = ClaimKind(claim["kind"])
-    if kind is ClaimKind.LARGER:
-        return f"Is {measured}, above 0, and may it be {margin} or more?"
-    if kind is ClaimKind.SIZED:
-        return f"Is {measured}, {margin} or more?"
-    if kind is ClaimKind.ANY:
-        return f"Is {measured}, above 0, by however little?"
-    if kind is ClaimKind.PARITY:
-        return f"Is {measured}, closer to 0 than {margin}?"
-    if kind is ClaimKind.AT_LEAST:
-        return f"Is {measured}, above −{margin}?"
-    if kind is ClaimKind.EXACT:
-        return f"Is {measured}, never farther from 0 than {margin}?"
-    target = with_unit(short(claim.get("target") or 0), unit)
-    return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
+    match ClaimKind(claim["kind"]):
+        case ClaimKind.LARGER:
+            return f"Is {measured}, above 0, and may it be {margin} or more?"
+        case ClaimKind.SIZED:
+            return f"Is {measured}, {margin} or more?"
+        case ClaimKind.ANY:
+            return f"Is {measured}, above 0, by however little?"
+        case ClaimKind.PARITY:
+            return f"Is {measured}, closer to 0 than {margin}?"
+        case ClaimKind.AT_LEAST:
+            return f"Is {measured}, above −{margin}?"
+        case ClaimKind.EXACT:
+            return f"Is {measured}, never farther from 0 than {margin}?"
+        case ClaimKind.SLOPE:
+            target = with_unit(short(claim.get("target") or 0), unit)
+            return f"Is {measured}, closer to {target}, which is the value of theory, than {margin}?"
 
 
 def write_effect(judgement: ClaimedEffect, unit: str) -> str:
@@ -175,7 +176,7 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         notes.append(f"By the rule for claims that are registered from {NEW_RULE} on: {judgement.verdict_by_size}.")
     if result and entry.lost:
         by_arm = ", ".join(f"{arm} {number}" for arm, number in result.lost.items() if number)
-        notes.append(f"Lost runs, which count with the loss at initialization: {by_arm}.")
+        notes.append(f"Lost runs, which count with the loss at initialization, or a constant guess: {by_arm}.")
     if entry.unreached:
         by_arm = ", ".join(f"arm {arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"

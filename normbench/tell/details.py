@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.results.comparisons import ENOUGH_SEEDS
-from normbench.results.result import Difference, FactorEffect, Losses, Scaling
+from normbench.results.result import Difference, FactorEffect, LostRuns, Scaling
 from normbench.results.rows import StudyResult
 from normbench.results.rules import Verdict
 from normbench.results.statistics import ALPHA, FEWEST_RANKS
@@ -81,7 +81,7 @@ def bends(scaling: Scaling) -> bool:
     return scaling.bend_p is not None and scaling.bend_p < ALPHA
 
 
-def detail_of_losses(losses: Losses, worse: str, better: str) -> str:
+def detail_of_losses(losses: LostRuns, worse: str, better: str) -> str:
     """Say what the verdict on lost runs rests on. worse, better: the arm that lost more, and the other."""
     p = corrected_p(losses) if losses.real else p_before_correction(losses)
     return f"Lost runs, {worse} and {better}: Fisher's exact test, {p}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from normbench.results.result import Difference, Losses, Paired
+from normbench.results.result import Difference, LostRuns, Paired
 from normbench.results.rows import Stated, StudyResult, Value
 from normbench.results.rules import Verdict
 from normbench.results.statistics import ALPHA, Interval, detectable_difference, exp2
@@ -440,7 +440,7 @@ def beyond(result: Paired) -> str:
 # ---- lost runs
 
 
-def say_losses(every: Sequence[Losses]) -> list[Said]:
+def say_losses(every: Sequence[LostRuns]) -> list[Said]:
     """Name the arms that lose more runs than their baselines, or fewer."""
     sentences = []
     for losses in every:
@@ -449,7 +449,7 @@ def say_losses(every: Sequence[Losses]) -> list[Said]:
     return sentences
 
 
-def say_loss(losses: Losses) -> Said:
+def say_loss(losses: LostRuns) -> Said:
     """Say which side loses more runs, and what that rests on."""
     names = (losses.arm, losses.baseline)
     share_of_arm = losses.lost[0] / losses.runs[0]
