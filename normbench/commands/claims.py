@@ -21,13 +21,12 @@ from normbench.errors import UsageError
 from normbench.settings import key_of, nearest
 from normbench.stopping import Stopped
 from normbench.sweep.words import settings_in
-from normbench.wording import count, fixed, short, with_unit, write_minutes
+from normbench.wording import fixed, short, with_unit, write_minutes
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
     from normbench.claims.run import ClaimRun
     from normbench.claims.suite import ClaimStanding, Way
-    from normbench.results.claimed import ClaimResult
 
 ALL = "all"
 DATA_ROOT = "data.root"
@@ -299,42 +298,15 @@ def words_for_page(request: ClaimsRequest) -> list[str]:
 
 def show_result(one: ClaimStanding) -> None:
     """Print what a claim has come to."""
+    from normbench.tell.claim_sentences import write_outcome
+
     result = one.read_any_result()
     if result is None:
         return
     if one.way.is_quiet:
         print(one.folder)
         return
-    say(f"{one.claim.name}: {describe_result(one.claim, result)}")
-
-
-def describe_result(claim: Claim, result: ClaimResult) -> str:
-    """Say in a line what a claim has come to: its verdict, its effect, and what that rests on."""
-    from normbench.results.claimed import sample_of
-    from normbench.tell.claim_sentences import write_effect, write_interval, write_mean
-
-    if result.judgement is None:
-        said = f"{result.status}"
-        if result.reason:
-            said += f" ({result.reason})"
-        if result.values:
-            said += f"; {claim.effect.text} = {write_mean(result, claim.unit)}"
-            if len(result.values) > 1:
-                said += f", standard deviation {short(sample_of(result.values).sd, 3)}"
-        return said
-    judgement = result.judgement
-    said = f"{judgement.verdict}; {claim.effect.text} = {write_effect(judgement, claim.unit)}"
-    if judgement.interval is not None:
-        said += f" ({write_interval(judgement)})"
-    said += f", {count(judgement.n, 'seed')}, margin {short(claim.margin)}"
-    lost = sum(result.lost.values())
-    if lost:
-        said += f", {count(lost, 'lost run')}"
-    for arm, number in (result.unreached or {}).items():
-        said += f", arm {arm} never reaches the loss of its reference at {count(number, 'seed')}"
-    if judgement.note:
-        said += f"; {judgement.note}"
-    return f"{said}; at this scale: {claim.scope}"
+    say(f"{one.claim.name}: {write_outcome(result, one.claim.scope)}")
 
 
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:

@@ -83,6 +83,36 @@ def write_mean(result: ClaimResult, unit: str) -> str:
     return f"{size} ({write_span(sample.mean, sample.interval, ALPHA)}; {seeds})"
 
 
+def write_outcome(result: ClaimResult, scope: str) -> str:
+    """Write in a line what a claim has come to: its verdict, its effect, and what that rests on.
+
+    scope: the scale at which its runs were made.
+    """
+    claim, judgement = result.claim, result.judgement
+    unit = str(claim.get("unit") or "")
+    if judgement is None:
+        words = str(result.status)
+        if result.reason:
+            words += f" ({result.reason})"
+        if result.values:
+            words += f"; {claim['effect']} = {write_mean(result, unit)}"
+        if len(result.values) > 1:
+            words += f", standard deviation {short(sample_of(result.values).sd, 3)}"
+        return words
+    words = f"{judgement.verdict}; {claim['effect']} = {write_effect(judgement, unit)}"
+    if judgement.interval is not None:
+        words += f" ({write_interval(judgement)})"
+    words += f", {count(judgement.n, 'seed')}, margin {short(claim['margin'])}"
+    lost = sum(result.lost.values())
+    if lost:
+        words += f", {count(lost, 'lost run')}"
+    for arm, seeds in (result.unreached or {}).items():
+        words += f", arm {arm} never reaches the loss of its reference at {count(seeds, 'seed')}"
+    if judgement.note:
+        words += f"; {judgement.note}"
+    return f"{words}; at this scale: {scope}"
+
+
 def write_corrected(entry: RegisteredClaim) -> str:
     """Write what Holm's correction leaves of a verdict; a dash where there is none."""
     verdict = entry.corrected.verdict
