@@ -88,7 +88,7 @@ def test_each_command_has_a_help_page(name: str, capsys: pytest.CaptureFixture[s
 def test_the_help_of_train_shows_options_and_the_settings_of_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     text = flowing(page(capsys, "train", "--help"))
     assert all(f"{option} {flowing(line)}" in text for group in GROUPS for option, line in options(group).items())
-    assert "optim.lr=0.001 peak learning rate: one for all norms, chosen for none; sweep.lr=auto" in text
+    assert "optim.lr=0.001 peak learning rate: one for all norms, chosen for none; sweep.lr=each" in text
     assert "Settings of norm=layernorm: norm.eps=1e-05 added to the variance" in text
     text = flowing(page(capsys, "train", "model=cnn", "norm=groupnorm", "--help"))
     assert "norm.groups=auto groupnorm's groups of channels" in text

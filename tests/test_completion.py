@@ -80,7 +80,7 @@ def test_a_sweep_takes_several_values_and_keys_of_its_own() -> None:
     assert list(answers("sweep", "norm=rmsnorm,dyt,")) == [f"norm=rmsnorm,dyt,{name}" for name in others]
     assert list(answers("sweep", "norm=dyt,rms")) == ["norm=dyt,rmsnorm"]
     assert {"norm=", "launcher=", "sweep.", "seed="} <= answers("sweep", "").keys()
-    assert list(answers("sweep", "sweep.lr=")) == ["sweep.lr=auto", "sweep.lr=null"]
+    assert list(answers("sweep", "sweep.lr=")) == ["sweep.lr=auto", "sweep.lr=each", "sweep.lr=null"]
     assert "sweep.jobs=" in answers("sweep", "sweep.")
 
 

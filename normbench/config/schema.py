@@ -127,7 +127,7 @@ KEYS = list_keys()
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
     "lr": Setting(
-        "peak learning rate: one for all norms, chosen for none; sweep.lr=auto gives each its own",
+        "peak learning rate: one for all norms, chosen for none; sweep.lr=each gives each its own",
         above=0,
         high=1e3,
         types=(float,),

@@ -46,7 +46,7 @@ class MuonAdamW(torch.optim.Optimizer):
         params: Iterable[dict[str, Any]],
         *,
         lr: Annotated[
-            float, Setting("peak learning rate, Muon's and AdamW's; sweep.lr=auto chooses", above=0, high=1e3)
+            float, Setting("peak learning rate, Muon's and AdamW's; sweep.lr=each chooses", above=0, high=1e3)
         ],
         weight_decay: Annotated[float, Setting("decay of matrices; norms and biases have none", low=0, high=10)],
         momentum: Annotated[float, Setting("Muon's momentum", low=0, below=1)],
