@@ -22,7 +22,7 @@ from made_runs import make_report, make_run, make_study
 
 from normbench.cli import main
 from normbench.show.latex import cited_in, table_for
-from normbench.show.report import save
+from normbench.show.report import fill_pages, save
 from normbench.show.tables import Table
 from normbench.show.templating import tex
 from normbench.stopping import THREAD
@@ -82,6 +82,16 @@ def test_the_page_is_whole_in_itself_and_its_links_lead_somewhere(written: Path)
     links = [attrs["href"] or "" for tag, attrs in tags if tag == "a"]
     assert {link[1:] for link in links if link.startswith("#")} <= anchors
     assert all((written / link).is_file() for link in links if not link.startswith("#"))
+
+
+def test_of_many_runs_the_page_shows_some_and_says_where_all_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.2, 2.3]})
+    monkeypatch.setattr("normbench.show.tables.MOST_RUNS", 3)
+    page = fill_pages(make_report([tmp_path]), [], [])["report.html"]
+    fold = page[page.index("All runs") : page.index("Methods, for a paper")]
+    assert "4 runs" in fold and fold.count('<th scope="row">') == 3 and "1 more run in runs.csv." in fold
 
 
 def test_words_of_runs_stay_words(written: Path) -> None:

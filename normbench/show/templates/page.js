@@ -50,10 +50,10 @@ for (const box of all(".copied")) {
   box.append(button);
 }
 
-const open = () => {
+const reveal = () => {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   for (let fold = target?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
   target?.scrollIntoView();
 };
-addEventListener("hashchange", open);
-open();
+addEventListener("hashchange", reveal);
+reveal();
