@@ -116,7 +116,7 @@ def run_check(name: str, function: Check, part: Part) -> CheckResult:
     """
     try:
         with torch.random.fork_rng(devices=[]):
-            found = function(part)
+            answer = function(part)
     except NotApplicable as reason:
         return CheckResult(name, "not applicable", str(reason))
     except Exception as error:  # a person's code may raise anything: that is a failed row
@@ -124,9 +124,9 @@ def run_check(name: str, function: Check, part: Part) -> CheckResult:
         if wrong_settings and (name == "class" or "constructor" in name):
             raise
         return CheckResult(name, "failed", explain(error))
-    if isinstance(found, Fact):
-        return CheckResult(name, "yes" if found.holds else "no", found.measured)
-    return CheckResult(name, "passed", found or "")
+    if isinstance(answer, Fact):
+        return CheckResult(name, "yes" if answer.holds else "no", answer.measured)
+    return CheckResult(name, "passed", answer or "")
 
 
 def expect(good: bool, measured: str) -> str:

@@ -123,10 +123,10 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
 
 def check_tensor(where: str, name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
     """A tensor has the shape and dtype that the task needs."""
-    found = f"{list(tensor.shape)} of {tensor.dtype}"
+    given = f"{list(tensor.shape)} of {tensor.dtype}"
     needed = f"{list(shape)} of {dtype}"
-    complaint = f"{where} has {name} of {found}: the task needs {needed}"
-    expect(found == needed, complaint.replace("torch.", ""))
+    complaint = f"{where} has {name} of {given}: the task needs {needed}"
+    expect(given == needed, complaint.replace("torch.", ""))
 
 
 def check_padding(where: str, mask: Tensor) -> None:
@@ -142,8 +142,8 @@ def check_padding(where: str, mask: Tensor) -> None:
 def check_range(where: str, name: str, values: Tensor, count: int) -> None:
     """Values are numbers from 0 to below a count."""
     low, high = int(values.min()), int(values.max())
-    found = f"{where} has {name} from {low} to {high}"
-    expect(low >= 0 and high < count, f"{found}: the task has {count}, so they go from 0 to {count - 1}")
+    what = f"{where} has {name} from {low} to {high}"
+    expect(low >= 0 and high < count, f"{what}: the task has {count}, so they go from 0 to {count - 1}")
 
 
 def real(targets: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def real(targets: Tensor) -> Tensor:
 
 def hash_examples(batches: Iterable[Batch]) -> list[int]:
     """Return a number for each example of the batches; padding does not count."""
-    found = []
+    hashes = []
     for batch in batches:
         for row, targets in enumerate(batch.targets):
             inputs = batch.inputs[row]
@@ -161,8 +161,8 @@ def hash_examples(batches: Iterable[Batch]) -> list[int]:
                 inputs = inputs[batch.mask[row]]
             question = np.asarray(inputs).tobytes()
             answer = np.asarray(real(targets)).tobytes()
-            found.append(hash(question + answer))
-    return found
+            hashes.append(hash(question + answer))
+    return hashes
 
 
 # ---- whole splits

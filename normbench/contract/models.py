@@ -76,18 +76,18 @@ class ModelPart(Part):
 
 def checks_of(task: Task) -> dict[str, Callable[..., str | None]]:
     """Return the checks of a model that learns a task, by name."""
-    found: dict[str, Callable[..., str | None]] = {
+    checks: dict[str, Callable[..., str | None]] = {
         "constructor": is_made,
         "the seed decides the start": start_is_seeded,
         "evaluation is repeatable": evaluation_repeats,
     }
     if task.kind == trials.IMAGES.kind:
-        found["gradients are safe on the CPU"] = convolutions_are_safe
+        checks["gradients are safe on the CPU"] = convolutions_are_safe
     if task.causal:
-        found["sees no later token"] = is_causal
+        checks["sees no later token"] = is_causal
     if task.may_pad:
-        found["padding changes nothing"] = ignores_padding
-    return found
+        checks["padding changes nothing"] = ignores_padding
+    return checks
 
 
 def is_made(part: ModelPart, kind: str) -> str:
@@ -122,8 +122,8 @@ def start_is_seeded(part: ModelPart, kind: str) -> None:
 def convolutions_are_safe(part: ModelPart, kind: str) -> None:
     """No 1 × 1 convolution has a stride and few channels, whose gradients oneDNN computes wrongly on many CPUs."""
     model, _, _ = part.make(kind)
-    found = unsafe_convolutions(model)
-    expect(not found, found)
+    complaint = unsafe_convolutions(model)
+    expect(not complaint, complaint)
 
 
 @torch.no_grad()

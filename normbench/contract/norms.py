@@ -160,9 +160,9 @@ def float32_error(norm: nn.Module, x: Tensor) -> float:
 def without_grad(norm: nn.Module, x: Tensor) -> float:
     """Return how far the output under torch.no_grad is from that in training."""
     with torch.no_grad():
-        found = run_both(copy.deepcopy(norm), x)
+        output = run_both(copy.deepcopy(norm), x)
     expected = run_both(norm, x)
-    return difference(found, expected)
+    return difference(output, expected)
 
 
 def between_modes(norm: nn.Module, x: Tensor) -> float:
@@ -176,9 +176,9 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
     changed = 3 * x.flip(0) + 1
     changed[kept] = x[kept]
     norm.train(training)
-    found = run_copy(norm, changed)
+    output = run_copy(norm, changed)
     expected = run_copy(norm, x)
-    return difference(found[kept], expected[kept])
+    return difference(output[kept], expected[kept])
 
 
 # ---- other checks
@@ -327,19 +327,19 @@ def invariant(part: NormPart, change: Change, fact: str = "", later: bool = Fals
         for _ in range(2):
             run(norm, x @ w.T)
     changed = nn.functional.linear(*change(x, w, w[0]))
-    found = run_copy(norm, changed)
+    output = run_copy(norm, changed)
     expected = run(norm, x @ w.T)
-    moved = difference(found, expected)
+    moved = difference(output, expected)
     return agree_with_facts(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 
-def agree_with_facts(part: NormPart, fact: str, found: Fact) -> str | Fact:
+def agree_with_facts(part: NormPart, fact: str, observed: Fact) -> str | Fact:
     """What is found is what the norm's facts say, if it has any."""
     said = getattr(part.facts, fact, None)
     if said is None:
-        return found
-    word = "yes" if found.holds else "no"
-    return expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
+        return observed
+    word = "yes" if observed.holds else "no"
+    return expect(observed.holds == said, f"{word} ({observed.measured}), facts.{fact}={said}")
 
 
 def sees_future(part: NormPart) -> str | Fact:

@@ -168,8 +168,8 @@ def skip_is_declared(part: PlacementPart) -> str:
     gain = float(block.residual_gain) if block.residual else 0.0
     around_all = float((y - gain * x).abs().max())
     around_each = float((y - gain**block.min_branches * x).abs().max())
-    found = float((y * x).sum() / x.square().sum())
-    figure = f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}"
+    factor = float((y * x).sum() / x.square().sum())
+    figure = f"{factor:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}"
     return expect(min(around_all, around_each) < TOLERANCE, figure)
 
 

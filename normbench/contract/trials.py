@@ -257,8 +257,8 @@ def trains(part: ModulePart, ground: str) -> str:
     words, task = GROUNDS[ground]
     tree = read_words(words)
     model = {**tree["model"], "width": part.width}
-    own = {**tree, part.section: part.tree[part.section], "model": model}
-    return train_with_each(part.partners, own, task)
+    tree_with_part = {**tree, part.section: part.tree[part.section], "model": model}
+    return train_with_each(part.partners, tree_with_part, task)
 
 
 def shape_checks() -> dict[str, Check]:
