@@ -116,8 +116,8 @@ def describe_system() -> Section:
 def nvidia_driver() -> str:
     """Return the version of NVIDIA's driver; empty where there is none."""
     with suppress(OSError):
-        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", NVIDIA.read_text())
-        return found[1] if found else "unknown"
+        match = re.search(r"Module.*?\s(\d+\.[\d.]+)", NVIDIA.read_text())
+        return match[1] if match else "unknown"
     return ""
 
 

@@ -66,21 +66,21 @@ def packages_of_normbench() -> list[Package]:
     """
     from packaging.requirements import Requirement
 
-    found: dict[str, Package] = {}
+    needed: dict[str, Package] = {}
     optional: dict[str, Package] = {}
     extras = metadata(OURS).get_all("Provides-Extra") or []
     for line in requires(OURS) or []:
         requirement = Requirement(line)
         name, wanted = requirement.name, str(requirement.specifier)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found[name] = Package(name, wanted)
+            needed[name] = Package(name, wanted)
             continue
         for extra in extras:
             if extra != TESTS and name != OURS and requirement.marker.evaluate({"extra": extra}):
                 optional.setdefault(name, Package(name, wanted, extra))
     optional.setdefault(HUB, Package(HUB, extra="hf"))
-    in_order = [TORCH, *EARLY, *found, *optional]
-    every = optional | found
+    in_order = [TORCH, *EARLY, *needed, *optional]
+    every = optional | needed
     return [every[name] for name in dict.fromkeys(in_order) if name in every]
 
 
@@ -183,17 +183,17 @@ def misfits(packages: Mapping[str, Package], failures: Mapping[str, Problem]) ->
         failures: those that cannot be imported, for which a reason has been given.
     """
     for package in packages.values():
-        found = installed_version(package.name)
-        if not fits(found, package.range):
-            what = f"{OURS} needs {package.name}{package.range}, and {found} is installed"
+        installed = installed_version(package.name)
+        if not fits(installed, package.range):
+            what = f"{OURS} needs {package.name}{package.range}, and {installed} is installed"
             yield Problem(what, package.command(), package.needed and package.name in failures)
     for name in packages:
         for other, wanted in requirements_of(name):
-            found = installed_version(other)
-            if found and fits(found, wanted):
+            installed = installed_version(other)
+            if installed and fits(installed, wanted):
                 continue
             what = f"{name} {installed_version(name)} needs {other}{wanted}, "
-            what += f"and {found} is installed" if found else "which is not installed"
+            what += f"and {installed} is installed" if installed else "which is not installed"
             cure = OF_ONE_INDEX if {name, other} == {TORCHVISION, TORCH} else f"pip install '{other}{wanted}'"
             yield Problem(what, cure)
 
@@ -209,12 +209,12 @@ def requirements_of(name: str) -> Iterator[tuple[str, str]]:
                 yield requirement.name, str(requirement.specifier)
 
 
-def fits(found: str, wanted: str) -> bool:
+def fits(installed: str, wanted: str) -> bool:
     """Tell whether a version is in a range; one that cannot be read is taken for right."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion
 
     try:
-        return SpecifierSet(wanted).contains(found, prereleases=True)
+        return SpecifierSet(wanted).contains(installed, prereleases=True)
     except InvalidVersion:
         return True

@@ -95,18 +95,18 @@ def add_data(section: Section) -> None:
         section.problems.append(Problem(f"{DATA}={root} cannot be read ({error.strerror})", cure))
         return
     known = [name for name, hub_id in data_of_hub().items() if hub_id.partition("/")[0] in there]
-    found = [name for name in known if (folder / data_of_hub()[name]).is_dir()]
-    section.facts["data sets"] = f"{root} (of {DATA}), with {', '.join(found) or 'none that normbench names'}"
+    present = [name for name in known if (folder / data_of_hub()[name]).is_dir()]
+    section.facts["data sets"] = f"{root} (of {DATA}), with {', '.join(present) or 'none that normbench names'}"
 
 
 def data_of_hub() -> dict[str, str]:
     """Return the options of `data=` that come from the hub, with their repositories."""
-    found = {}
+    repositories = {}
     for name in options("data"):
         hub_id = section_of("data", name).get("hub_id")
         if isinstance(hub_id, str):
-            found[name] = hub_id
-    return found
+            repositories[name] = hub_id
+    return repositories
 
 
 def add_place(section: Section, place: Place) -> None:

@@ -88,18 +88,18 @@ class Trial:
             failure = f"it did not end within {seconds:.0f} s"
             written = late.output or b""
         self.stop()
-        found = []
+        findings = []
         last: dict[str, Any] = {}
         for line in written.split(b"\n")[:-1]:  # of the last nothing or only a part has come
             last = json.loads(line)
             if "found" in last:
-                found.append(last["found"])
+                findings.append(last["found"])
         if not failure and "failed" in last:
             failure = last["failed"]
         elif not failure and "ended" not in last:
             code = self.process.returncode
             failure = f"its process died of {signal.Signals(-code).name}" if code < 0 else "its process ended early"
-        return Outcome(found, failure, is_late)
+        return Outcome(findings, failure, is_late)
 
     def stop(self) -> None:
         """End it, and what it has started."""
@@ -125,8 +125,8 @@ def answer(name: str, given: Sequence[Any]) -> None:
         os.write(out, json.dumps(said).encode() + b"\n")
 
     try:
-        for found in globals()[name](*given):
-            write(found=found)
+        for finding in globals()[name](*given):
+            write(found=finding)
         write(ended=True)
     except BaseException as error:  # also SystemExit of a library
         write(failed=explain(error))
@@ -204,8 +204,8 @@ def compile_a_function() -> Iterator[float]:
 
     x = torch.linspace(-1, 1, 128, device="cuda" if torch.cuda.is_available() else "cpu").view(4, 32)
     begun = time.monotonic()
-    found = compiled(normalize)(x)
-    if not torch.allclose(found, normalize(x), atol=1e-5):
+    output = compiled(normalize)(x)
+    if not torch.allclose(output, normalize(x), atol=1e-5):
         raise RuntimeError("compiled code computes something else")
     yield time.monotonic() - begun
 
