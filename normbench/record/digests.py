@@ -26,8 +26,8 @@ def digest_of(path: Path) -> str:
 
 def digest_of_content(content: Any) -> str:
     """Return the SHA-256 of what a JSON holds; of a mapping, of all but the digests that it holds."""
-    own = drop_keys(content, DIGESTS) if isinstance(content, dict) else content
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    digested = drop_keys(content, DIGESTS) if isinstance(content, dict) else content
+    return hashlib.sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
 
 
 def write_with_digests(path: Path, content: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -66,11 +66,11 @@ def find_altered(path: Path, names: Iterable[str] | None = None) -> list[str] | 
         return None
     if not isinstance(noted, dict):
         return [path.name]
-    found = []
+    altered = []
     for name in dict.fromkeys([*noted, path.name]) if names is None else names:
         digest = ""  # of a file that cannot be read
         with suppress(OSError, ValueError):  # of a name with a null byte, say
             digest = digest_of_content(note) if name == path.name else digest_of(path.with_name(name))
         if noted.get(name) != digest:
-            found.append(name)
-    return found
+            altered.append(name)
+    return altered
