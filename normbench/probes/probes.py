@@ -249,9 +249,9 @@ class Probes:
         variance_of = dict(zip(self.trained, variances.unbind(), strict=True))
         by_group = self.by_group(variance_of)
         in_order, sizes = [], []
-        for own in by_group.values():
-            in_order += own
-            sizes.append(len(own))
+        for of_group in by_group.values():
+            in_order += of_group
+            sizes.append(len(of_group))
         variances_of_groups = torch.stack(in_order).split(sizes)
         for group, together in zip(by_group, variances_of_groups, strict=True):
             reading.scalars[f"noise/{group}/variance"] = together.sum()
@@ -264,12 +264,12 @@ class Probes:
 
     def by_group(self, known: Mapping[nn.Parameter, Tensor]) -> dict[str, list[Tensor]]:
         """Return what is known of the parameters of each group; groups of which nothing is known are left out."""
-        found = {}
+        known_by_group = {}
         for group, parameters in self.groups.items():
-            own = [known[parameter] for parameter in parameters if parameter in known]
-            if own:
-                found[group] = own
-        return found
+            known_of_group = [known[parameter] for parameter in parameters if parameter in known]
+            if known_of_group:
+                known_by_group[group] = known_of_group
+        return known_by_group
 
     def split_by_group(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Split tensors, one for each parameter, group after group, into those of each group."""
@@ -322,10 +322,10 @@ def parameters_by_place(
 
     def add_group(name: str, parameters: Iterable[nn.Parameter]) -> None:
         """Make a group of those parameters that are trained, and in none so far."""
-        own = [parameter for parameter in parameters if parameter.requires_grad and parameter not in in_a_group]
-        if own:
-            groups[name] = own
-            in_a_group.update(own)
+        added = [parameter for parameter in parameters if parameter.requires_grad and parameter not in in_a_group]
+        if added:
+            groups[name] = added
+            in_a_group.update(added)
 
     for block in blocks:
         everything = list(block.module.parameters())

@@ -62,12 +62,12 @@ class Reading:
             for calls in places.values():
                 every_call += calls
                 calls_of_place.append(len(calls))
-            found = kind.describe(every_call)
-            numbers = torch.stack([*found.values()])  # (words, calls)
-            for place, own in zip(places, numbers.split(calls_of_place, dim=1), strict=True):
-                several = own.shape[1] > 1
-                means = own.nanmean(dim=1) if several else own[:, 0]
-                for word, mean in zip(found, means.unbind(), strict=True):
+            numbers_by_word = kind.describe(every_call)
+            numbers = torch.stack([*numbers_by_word.values()])  # (words, calls)
+            for place, numbers_of_place in zip(places, numbers.split(calls_of_place, dim=1), strict=True):
+                several = numbers_of_place.shape[1] > 1
+                means = numbers_of_place.nanmean(dim=1) if several else numbers_of_place[:, 0]
+                for word, mean in zip(numbers_by_word, means.unbind(), strict=True):
                     self.scalars[place.tag(word)] = mean
         self.observations.clear()
 
@@ -75,19 +75,19 @@ class Reading:
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers, in one copy from the device, and the effective ranks, in one more for each width."""
-        found = {}
+        numbers = {}
         if self.scalars:
             scalars = []
             for value in self.scalars.values():
                 scalars.append(unshard_number(value).float())
             values = torch.stack(scalars).tolist()
-            found = dict(zip(self.scalars, values, strict=True))
+            numbers = dict(zip(self.scalars, values, strict=True))
         for alike in stats.by_shape(self.second_moments):
             moments = torch.stack([*alike.values()])
             on_host = moments.cpu().double()
             for tag, moment in zip(alike, on_host, strict=True):
-                found[tag] = stats.effective_rank(moment)
-        return found
+                numbers[tag] = stats.effective_rank(moment)
+        return numbers
 
     def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
         """Return counts of values between edges, and the edges (one more), in two copies from the device."""
@@ -97,11 +97,11 @@ class Reading:
             limits_on_device.append(some_limits)
         counts = torch.stack(counts_on_device).tolist()
         limits = torch.stack(limits_on_device).tolist()
-        found = {}
-        for tag, own, (low, high) in zip(self.histograms, counts, limits, strict=True):
-            edges = torch.linspace(low, high, len(own) + 1, dtype=torch.float64)
-            found[tag] = (own, edges.tolist())
-        return found
+        histograms = {}
+        for tag, counts_of_tag, (low, high) in zip(self.histograms, counts, limits, strict=True):
+            edges = torch.linspace(low, high, len(counts_of_tag) + 1, dtype=torch.float64)
+            histograms[tag] = (counts_of_tag, edges.tolist())
+        return histograms
 
 
 def unshard_number(value: Any) -> Tensor:

@@ -40,10 +40,10 @@ def all_but(x: Tensor, dim: int) -> list[int]:
 
 def by_shape(tensors: Mapping[Key, Tensor]) -> list[dict[Key, Tensor]]:
     """Return the tensors of each shape together, so that they can be stacked."""
-    found = defaultdict[torch.Size, dict[Key, Tensor]](dict)
+    groups = defaultdict[torch.Size, dict[Key, Tensor]](dict)
     for key, tensor in tensors.items():
-        found[tensor.shape][key] = tensor
-    return [*found.values()]
+        groups[tensor.shape][key] = tensor
+    return [*groups.values()]
 
 
 # ---- statistics of what passes by
@@ -93,11 +93,11 @@ class Moments(Observation):
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
         moments: list[Scalar] = []
-        for one in seen:
-            moments += [one.mean, one.variance, one.fourth]
+        for observation in seen:
+            moments += [observation.mean, observation.variance, observation.fourth]
         mean, variance, fourth = torch.stack(moments).view(-1, 3).unbind(1)
         mean_square = variance + mean.square()
-        largest, dead = by_rows(largest_and_dead, [one.peaks for one in seen])
+        largest, dead = by_rows(largest_and_dead, [observation.peaks for observation in seen])
         return {
             "mean": mean,
             "std": variance.sqrt(),
@@ -149,10 +149,10 @@ class Tails(Observation):
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
         every_quantile: list[Scalar] = []
-        for one in seen:
-            every_quantile += one.quantiles
+        for observation in seen:
+            every_quantile += observation.quantiles
         quantiles = torch.stack(every_quantile).view(-1, len(PERCENTS))
-        ratio, outliers = by_rows(ratio_and_outliers, [one.mean_squares for one in seen])
+        ratio, outliers = by_rows(ratio_and_outliers, [observation.mean_squares for observation in seen])
         numbers = {}
         for percent, values in zip(PERCENTS, quantiles.unbind(1), strict=True):
             numbers[f"q{percent:02d}"] = values
@@ -187,7 +187,7 @@ class RootMeanSquare(Observation):
 
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
-        squares = torch.stack([one.mean_square for one in seen])
+        squares = torch.stack([observation.mean_square for observation in seen])
         return {"rms": squares.sqrt()}
 
 
@@ -199,7 +199,7 @@ class Saturated(Observation):
 
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
-        return {"saturated": torch.stack([one.share for one in seen])}
+        return {"saturated": torch.stack([observation.share for observation in seen])}
 
 
 @dataclass
@@ -224,7 +224,7 @@ class RunningGap(Observation):
 
     @classmethod
     def describe(cls, seen: Sequence[Self]) -> dict[str, Numbers]:
-        mean_gap, std_ratio = by_rows(gap_and_ratio, [one.channels for one in seen])
+        mean_gap, std_ratio = by_rows(gap_and_ratio, [observation.channels for observation in seen])
         return {"mean_gap": mean_gap, "std_ratio": std_ratio}
 
 
@@ -242,8 +242,8 @@ def by_rows(function: Callable[[Tensor], tuple[Numbers, Numbers]], parts: Sequen
     pairs = {}
     for alike in by_shape(dict(enumerate(parts))):
         rows = torch.stack([*alike.values()])
-        found = torch.stack(function(rows))
-        for index, pair in zip(alike, found.unbind(1), strict=True):
+        numbers_of_rows = torch.stack(function(rows))
+        for index, pair in zip(alike, numbers_of_rows.unbind(1), strict=True):
             pairs[index] = pair
     in_order = [pairs[index] for index in range(len(parts))]
     first, second = torch.stack(in_order, dim=1)
