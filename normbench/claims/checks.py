@@ -76,11 +76,11 @@ def read_seeds(words: Sequence[str]) -> list[int]:
         UsageError: one is not a seed.
     """
     points, _ = read_grid(words)
-    found = set[int]()
+    seeds = set[int]()
     for point in points:
         value = compose.value_of(settings_in(point.words)["seed"])
-        found.add(ROOT["seed"].check("seed", value))
-    return sorted(found)
+        seeds.add(ROOT["seed"].check("seed", value))
+    return sorted(seeds)
 
 
 def check_claim(claim: Claim, seeds: Sequence[int], more: Sequence[str] = ()) -> None:
@@ -125,11 +125,11 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
     settings, _ = read_settings(own)
     points, _ = exclude(points, settings.exclude or ())
     configs = compose.read_each([point.words for point in points])
-    found = []
+    planned = []
     for point, config in zip(points, configs, strict=True):
         known = {**flat(config.tree), **config.choices.groups}
-        found.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"])))
-    return found
+        planned.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"])))
+    return planned
 
 
 def check_tag(claim: Claim, points: Sequence[PlannedPoint]) -> None:
@@ -190,7 +190,7 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
     own = [point for point in points if point.seed == seed]
     pattern = WILDCARD.search(claim.measure)
     places = (1, 2) if pattern else (0,)
-    found: dict[str, list[ArmValue]] = {}
+    values: dict[str, list[ArmValue]] = {}
     for number, point in enumerate(own):
         keys = drop_keys(point.varied, "seed")
         for arm, conditions in claim.arms.items():
@@ -199,9 +199,9 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
             for place in places:
                 own_keys = {**keys, pattern[1]: str(place)} if pattern else keys
                 value = 1.5 + number + place / 10
-                found.setdefault(arm, []).append(ArmValue(seed, own_keys, value, PRETENDED))
+                values.setdefault(arm, []).append(ArmValue(seed, own_keys, value, PRETENDED))
     try:
-        claim.effect.of(found)
+        claim.effect.of(values)
     except EffectError as error:
         raise claim.blame("effect", f"effect: {error}") from error
 
@@ -269,13 +269,13 @@ def is_installed(package: str) -> bool:
 @cache
 def extras() -> dict[str, list[str]]:
     """Return the packages of each of our extras, without those of other extras that it names."""
-    found: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     for line in requires("normbench") or []:
         package, _, condition = line.partition(";")
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", condition)
         name = re.match(r"[\w.-]+", package)
         if extra and name:
-            found.setdefault(extra[1], [])
+            packages.setdefault(extra[1], [])
             if name[0] != "normbench":
-                found[extra[1]].append(name[0])
-    return found
+                packages[extra[1]].append(name[0])
+    return packages

@@ -80,12 +80,12 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
 
 def own_words(words: Sequence[str]) -> list[str]:
     """Return the words of a sweep that a claim may have: none on how runs are made."""
-    found = []
+    kept = []
     for word in words:
         key = key_of(word)
         if key not in FORBIDDEN and key.partition(".")[0] not in ("launcher", "hydra"):
-            found.append(word)
-    return found
+            kept.append(word)
+    return kept
 
 
 def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str:

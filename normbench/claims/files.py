@@ -110,7 +110,7 @@ def read_results(folder: Path, left_out: list[str]) -> dict[str, ClaimResult]:
     Args:
         left_out: to which a sentence is added for each file that cannot be used.
     """
-    found = dict[str, ClaimResult]()
+    results = dict[str, ClaimResult]()
     for path in sorted([*folder.glob(f"*/{CLAIM_FILE}"), *folder.glob("*.json")]):
         if path.name == PAGE_FILE:
             continue
@@ -119,8 +119,8 @@ def read_results(folder: Path, left_out: list[str]) -> dict[str, ClaimResult]:
         except ValueError as error:
             left_out.append(str(error))
         else:
-            found[result.name] = result
-    return dict(sorted(found.items()))
+            results[result.name] = result
+    return dict(sorted(results.items()))
 
 
 # ---- what follows from what

@@ -143,29 +143,29 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
     Raises:
         UsageError: the measure is not what these runs log, or not what a lost run can be counted with.
     """
-    found = Measured()
+    measured = Measured()
     for entry in entries:
         directory = RunDirectory(folder / entry.run)
         try:
             run = read_run(directory, entry.run)
         except (OSError, ValueError) as error:
             why = "is not there" if not directory.path.is_dir() else f"cannot be read ({error})"
-            found.missing.append(f"{entry.run} {why}")
+            measured.missing.append(f"{entry.run} {why}")
             continue
         arms = arms_of_run(claim, run, entry)
         if not arms:
             continue
         if not run.ended:
-            found.missing.append(f"{entry.run} is {run.status}")
+            measured.missing.append(f"{entry.run} is {run.status}")
             continue
-        found.add_sessions([run.session])
+        measured.add_sessions([run.session])
         if not run.summary.get(DIGESTS):
-            found.undigested.append(entry.run)
+            measured.undigested.append(entry.run)
         points, is_lost = points_of_run(claim, run, entry, recompute)
         for arm in arms:
-            found.add(arm, points)
-            found.lost[arm] += is_lost
-    return found
+            measured.add(arm, points)
+            measured.lost[arm] += is_lost
+    return measured
 
 
 def arms_of_run(claim: Claim, run: RecordedRun, entry: Entry) -> list[str]:
@@ -202,12 +202,12 @@ def tags_measured(claim: Claim, run: RecordedRun) -> dict[str, dict[str, str]]:
         return {claim.measure: {}}
     before = re.escape(claim.measure[: pattern.start()])
     after = re.escape(claim.measure[pattern.end() :])
-    found = {}
+    keys_by_tag = {}
     for tag in run.curves:
         matched = re.fullmatch(rf"{before}(\d+){after}", tag)
         if matched:
-            found[tag] = {pattern[1]: str(int(matched[1]))}
-    return found
+            keys_by_tag[tag] = {pattern[1]: str(int(matched[1]))}
+    return keys_by_tag
 
 
 def final_value(run: RecordedRun, tag: str, recompute: bool) -> float:
@@ -324,8 +324,8 @@ def measure_rows(claim: Claim, study: StudyRows) -> Measured:
     """
     rows = study.rows
     check_columns(claim, rows)
-    found = Measured(undigested=list(study.undigested))
-    found.add_sessions([study.session])
+    measured = Measured(undigested=list(study.undigested))
+    measured.add_sessions([study.session])
     for arm, conditions in claim.arms.items():
         chosen = []
         for row in rows:
@@ -334,8 +334,8 @@ def measure_rows(claim: Claim, study: StudyRows) -> Measured:
         if not chosen:
             values = offered(claim, arm, rows)
             raise claim.blame(f"arms.{arm}", f"arms: {arm} fits no row of study {claim.study}: {values}")
-        found.add(arm, [point_of_row(claim, row) for row in chosen])
-    return found
+        measured.add(arm, [point_of_row(claim, row) for row in chosen])
+    return measured
 
 
 def check_columns(claim: Claim, rows: Sequence[Mapping[str, str]]) -> None:
@@ -393,7 +393,7 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
         UsageError: rows of an arm differ in more than the round.
     """
     aside = {*measured_columns, ROUND, "seed"}
-    found = Measured(missing=list(block.missing), undigested=list(block.undigested), sessions=list(block.sessions))
+    medians = Measured(missing=list(block.missing), undigested=list(block.undigested), sessions=list(block.sessions))
     for arm, points in block.points.items():
         first = points[0]
         differing = set[str]()
@@ -405,8 +405,8 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
             keys = " and ".join(sorted(differing))
             raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
         kept = drop_keys(first.keys, *aside)
-        found.add(arm, [ArmValue(number, kept, median(point.value for point in points))])
-    return found
+        medians.add(arm, [ArmValue(number, kept, median(point.value for point in points))])
+    return medians
 
 
 def join(parts: Sequence[Measured]) -> Measured:

@@ -83,11 +83,11 @@ class ClaimRun(ClaimStanding):
 
     def words(self, seeds: Sequence[int]) -> list[str]:
         """Return the words of the sweep or study that makes the runs of some seeds."""
-        found = [*self.owner.words, *self.how(), seed_word(seeds)]
-        found += [f"outputs={quote(self.way.folder)}", f"name={self.owner.name}", "sweep.extend=true"]
+        words = [*self.owner.words, *self.how(), seed_word(seeds)]
+        words += [f"outputs={quote(self.way.folder)}", f"name={self.owner.name}", "sweep.extend=true"]
         if not self.owner.study:
-            found.append("sweep.report=false")
-        return found
+            words.append("sweep.report=false")
+        return words
 
     def words_of_study(self, seeds: Sequence[int]) -> list[str]:
         """Return the words of the study that makes the runs of some seeds, to which it always adds more."""
@@ -388,7 +388,7 @@ def describe(session: Mapping[str, Any]) -> dict[str, Any]:
     """Return the machine of a run's session, or this one where there is none."""
     known = dict(session) or describe_machine()
     packages = known.get("packages") or {}
-    found = {
+    machine = {
         "processor": known.get("cpu"),
         "cores": known.get("cores"),
         "torch": packages.get("torch"),
@@ -396,8 +396,8 @@ def describe(session: Mapping[str, Any]) -> dict[str, Any]:
         "commit": known.get("commit"),
     }
     if known.get("accelerator"):
-        found["gpu"] = known["accelerator"]
-    return found
+        machine["gpu"] = known["accelerator"]
+    return machine
 
 
 # ---- several
@@ -453,12 +453,12 @@ def choose_within(costs: Mapping[str, Cost], budget: float) -> Choice:
 def costs_of(runs: Sequence[ClaimRun]) -> dict[str, Cost]:
     """Return what claims take, as they say; nothing for those with a verdict, and for runs of such."""
     made = {one.owner.name for one in runs if one.is_complete}
-    found: dict[str, Cost] = {}
+    costs: dict[str, Cost] = {}
     for one in runs:
         runs_minutes = 0.0 if one.owner.name in made else one.owner.minutes
         own_minutes = one.claim.minutes if one.claim.runs_of and not one.is_complete else 0.0
-        found[one.claim.name] = Cost(one.owner.name, runs_minutes, own_minutes)
-    return found
+        costs[one.claim.name] = Cost(one.owner.name, runs_minutes, own_minutes)
+    return costs
 
 
 def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell: Callable[[ClaimRun], None]) -> int:

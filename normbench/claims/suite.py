@@ -221,10 +221,10 @@ class ClaimStanding:
     @property
     def result(self) -> ClaimResult | None:
         """Return what it has come to so far, for the claim as it is registered now."""
-        found = self.read_any_result()
-        if found is None or found.digest != self.claim.digest or find_other_rule(found, self.claim.content):
+        result = self.read_any_result()
+        if result is None or result.digest != self.claim.digest or find_other_rule(result, self.claim.content):
             return None
-        return found
+        return result
 
     @property
     def is_complete(self) -> bool:
@@ -283,10 +283,10 @@ def read_suite(
     """
     from normbench.results.family import correct_verdicts  # imports all that reports test
 
-    found = read_results(folder, left_out)
+    results = read_results(folder, left_out)
     older = read_older(folder, left_out)
     current = dict[str, ClaimResult]()
-    for name, result in found.items():
+    for name, result in results.items():
         is_current = digests.get(name) == result.digest
         if name not in claims or not (is_current or result.judgement):
             continue

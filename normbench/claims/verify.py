@@ -239,7 +239,7 @@ def find_mislabelled(
         chosen: settings that the sweep has chosen.
     """
     asked = index_points(points)
-    found = []
+    wrong = []
     for entry in entries:
         try:
             run = read_run(RunDirectory(folder / entry.run), entry.run)
@@ -252,12 +252,12 @@ def find_mislabelled(
             if key != LENGTH:
                 planned[key] = (word,)
         if run.seed != entry.seed or not fits(planned, config):
-            found.append(f"{entry.run} is not the run of {describe_arm(arm)} with seed {entry.seed}")
+            wrong.append(f"{entry.run} is not the run of {describe_arm(arm)} with seed {entry.seed}")
             continue
         point = asked.get((arm, entry.seed))
         if point is not None:
-            found += compare_settings(entry.run, config, point.settings, chosen)
-    return found
+            wrong += compare_settings(entry.run, config, point.settings, chosen)
+    return wrong
 
 
 def compare_settings(run: str, config: Mapping[str, Any], asked: Mapping[str, Any], chosen: Sequence[str]) -> list[str]:
@@ -269,7 +269,7 @@ def compare_settings(run: str, config: Mapping[str, Any], asked: Mapping[str, An
         asked: those of the words.
         chosen: settings that the sweep has chosen.
     """
-    found = []
+    wrong = []
     for key, value in asked.items():
         is_open = is_aside(key) or key in chosen or key == LENGTH or (key == STEPS and value is None)
         if key not in config or is_open:
@@ -277,8 +277,8 @@ def compare_settings(run: str, config: Mapping[str, Any], asked: Mapping[str, An
         own = as_word(config[key])
         wanted = as_word(value)
         if canonical(own) != canonical(wanted):
-            found.append(f"{run} has {key}={own}, where the claim has {wanted}")
-    return found
+            wrong.append(f"{run} has {key}={own}, where the claim has {wanted}")
+    return wrong
 
 
 def is_aside(key: str) -> bool:
@@ -299,20 +299,20 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
     for entry in entries:
         if entry.seed in seeds:
             there.add((arm_of(entry.arm), entry.seed))
-    found = []
+    wrong = []
     for arm, seed in sorted(wanted - there):
-        found.append(f"the run of {describe_arm(arm)} with seed {seed} is missing")
+        wrong.append(f"the run of {describe_arm(arm)} with seed {seed} is missing")
     for arm, seed in sorted(there - wanted):
-        found.append(f"a run of {describe_arm(arm)} with seed {seed} is none of the claim's")
-    return found
+        wrong.append(f"a run of {describe_arm(arm)} with seed {seed} is none of the claim's")
+    return wrong
 
 
 def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[ArmKey, int], PlannedPoint]:
     """Return planned runs by arm and seed."""
-    found = {}
+    by_arm_and_seed = {}
     for point in points:
-        found[arm_of(point.varied), point.seed] = point
-    return found
+        by_arm_and_seed[arm_of(point.varied), point.seed] = point
+    return by_arm_and_seed
 
 
 def arm_of(settings: Mapping[str, str]) -> ArmKey:
