@@ -39,6 +39,11 @@ MARKS = {
 }
 
 
+def mark_of(verdict: Verdict) -> Mark:
+    """Return how an effect is drawn; a verdict without a mark of its own is drawn as an open one."""
+    return MARKS.get(verdict, MARKS[Verdict.INCONCLUSIVE])
+
+
 # Where the interval of a claim of a difference lies that is reproduced, by its kind.
 REPRODUCED = {
     ClaimKind.LARGER: "the interval is above 0 and reaches 1",
@@ -99,7 +104,7 @@ def row_of(entry: RegisteredClaim) -> ForestRow:
     published = published_effect(entry)
     return ForestRow(
         name=entry.name,
-        mark=replace(MARKS[judgement.verdict], kind=str(judgement.verdict)),
+        mark=replace(mark_of(judgement.verdict), kind=str(judgement.verdict)),
         mean=in_margins(entry, judgement.mean),
         intervals=[scaled(entry, judgement.interval), scaled(entry, deciding)],
         other=np.nan if published is None else in_margins(entry, published),
@@ -246,7 +251,7 @@ def draw_seeds_and_mean(pane: Axes, entry: RegisteredClaim) -> None:
     result, judgement = entry.result, entry.judgement
     assert result is not None
     values = list(result.values.values())
-    color = MARKS[judgement.verdict].color if judgement else INK
+    color = mark_of(judgement.verdict).color if judgement else INK
     spread = np.linspace(-0.3, 0.3, len(values)) if len(values) > 1 else np.zeros(1)
     pane.plot(spread, values, "o", color=NORMS["layernorm"], markersize=2.6, alpha=0.75)
     deciding = entry.deciding
