@@ -130,7 +130,7 @@ def lines(subplots: Sequence[Subplot], x: Axis, y: Axis, *, columns: int = 0, no
     for subplot, pane in zip(subplots, frame.panes, strict=True):
         if subplot.dots is not None:
             dots = subplot.dots
-            pane.scatter(dots["x"], dots["y"], 2, dots["color"], cmap="viridis", rasterized=True)
+            pane.scatter(dots["x"], dots["y"], 2, dots["color"], cmap=MAP_COLORS, rasterized=True)
         for place, one in enumerate(subplot.series):
             draw_line(pane, one, place / len(subplot.series))
     finish_axes(frame, x, y)
