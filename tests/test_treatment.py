@@ -197,8 +197,8 @@ def test_mup_lowers_the_rate_of_matrices_and_not_their_decay_in_a_step() -> None
     ("word", "sentence"),
     [
         ("model.tied=true", "set model.tied=false"),
-        ("optim=sgd", "use optim=adamw, not optim=sgd"),
-        ("weights=spectral", "not weights=spectral: leave that out"),
+        ("optim=sgd", "^init=mup with optim=sgd is refused: .*; use optim=adamw"),
+        ("weights=spectral", "^init=mup with weights=spectral is refused: "),
     ],
 )
 def test_what_mup_does_not_go_with_is_refused_in_a_sentence(word: str, sentence: str) -> None:
