@@ -425,11 +425,13 @@ def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() 
         p = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
         low, high = test.confidence_interval()
         if p < 0.05:
-            assert sentence.text.startswith("RMSNorm is higher than LayerNorm in Loss, by 0.307 nats (95 %: ")
+            assert sentence.text.startswith("RMSNorm is higher than LayerNorm in the Loss, by 0.307 nats (95 %: ")
             ends = [float(end) for end in re.findall(r"\+([\d.]+)", sentence.text)]
             assert ends == pytest.approx([low, high], abs=1e-3) and sentence.text.endswith("; 3 seeds).")
         else:
-            most = re.findall(r"too few seeds to tell; they may differ in Loss by up to ([\d.]+) nats", sentence.text)
+            most = re.findall(
+                r"too few seeds to tell; they may differ in the Loss by up to ([\d.]+) nats", sentence.text
+            )
             assert float(most[0]) == pytest.approx(max(-low, high), rel=0.1)
         assert float(re.findall(r"([\d.]+\d) after Holm", sentence.detail)[0]) == pytest.approx(p, abs=6e-4)
 
@@ -547,7 +549,9 @@ def test_one_seed_is_no_finding() -> None:
     )
     _, (sentence,) = write([], samples)
     assert (
-        "one seed cannot tell" in sentence.text and "lower in Loss, by 0.10." in sentence.text and not sentence.detail
+        "one seed cannot tell" in sentence.text
+        and "lower in the Loss, by 0.10." in sentence.text
+        and not sentence.detail
     )
 
 
@@ -556,12 +560,17 @@ def test_one_seed_is_no_finding() -> None:
     [
         ((3.0, 3.3, 2.9), "lower", False, "RMSNorm is worse than LayerNorm: its loss is 0.87 nats higher (95 %: "),
         ((3.0, 3.3, 2.9), "higher", False, "RMSNorm is better than LayerNorm: its loss is 0.87 nats higher (95 %: "),
-        ((3.0, 3.3, 2.9), "", False, "RMSNorm is higher than LayerNorm in loss, by 0.87 nats (95 %: "),
-        ((3.0, 3.3, 2.9), "", True, "RMSNorm is higher than LayerNorm in loss, by a factor of 1.4"),
+        ((3.0, 3.3, 2.9), "", False, "RMSNorm is higher than LayerNorm in the loss, by 0.87 nats (95 %: "),
+        ((3.0, 3.3, 2.9), "", True, "RMSNorm is higher than LayerNorm in the loss, by a factor of 1.4"),
         ((3.0, 3.3, 2.9), "lower", True, "RMSNorm is worse than LayerNorm: its loss is 1.4"),
         ((2.0, 2.5, 2.1), "", False, "RMSNorm and LayerNorm have the same loss in each of 3 seeds."),
         ((4.0, 5.0, 4.2), "", True, "RMSNorm and LayerNorm differ by the same factor of 2.0 in each of 3 seeds (RMS"),
-        ((2.5, 2.4, 2.0), "", True, "RMSNorm and LayerNorm: too few seeds to tell; they may differ in loss by up to a"),
+        (
+            (2.5, 2.4, 2.0),
+            "",
+            True,
+            "RMSNorm and LayerNorm: too few seeds to tell; they may differ in the loss by up to a",
+        ),
     ],
 )
 def test_a_comparison_of_a_study_begins_with_which_is_better_or_higher(
@@ -579,7 +588,7 @@ def test_two_kinds_of_what_was_measured_of_an_arm_are_compared_by_name() -> None
     first = rows["kind"] == "first"
     results = compare_kinds(rows, first, ~first, "loss", "loss", ("in the first", "in the second"), "nats")
     _, (sentence,) = write([], results)
-    assert sentence.text.startswith("RMSNorm: loss is lower in the first than in the second, by 0.87 nats (95 %: ")
+    assert sentence.text.startswith("RMSNorm: the loss is lower in the first than in the second, by 0.87 nats (95 %: ")
     assert results[0].what == "Loss in the first, less that in the second, RMSNorm"
 
 

@@ -313,7 +313,7 @@ def values_of(rows: pd.DataFrame, metric: str, number: str, unit: str = "", rati
     for arm in arms_of(rows):
         by_seed = mean_by_seed(rows, metric, arm, ratio)
         if by_seed.values:
-            values.append(Value(f"{label_of(arm)}: {number} is", by_seed.values, unit, ratio))
+            values.append(Value(f"{label_of(arm)}: the {number} is", by_seed.values, unit, ratio))
     return values
 
 

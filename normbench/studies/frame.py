@@ -236,7 +236,7 @@ class Study(ABC):
         """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
         stated = list[Stated]()
         for metric in self.measured_in(rows):
-            stated += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
+            stated += self.compare_or_tell(rows, metric, f"mean {self.columns[metric].words}")
         return stated
 
     def tables(self, rows: pd.DataFrame) -> Sequence[Table | ResultTable]:

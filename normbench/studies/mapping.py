@@ -118,8 +118,8 @@ class Mapping(Study):
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
         fits = both_fits(rows)
         is_tanh = fits["fit"] == "of a tanh"
-        kinds = ("by a fitted γ·tanh(αx)+β", "by a fitted line")
-        return compare_kinds(fits, is_tanh, ~is_tanh, "left", "variance left, mean over layers,", kinds, "")
+        kinds = ("with a fitted γ·tanh(αx)+β", "with a fitted line")
+        return compare_kinds(fits, is_tanh, ~is_tanh, "left", "mean share of variance left", kinds, "")
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         fits = rows[rows["kind"] == "fit"]

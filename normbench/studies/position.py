@@ -122,7 +122,7 @@ class Position(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
         norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
-        return self.compare_or_tell(norms, "std", "standard deviation of what norms give, mean over positions")
+        return self.compare_or_tell(norms, "std", "mean standard deviation of what norms give")
 
     def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
         first = rows[rows["position"] == 0].assign(positions="the first")

@@ -118,7 +118,7 @@ class Propagation(Study):
 
     def finding(self, rows: pd.DataFrame) -> Sequence[Stated]:
         if DEPTH not in rows or POSITION_GRADIENT not in rows:
-            return values_of(deepest(rows), "rms", "the RMS of the stream, mean over layers,", self.columns["rms"].unit)
+            return values_of(deepest(rows), "rms", "mean RMS of the stream", self.columns["rms"].unit)
         exponents = exponents_by_seed(rows)
         stated = []
         for arm in arms_of(exponents):

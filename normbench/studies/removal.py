@@ -131,7 +131,7 @@ class Removal(Study):
         stated = []
         for steps, own in without_norms(rows).groupby("tune_steps", sort=False):
             tuned = f"with {steps} steps of tuning" if steps else "without tuning"
-            number = f"the loss added by taking out all norms that can be, {tuned},"
+            number = f"loss added by taking out all norms that can be, {tuned},"
             stated += values_of(own, "increase", number, self.columns["increase"].unit)
         return stated
 

@@ -69,7 +69,7 @@ class Saturation(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
         first = rows[rows["layer"] == 1]
-        return self.compare_or_tell(first, "saturated", "share of saturated units of the first layer, mean over steps")
+        return self.compare_or_tell(first, "saturated", "mean share of saturated units of the first layer")
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         edge = short(self.edge)

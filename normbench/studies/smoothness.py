@@ -160,7 +160,7 @@ class Smoothness(Study):
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[Stated]:
-        number = "effective smoothness, mean over steps"
+        number = "mean effective smoothness"
         return self.compare_or_tell(with_noise_named(rows), "smoothness", number, ratio=True)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:

@@ -23,14 +23,14 @@ def pair(result: Result) -> str:
     """Name what is compared: both arms, or two kinds of what a study has measured of one arm."""
     if isinstance(result, StudyResult) and result.kinds:
         first, second = result.kinds
-        return f"{result.arm}: {result.metric.words} {first} and {second}"
+        return f"{result.arm}: the {result.metric.words} {first} and {second}"
     return f"{result.arm} and {result.baseline}"
 
 
 def in_number(result: Paired) -> str:
     """Say in which number two arms are compared, where an answer has several; one of a report has one."""
     is_one_of_several = isinstance(result, StudyResult) and not result.kinds
-    return f" in {result.metric.words}" if is_one_of_several else ""
+    return f" in the {result.metric.words}" if is_one_of_several else ""
 
 
 def amount(result: Paired) -> str:

@@ -185,8 +185,7 @@ def say_verdict(result: Difference | StudyResult) -> str:
             most = reach_of(result)
             return f"{pair(result)} are the same within {name_margin(result)}: they do not differ by more than {most}."
         case Verdict.UNKNOWN:
-            most = f"{reach_of(result)}{beyond(result)}"
-            return f"{pair(result)}: too few seeds to tell; they may differ{in_number(result)} by up to {most}."
+            return say_unknown(result)
         case Verdict.ALIKE:
             return say_alike(result)
         case Verdict.ONE_SEED:
@@ -214,17 +213,17 @@ def say_compared(result: Difference | StudyResult, verb: str) -> str:
     known_by = evidence(result, interval_of(result))
     if isinstance(result, StudyResult) and result.kinds:
         first, second = result.kinds
-        what = f"{result.arm}: {result.metric.words} {verb} {lower_or_higher(result)} {first} than {second}"
+        what = f"{result.arm}: the {result.metric.words} {verb} {lower_or_higher(result)} {first} than {second}"
         return f"{what}, by {amount(result)} {known_by}"
     side = f"{result.arm} {verb} {word_of_side(result)} than {result.baseline}"
     if result.metric.judges:
         return f"{side}: {measured(result)} {known_by}"
-    return f"{side} in {result.metric.words}, by {by_article(result)} {known_by}"
+    return f"{side} in the {result.metric.words}, by {by_article(result)} {known_by}"
 
 
 def say_constant(result: Difference | StudyResult) -> str:
     """Say that a difference is the same in each seed."""
-    where = f"({result.arm} is {lower_or_higher(result)} in {result.metric.words})"
+    where = f"({result.arm} is {lower_or_higher(result)} in the {result.metric.words})"
     if isinstance(result, StudyResult) and result.kinds:
         where = f"({lower_or_higher(result)} {result.kinds[0]})"
     return (
@@ -236,9 +235,20 @@ def say_constant(result: Difference | StudyResult) -> str:
 def say_same(result: Difference | StudyResult) -> str:
     """Say that two arms end the same in each seed."""
     if isinstance(result, StudyResult) and result.kinds:
-        return f"{pair(result)} are the same in {each_seed(result)}."
+        first, second = result.kinds
+        return f"{result.arm}: the {result.metric.words} is the same {first} and {second} in {each_seed(result)}."
     verb = "have" if isinstance(result, StudyResult) else "end with"
     return f"{pair(result)} {verb} the same {result.metric.words} in {each_seed(result)}."
+
+
+def say_unknown(result: Difference | StudyResult) -> str:
+    """Say that there are too few seeds to tell, and how large a difference may be."""
+    most = f"{reach_of(result)}{beyond(result)}"
+    if isinstance(result, StudyResult) and result.kinds:
+        first, second = result.kinds
+        what = f"the {result.metric.words} {first} and {second}"
+        return f"{result.arm}: too few seeds to tell; {what} may differ by up to {most}."
+    return f"{pair(result)}: too few seeds to tell; they may differ{in_number(result)} by up to {most}."
 
 
 def say_alike(result: Difference | StudyResult) -> str:
@@ -254,7 +264,7 @@ def say_single(result: Difference | StudyResult) -> str:
     if isinstance(result, StudyResult) and result.kinds:
         shown = f"it is {lower_or_higher(result)} {result.kinds[0]}, by {amount(result)}"
     else:
-        shown = f"{result.arm} is {lower_or_higher(result)} in {result.metric.words}, by {by_article(result)}"
+        shown = f"{result.arm} is {lower_or_higher(result)} in the {result.metric.words}, by {by_article(result)}"
     return f"{pair(result)}: one seed cannot tell; in it {shown}. Add seeds, such as seed=0,1,2."
 
 
