@@ -47,7 +47,7 @@ def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimRun:
     write_rows(one.rows_file(one.runs_folder), EFFECTS)
     one.write_note(minutes=1.5)
     measured = one.measure_study(range(3))
-    one.keep(one.judge(measured, range(3)))
+    one.keep(one.gather_result(measured, range(3)))
     return one
 
 

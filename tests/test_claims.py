@@ -406,7 +406,7 @@ def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pyt
     def keep(*effects: float) -> Verification:
         write_rows(rows, effects)
         seeds = range(len(effects))
-        one.keep(one.judge(one.measure_study(seeds), seeds))
+        one.keep(one.gather_result(one.measure_study(seeds), seeds))
         (found,) = verify([one])
         return found
 

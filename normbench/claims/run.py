@@ -204,7 +204,7 @@ class ClaimRun(ClaimStanding):
         self.check_places()
         lacking = find_lacking(self.claim)
         if lacking:
-            self.keep(self.without_runs(lacking))
+            self.keep(self.empty_result(lacking))
             return 0
         self.set_older_aside()
         looks = self.looks
@@ -214,11 +214,11 @@ class ClaimRun(ClaimStanding):
             except CannotBegin as error:
                 if not self.claim.needs:
                     raise
-                self.keep(self.without_runs(str(error)))
+                self.keep(self.empty_result(str(error)))
                 return 0
             if status >= STOPPED:
                 return status
-            result = self.judge(measured, seeds)
+            result = self.gather_result(measured, seeds)
             judgement = result.judgement
             is_open = judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE
             if result.status is not Status.COMPLETE or not is_open or number == len(looks):
@@ -321,12 +321,12 @@ class ClaimRun(ClaimStanding):
         """Return the file of the rows of its study. root: the folder of the study's runs."""
         return root / "studies" / self.owner.study / ROWS_FILE
 
-    # ---- judging
+    # ---- the result
 
-    def judge(self, measured: Measured, seeds: Sequence[int]) -> ClaimResult:
-        """Return what the claim has come to after some seeds."""
+    def gather_result(self, measured: Measured, seeds: Sequence[int]) -> ClaimResult:
+        """Return what was measured of the claim after some seeds; its verdict follows in `ClaimResult.judgement`."""
         values = effects_of(self.claim, measured, seeds)
-        result = self.without_runs("")
+        result = self.empty_result("")
         result = replace(
             result,
             values=values,
@@ -348,8 +348,8 @@ class ClaimRun(ClaimStanding):
             return replace(result, status=Status.TRIAL)
         return replace(result, status=Status.COMPLETE)
 
-    def without_runs(self, reason: str) -> ClaimResult:
-        """Return the result of the claim as it is before its runs. reason: why they cannot be made."""
+    def empty_result(self, reason: str) -> ClaimResult:
+        """Return a result of the claim without values. reason: why its runs cannot be made."""
         return ClaimResult(
             name=self.claim.name,
             digest=self.claim.digest,

@@ -112,7 +112,7 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
         return wrong
     measured, not_ours = measure_again(one, seeds)
     undigested += measured.undigested
-    again = one.judge(measured, seeds)
+    again = one.gather_result(measured, seeds)
     wrong += not_ours
     wrong += measured.missing
     wrong += compare_results(result, again, [describe(session) for session in measured.sessions])

@@ -116,11 +116,6 @@ class ClaimRule:
         return Interval(self.target - self.margin, self.target + self.margin)
 
     @property
-    def opposite(self) -> float:
-        """Return the mean below which a claim is contradicted."""
-        return -self.margin if self.tells_signs else self.bounds.lower
-
-    @property
     def tells_signs(self) -> bool:
         """Tell whether an effect that is real and no verdict on its size is called so."""
         return self.kind in (ClaimKind.SIZED, ClaimKind.ANY)
@@ -142,9 +137,9 @@ class ClaimRule:
                 return Verdict.REPRODUCED
             return Verdict.TOO_SMALL if upper < self.margin else Verdict.SIZE_UNSETTLED
         if upper < 0:
-            if upper < self.opposite:
+            if upper < -self.margin:
                 return Verdict.CONTRADICTED
-            return Verdict.OPPOSITE_TOO_SMALL if lower >= self.opposite else Verdict.OPPOSITE_UNSETTLED
+            return Verdict.OPPOSITE_TOO_SMALL if lower >= -self.margin else Verdict.OPPOSITE_UNSETTLED
         return Verdict.NOT_REPRODUCED if upper < self.margin else Verdict.INCONCLUSIVE
 
     def _decide_within_bounds(self, deciding: Interval) -> Verdict:
@@ -165,8 +160,8 @@ class ClaimRule:
         below_upper = (self.bounds.upper - sample.mean) / sample.standard_error
         nearest = min(above_lower, below_upper)
         tail = float(special.stdtr(df, -nearest))
-        above_opposite = (sample.mean - self.opposite) / sample.standard_error if self.tells_signs else nearest
-        opposite = float(special.stdtr(df, above_opposite))
+        above_contradiction = (sample.mean + self.margin) / sample.standard_error if self.tells_signs else nearest
+        opposite = float(special.stdtr(df, above_contradiction))
         sides = self.level / self.one_sided  # 2: both are tested at once
         return min(1.0, sides * tail), min(1.0, sides * opposite)
 
