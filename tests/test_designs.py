@@ -86,7 +86,7 @@ def test_no_interaction_is_seldom_said_to_be_one() -> None:
         alarms += found(study(cells, "placement", "schedule.warmup"))[0].real
     assert 2 <= alarms <= 20  # 10 are expected
     (one,) = found(study(warmed(0.0), "placement", "schedule.warmup"))
-    assert one.p is not None and one.p >= ALPHA and one.levels == [0.0, 0.1]
+    assert one.p is not None and one.p >= ALPHA and one.levels == (0.0, 0.1)
 
 
 def test_what_harms_is_said_to_harm() -> None:
