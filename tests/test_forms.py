@@ -52,7 +52,7 @@ def change(content: Any, place: str, value: Any) -> None:
     content[last] = value
 
 
-@pytest.mark.parametrize(("file", "place", "value"), WRONG)
+@pytest.mark.parametrize(("file", "place", "value"), WRONG, ids=lambda value: str(value)[:30])
 def test_a_value_of_another_type_is_damage(tmp_path: Path, file: str, place: str, value: Any) -> None:
     path = make_run(tmp_path) / file
     whole = read_json(path)
