@@ -93,5 +93,5 @@ def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
     if parent is None:
         return []
     eval_batches = parent.configuration()["trainer"].get("eval_batches")
-    own = {"steps": (parent.read_result() or {})["steps"], "eval_batches": eval_batches}
-    return [*extended_runs(parent.sessions(), eval_batches), own]
+    end_of_parent = {"steps": (parent.read_result() or {})["steps"], "eval_batches": eval_batches}
+    return [*extended_runs(parent.sessions(), eval_batches), end_of_parent]

@@ -51,16 +51,16 @@ def runs_meant(place: Path) -> list[Path]:
     """Return the runs that a path may mean: itself, those below it, or those whose directories begin so."""
     if RunDirectory(place).config.exists():
         return [place]
-    found: list[Path] = []
+    runs: list[Path] = []
     if place.is_dir():
         with suppress(UsageError):
-            found = [place / name for name in run_directories(place)]
+            runs = [place / name for name in run_directories(place)]
     elif place.parent.is_dir():
         for sibling in sorted(place.parent.iterdir()):
             is_run = sibling.name.startswith(place.name) and RunDirectory(sibling).config.exists()
             if is_run and not LEFT_OUT.search(sibling.name):
-                found.append(sibling)
-    return found
+                runs.append(sibling)
+    return runs
 
 
 def take_only(meant: Sequence[Path], place: Path) -> Path:
@@ -96,14 +96,14 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     if not base.is_dir():
         cure = f"{nearest_folder(base)}train something first, or give the folder of your runs"
         raise UsageError(f"{folder} is not a folder: {cure}")
-    found: dict[str, RunDirectory] = {}
+    runs: dict[str, RunDirectory] = {}
     paths = [config.parent.relative_to(base) for config in base.rglob("config.yaml")]
     for path in sorted(paths):
         if LEFT_OUT.search(str(path)):
             continue
         run = RunDirectory(base / path)
         if run.status.exists() or run.summary.exists():
-            found[str(path) if path.name else base.name] = run
-    if not found:
+            runs[str(path) if path.name else base.name] = run
+    if not runs:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
-    return found
+    return runs

@@ -41,11 +41,11 @@ def digest_weights(model: Part) -> list[str]:
     Raises:
         UsageError: one is not there.
     """
-    found: list[str] = []
+    digests: list[str] = []
     for path in model.made.files_read(model.settings):
         status = path.stat()
-        found.append(digest_file(path, status.st_size, status.st_mtime_ns))
-    return found
+        digests.append(digest_file(path, status.st_size, status.st_mtime_ns))
+    return digests
 
 
 @cache

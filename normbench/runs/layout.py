@@ -45,7 +45,7 @@ def lay_out_blocks(made: Assembled) -> dict[int, Layout]:
             norms[site.layer][site] = part
     weights = weights_by_block(made)
     sites = {site.layer or 0: site for site in made.placement_parts}
-    found: dict[int, Layout] = {}
+    layouts: dict[int, Layout] = {}
     for block in made.model.anatomy().blocks:
         layer = block.layer
         norm_choices = []
@@ -55,13 +55,13 @@ def lay_out_blocks(made: Assembled) -> dict[int, Layout]:
         for place, chosen in weights[layer].items():
             weight_choices.append((place, tell_choice(chosen)))
         if made.model.hosted:
-            found[layer] = Layout("", made.recipe["placement"].option, tuple(norm_choices), tuple(weight_choices))
+            layouts[layer] = Layout("", made.recipe["placement"].option, tuple(norm_choices), tuple(weight_choices))
         elif layer in sites:
             placement = made.placement_parts[sites[layer]]
             assert placement is not None
             drawing = draw_with_norms(placement, block, sites[layer], norms[layer], weights[layer])
-            found[layer] = Layout(drawing, tell_choice(placement), tuple(norm_choices), tuple(weight_choices))
-    return found
+            layouts[layer] = Layout(drawing, tell_choice(placement), tuple(norm_choices), tuple(weight_choices))
+    return layouts
 
 
 def weights_by_block(made: Assembled) -> dict[int | None, dict[str, Part]]:
@@ -74,7 +74,7 @@ def weights_by_block(made: Assembled) -> dict[int | None, dict[str, Part]]:
     for module in made.treated:
         site = module.site
         by_role[site.layer][site.role][site.slot] = module.part
-    found: dict[int | None, dict[str, Part]] = defaultdict(dict)
+    by_block: dict[int | None, dict[str, Part]] = defaultdict(dict)
     for layer, roles in by_role.items():
         for role, parts in roles.items():
             slots = [slot for slot in parts if slot]
@@ -87,8 +87,8 @@ def weights_by_block(made: Assembled) -> dict[int | None, dict[str, Part]]:
                 else:
                     place = f"{role}, all but {' and '.join(slots)}"
                 if part.option not in ("", "plain"):
-                    found[layer][place] = part
-    return found
+                    by_block[layer][place] = part
+    return by_block
 
 
 def draw_with_norms(
@@ -140,22 +140,22 @@ def label_branch(role: str, inside: Mapping[str, str]) -> str:
     for place, chosen in inside.items():
         if chosen != "none":
             places[chosen].append(place)
-    told: list[str] = []
-    for chosen, own in places.items():
-        named = ", ".join(own) if len(own) <= MOST_PLACES else f"{len(own)} places"
-        told.append(f"{named}: {chosen}" if named else chosen)
-    return f"{role} ({'; '.join(told)})" if told else role
+    labels: list[str] = []
+    for chosen, names in places.items():
+        named = ", ".join(names) if len(names) <= MOST_PLACES else f"{len(names)} places"
+        labels.append(f"{named}: {chosen}" if named else chosen)
+    return f"{role} ({'; '.join(labels)})" if labels else role
 
 
 def lay_out_outside(made: Assembled) -> list[Choice]:
     """Return what stands outside of all blocks: norms, and weights that are treated."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for site, norm in made.norm_parts.items():
         if site.layer is None and norm is not None:
-            found.append((place_of(site), tell_choice(norm)))
+            choices.append((place_of(site), tell_choice(norm)))
     for place, treatment in weights_by_block(made)[None].items():
-        found.append((f"weights of {place}", tell_choice(treatment)))
-    return found
+        choices.append((f"weights of {place}", tell_choice(treatment)))
+    return choices
 
 
 def place_of(site: Site) -> str:
@@ -175,12 +175,12 @@ def tell_choice(part: Part) -> str:
 def merge_alike(blocks: Mapping[int, Told]) -> dict[str, Told]:
     """Return what is told of blocks, each thing once, by the names of the blocks of which it is told."""
     kinds: dict[Told, list[int]] = {}
-    for layer, told in blocks.items():
-        kinds.setdefault(told, []).append(layer)
-    found = {}
-    for told, layers in kinds.items():
-        found[name_blocks(layers)] = told
-    return found
+    for layer, description in blocks.items():
+        kinds.setdefault(description, []).append(layer)
+    by_names = {}
+    for description, layers in kinds.items():
+        by_names[name_blocks(layers)] = description
+    return by_names
 
 
 def name_blocks(layers: Sequence[int]) -> str:
@@ -191,12 +191,12 @@ def name_blocks(layers: Sequence[int]) -> str:
             ranges[-1].append(layer)
         else:
             ranges.append([layer])
-    told: list[str] = []
-    for own in ranges:
-        first = Site("block", own[0]).name
-        last = Site("block", own[-1]).name
-        told.append(first if first == last else f"{first} to {last}")
-    return ", ".join(told)
+    names: list[str] = []
+    for block_range in ranges:
+        first = Site("block", block_range[0]).name
+        last = Site("block", block_range[-1]).name
+        names.append(first if first == last else f"{first} to {last}")
+    return ", ".join(names)
 
 
 def draw_model(made: Assembled) -> str:
@@ -206,8 +206,8 @@ def draw_model(made: Assembled) -> str:
         drawing = layout.drawing or "\n".join(write_choices(layout.norms))
         drawn[layer] = f"{layout.placement}\n{drawing}".rstrip()
     parts = []
-    for names, told in merge_alike(drawn).items():
-        parts.append(f"{names}: {told}")
+    for names, description in merge_alike(drawn).items():
+        parts.append(f"{names}: {description}")
     outside = []
     for place, chosen in lay_out_outside(made):
         if chosen != "none":

@@ -37,7 +37,7 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
 
 def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
     """Return what the norms are: how many, their eps, what they compute in which order, and their own settings."""
-    found: dict[str, list[Any]] = {
+    values_by_key: dict[str, list[Any]] = {
         "eps": [],
         "eps_place": [],
         "cast_order": [],
@@ -47,19 +47,19 @@ def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
     for norm in norms:
         eps = getattr(norm, "eps", None)
         if isinstance(eps, float):  # another library's may be anything
-            found["eps"].append(eps)
+            values_by_key["eps"].append(eps)
         names = [name for name, _ in norm.named_parameters()]
-        found["affine_parameters"].append("+".join(names) or "none")
+        values_by_key["affine_parameters"].append("+".join(names) or "none")
         if not isinstance(norm, Norm):
             continue
         if norm.eps is not None:
-            found["eps_place"].append(norm.eps_place)
-        found["cast_order"].append(norm.cast_order)
-        found["implementation"].append(norm.implementation)
+            values_by_key["eps_place"].append(norm.eps_place)
+        values_by_key["cast_order"].append(norm.cast_order)
+        values_by_key["implementation"].append(norm.implementation)
         for key, value in norm.settings().items():  # as they were decided at construction
-            found.setdefault(key, []).append(value)
+            values_by_key.setdefault(key, []).append(value)
     rows: dict[str, Any] = {"norms": len(norms)}
-    for key, values in found.items():
+    for key, values in values_by_key.items():
         rows[key] = find_distinct(values)
     return rows
 
@@ -101,7 +101,7 @@ def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, 
 
 def find_distinct(values: Iterable[Any]) -> Any:
     """Return the value if all are the same, a list of those that occur if not, and None where there are none."""
-    found = list(dict.fromkeys(values))
-    if len(found) == 1:
-        return found[0]
-    return found or None
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) == 1:
+        return distinct[0]
+    return distinct or None

@@ -86,13 +86,13 @@ def norm_notes(run: Run, norms: Mapping[str, nn.Module]) -> list[str]:
     """Return a note for each norm that is another one throughout this run, such as batchrenorm before it corrects."""
     batches = run.steps * run.config.closed.trainer.accumulate
     samples = run.config.tree["data"].get("batch_size", 0)
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for norm in norms.values():
         if isinstance(norm, Norm):
             reason = norm.is_another(batches, samples)
             if reason:
-                found[f"note: {reason}"] = None
-    return [*found]
+                notes[f"note: {reason}"] = None
+    return [*notes]
 
 
 def length_notes(run: Run, loop: Loop) -> list[str]:

@@ -313,7 +313,7 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     candidates: list[Path] = []
     for folder, pattern in patterns:
         candidates += folder.glob(pattern)
-    found: list[str] = []
+    sentences: list[str] = []
     for path in sorted(candidates):
         ended = RunDirectory(path)
         if not ended.read_result():
@@ -322,10 +322,10 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
         difference = difference_of(wanted[content], ended) if content in wanted else ""
         if difference:
             del wanted[content]
-            found.append(f"{path} is this run with {difference}, which shows it; here it is made again")
-    if len(found) > 1:
-        return f"{found[0]}; and so for {len(found) - 1:,} more"
-    return found[0] if found else None
+            sentences.append(f"{path} is this run with {difference}, which shows it; here it is made again")
+    if len(sentences) > 1:
+        return f"{sentences[0]}; and so for {len(sentences) - 1:,} more"
+    return sentences[0] if sentences else None
 
 
 def settings_in(tree: Tree) -> dict[str, Any]:

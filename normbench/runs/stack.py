@@ -55,7 +55,7 @@ def group_by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     """
     steps = [session.loop.checkpoints.steps() for session in sessions]
     common = min(map(max, steps), default=0)
-    found = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
+    groups = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
     for session, known in zip(sessions, steps, strict=True):
         step = max(known)
         if common and common in known:
@@ -64,8 +64,8 @@ def group_by_step(sessions: Sequence[Session]) -> list[list[Session]]:
         if step:
             last = session.directory.sessions()[-1]
             session.seeds = last["seeds"]
-        found[step, tuple(session.seeds)].append(session)
-    return [found[key] for key in sorted(found)]
+        groups[step, tuple(session.seeds)].append(session)
+    return [groups[key] for key in sorted(groups)]
 
 
 def train_together(sessions: Sequence[Session]) -> int:
