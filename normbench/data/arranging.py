@@ -95,12 +95,12 @@ def number_classes(labels: Sequence[Any]) -> Labels:
 
 def sort_names(names: Iterable[str]) -> list[str]:
     """Return the names of classes in their order: by size where all are numbers, as −2, 1.5 and 10, else by letters."""
-    found = list(names)
-    for name in found:
+    listed = list(names)
+    for name in listed:
         name.encode()
-    if all(map(NUMBER.fullmatch, found)):
-        return sorted(found, key=lambda name: (Decimal(name), name))
-    return sorted(found)
+    if all(map(NUMBER.fullmatch, listed)):
+        return sorted(listed, key=lambda name: (Decimal(name), name))
+    return sorted(listed)
 
 
 def number_as_earlier(labels: Sequence[Any]) -> Labels | None:
@@ -208,15 +208,16 @@ def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.nda
             room[number] -= count
             left[number] -= count
 
-    for kind, own in members.items():
-        if all(count <= room[number] for number, count in own.items()):
+    for kind, counts in members.items():
+        if all(count <= room[number] for number, count in counts.items()):
             take(kind)
     for number, size in sizes.items():
         if left[number] < size:
             continue
-        smallest = sorted((own for own in members.items() if number in own[1]), key=lambda one: one[1].total())
-        for kind, own in smallest:
-            if all(count < left[each] for each, count in own.items()):
+        of_class = [kind for kind, counts in members.items() if number in counts]
+        smallest_first = sorted(of_class, key=lambda kind: members[kind].total())
+        for kind in smallest_first:
+            if all(count < left[each] for each, count in members[kind].items()):
                 take(kind)
                 break
     return np.isin(kinds, list(taken))

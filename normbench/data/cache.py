@@ -53,12 +53,12 @@ class Content:
 
     def by_split(self, of: str) -> dict[Split, Tensor]:
         """Return the arrays of this name by split, such as `train_labels` and `val_labels` of `labels`."""
-        found: dict[Split, Tensor] = {}
+        tensors: dict[Split, Tensor] = {}
         for split in SPLITS:
             name = f"{split}_{of}"
             if name in self.arrays:
-                found[split] = torch.from_numpy(self.arrays[name])
-        return found
+                tensors[split] = torch.from_numpy(self.arrays[name])
+        return tensors
 
 
 def read_or_decode(

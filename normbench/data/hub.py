@@ -110,16 +110,16 @@ class Hub:
         """
         with self.reading() as (datasets, place, options):
             builder = datasets.load_dataset_builder(place, **options)
-            found = builder.config.data_files
-            check_present(splits, found)
+            data_files = builder.config.data_files
+            check_present(splits, data_files)
             features = builder.info.features
             if not features:
-                first = found[splits[0]][0]
+                first = data_files[splits[0]][0]
                 features = datasets.Features.from_arrow_schema(open_parquet(first).schema_arrow)
             check_present(columns, features)
             files_of_splits = {}
             for split in splits:
-                files_of_splits[split] = list(map(str, found[split]))
+                files_of_splits[split] = list(map(str, data_files[split]))
             return features, files_of_splits
 
     @cached_property
@@ -248,12 +248,12 @@ def labels_of(labels: Sequence[Any], declared: Sequence[str], where: str) -> tup
 
 def causes(fault: BaseException) -> list[BaseException]:
     """Return an exception, what led to it, what led to that, and so on."""
-    found = [fault]
+    faults = [fault]
     cause = fault.__cause__ or fault.__context__
     while cause:
-        found.append(cause)
+        faults.append(cause)
         cause = cause.__cause__ or cause.__context__
-    return found
+    return faults
 
 
 def reason(fault: BaseException) -> str:

@@ -244,8 +244,8 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
     pixels = np.empty((0, 0, 0, 0), dtype=np.uint8)
     faults: list[str] = []
     with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is not a fault
-        found = every(partial(try_decode, size), images)
-        for row, image in enumerate(found):
+        decoded = every(partial(try_decode, size), images)
+        for row, image in enumerate(decoded):
             name, _ = images[row]
             if isinstance(image, Exception):
                 faults.append(f"{name}: {reason(image):.120}")

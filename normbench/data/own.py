@@ -230,8 +230,8 @@ def count_splits(rows: Any, where: str, what: str) -> dict[str, int]:
     counts = rows["split"].value_counts(sort=False)
     if not counts["val"]:
         raise UsageError(f"{where} has too few {what}: {ENOUGH}")
-    found: dict[str, int] = counts[counts > 0].to_dict()
-    return found
+    counts_of_splits: dict[str, int] = counts[counts > 0].to_dict()
+    return counts_of_splits
 
 
 def read_folder(path: Path) -> Any:
@@ -387,14 +387,14 @@ def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
     Raises:
         UsageError: none is named train, or they are of several kinds.
     """
-    found: list[tuple[Path, str]] = []
+    tables: list[tuple[Path, str]] = []
     splits, kinds = set[str](), set[str]()
     for file in sorted(folder.iterdir()):
         first_word = re.split(r"[\W_]", file.stem.lower())[0]
         split = SPLIT_NAMES.get(first_word)
         ending = file.suffix.lower()
         if split and ending in ENDINGS and file.is_file():
-            found.append((file, split))
+            tables.append((file, split))
             splits.add(split)
             kinds.add(ending)
     if "train" not in splits:
@@ -402,8 +402,8 @@ def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
     if len(kinds) > 1:
         raise UsageError(f"data.path={folder} holds tables in {' and '.join(sorted(kinds))}: keep those of one kind")
     if splits == {"train"}:  # so a tenth of it validates
-        return [(file, None) for file, _ in found]
-    return [*found]
+        return [(file, None) for file, _ in tables]
+    return [*tables]
 
 
 def load_texts(

@@ -197,11 +197,11 @@ def encode_texts(
     for split, rows in parts.items():
         tokens = []
         for row in rows:
-            found = vocabulary.encode_example(texts[row])
-            if not len(found):  # an empty text is one unknown token, since nothing cannot be averaged
-                found = np.zeros(1, np.uint8)
+            encoded = vocabulary.encode_example(texts[row])
+            if not len(encoded):  # an empty text is one unknown token, since nothing cannot be averaged
+                encoded = np.zeros(1, np.uint8)
                 empty += 1
-            tokens.append(found)
+            tokens.append(encoded)
         arrays[f"{split}_tokens"] = np.concatenate(tokens)
         arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
         arrays[f"{split}_labels"] = labels[rows]

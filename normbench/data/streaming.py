@@ -194,8 +194,8 @@ class Stream:
         to_skip = first.row
         for batch in file.iter_batches(TOGETHER, row_groups=[first.group], columns=self.columns):
             for index in range(to_skip, batch.num_rows):
-                one = batch.slice(index, 1)
-                yield one.to_pylist()[0], one.nbytes
+                row = batch.slice(index, 1)
+                yield row.to_pylist()[0], row.nbytes
             to_skip = max(0, to_skip - batch.num_rows)
 
 
@@ -334,11 +334,11 @@ class Streamed(ContentData):
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `kept` training examples are in memory, and how many there are is not known."""
-        found = super().describe()
-        found["kept"] = found.pop(f"train_{self.unit}")
-        found["files"] = len(self.stream.files)
-        found["fingerprint_is"] = "of the kept examples and the files' names: the stream itself is not hashed"
-        return found
+        description = super().describe()
+        description["kept"] = description.pop(f"train_{self.unit}")
+        description["files"] = len(self.stream.files)
+        description["fingerprint_is"] = "of the kept examples and the files' names: the stream itself is not hashed"
+        return description
 
 
 class StreamedText(Streamed, Text):

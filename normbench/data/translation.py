@@ -253,10 +253,10 @@ def read_pairs(
     for part, names in splits.items():
         for split in names:
             where = f"{split} of {hub.hub_id}"
-            found = pairs_of_table(tables[split], columns, pair_column, lowercase, where)
+            pairs_of_split = pairs_of_table(tables[split], columns, pair_column, lowercase, where)
             if part != "train":
-                check_filled(found, where)
-            pairs.setdefault(part, []).extend(found)
+                check_filled(pairs_of_split, where)
+            pairs.setdefault(part, []).extend(pairs_of_split)
     return pairs
 
 

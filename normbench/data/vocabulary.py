@@ -278,11 +278,11 @@ def long_pieces(text: str) -> Iterator[str]:
     """Yield a text in pieces of LONGEST characters and more, each of which ends before the end of a line."""
     start = 0
     while len(text) > start + LONGEST:
-        found = BEFORE_A_LINE.search(text, start + LONGEST)
-        if not found:
+        boundary = BEFORE_A_LINE.search(text, start + LONGEST)
+        if not boundary:
             break
-        yield text[start : found.end()]
-        start = found.end()
+        yield text[start : boundary.end()]
+        start = boundary.end()
     yield text[start:]
 
 
@@ -291,11 +291,11 @@ def pieces(text: str) -> Iterator[str]:
     for line in text.splitlines(keepends=True):
         start = 0
         while len(line) > start + LONGEST:
-            found = BEFORE_A_BLANK.search(line, start + LONGEST)
-            if not found:
+            boundary = BEFORE_A_BLANK.search(line, start + LONGEST)
+            if not boundary:
                 break
-            yield line[start : found.end()]
-            start = found.end()
+            yield line[start : boundary.end()]
+            start = boundary.end()
         yield line[start:]
 
 
