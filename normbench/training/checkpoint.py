@@ -91,11 +91,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps at which a run may go on: those of whole checkpoints, and 0 where there are not two."""
-        found = []
+        steps = []
         for path in (self.current, self.previous):
             with suppress(OSError, ValueError):
-                found.append(read(path)["step"])
-        return found if len(found) == 2 else [*found, 0]
+                steps.append(read(path)["step"])
+        return steps if len(steps) == 2 else [*steps, 0]
 
     def go_back(self, step: int) -> None:
         """Remove the checkpoints of later steps than one of `steps`."""
@@ -107,14 +107,14 @@ class Checkpoints:
     def load(self, say: Callable[[str], None], best: bool = False) -> State | None:
         """Return the newest state that is whole, or the best, or None; what is damaged is named through `say`."""
         wanted = [self.best] if best else [self.current, self.previous]
-        found = [path for path in wanted if path.exists()]
-        for path in found:
+        existing = [path for path in wanted if path.exists()]
+        for path in existing:
             try:
                 return read(path)
             except ValueError as error:
                 if path == self.current:
                     self.current_is_good = False
-                if path != found[-1]:
+                if path != existing[-1]:
                     say(f"{error}: the one before it is used")
                 else:
                     say(f"{error}: no other is left, the run starts from the beginning")

@@ -45,13 +45,13 @@ def evaluate(
     for batch in batches:
         # a batch that is not shared runs in all processes, as shards need, and the first one counts it
         shared = len(batch.targets) >= group.size and not needs_whole_batch
-        own = group.rows(batch) if shared else batch
-        ready = to_device(own, device)
+        local_rows = group.rows(batch) if shared else batch
+        ready = to_device(local_rows, device)
         loss, right = task.totals(model(*ready.arguments), ready.targets)
         if shared or group.rank == 0:
             sums[0] += loss
             sums[1] += right
-            sums[2] += own.predictions
+            sums[2] += local_rows.predictions
     model.train(training)
     loss, right, count = group.add(sums).tolist()
     return task.metrics(loss / count, right / count)

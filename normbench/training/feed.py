@@ -137,21 +137,21 @@ def prepare(train_batch: Callable[[int], Batch], number: int, into: Batch) -> No
         UsageError: it has another shape than the first batch.
     """
     batch = train_batch(number)
-    found = shapes(batch)
+    given = shapes(batch)
     expected = shapes(into)
-    if found != expected:
-        what = f"the batch of step {number + 1:,} has tensors of {found}, and the first one of {expected}"
+    if given != expected:
+        what = f"the batch of step {number + 1:,} has tensors of {given}, and the first one of {expected}"
         raise UsageError(f"trainer.compile=graph replays steps of one shape, and {what}: use trainer.compile=false")
     copy(batch, into)
 
 
 def shapes(batch: Batch) -> str:
     """Return the shapes of a batch's tensors, in words."""
-    told = []
+    shapes_in_words = []
     for tensor in batch:
         if tensor is not None:
-            told.append(str(tuple(tensor.shape)))
-    return ", ".join(told)
+            shapes_in_words.append(str(tuple(tensor.shape)))
+    return ", ".join(shapes_in_words)
 
 
 def copy(batch: Batch, into: Batch) -> None:

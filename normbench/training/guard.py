@@ -82,19 +82,19 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | N
         for module in names:
             stack.enter_context(module.register_forward_hook(hook))
         loss = task.loss(model(*batch.arguments), batch.targets)
-        found = ""
+        place = ""
         if bad:
-            found = f"output of {names[bad[0]] or 'the model'}"
+            place = f"output of {names[bad[0]] or 'the model'}"
         elif not loss.isfinite():
-            found = "the loss"
-        found = group.any(found)
-        if found:
-            return found
+            place = "the loss"
+        place = group.any(place)
+        if place:
+            return place
         computed = tuple(order)  # the backward pass may compute some of it again
         loss.backward()
         weight = last_nonfinite_gradient(computed, names)
-        found = group.any(f"gradient of {weight}" if weight else "")
-        return found or GRADIENT_NORM
+        place = group.any(f"gradient of {weight}" if weight else "")
+        return place or GRADIENT_NORM
 
 
 def last_nonfinite_gradient(computed: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> str:

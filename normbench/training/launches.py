@@ -41,13 +41,13 @@ class Launches(TorchDispatchMode):
         return False  # else torch imports its compiler here, for two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
         if not func.is_view and name not in NO_LAUNCH:
-            leaves = tree_leaves((found, args, kwargs))
+            leaves = tree_leaves((output, args, kwargs))
             if any(isinstance(leaf, Tensor) and leaf.device.type == self.device.type for leaf in leaves):
                 self.count += 1
-        return found
+        return output
 
 
 def count_operators(call: Callable[[], object], device: torch.device) -> int:
@@ -74,12 +74,12 @@ class EarlySteps:
 
     def found(self) -> dict[str, float]:
         """Return what was found, for the ledger."""
-        found = dict[str, float]()
+        entries = dict[str, float]()
         if self.operators is not None:
-            found["operators_a_step"] = self.operators
+            entries["operators_a_step"] = self.operators
         if self.host_share is not None:
-            found["host_share_of_step"] = round(self.host_share, 3)
-        return found
+            entries["host_share_of_step"] = round(self.host_share, 3)
+        return entries
 
     def is_to_count(self, step: int) -> bool:
         """Tell whether the operators of a step are to be counted. step: how many steps of the run come before it."""

@@ -351,8 +351,8 @@ class Loop:
         pages = dict[str, str]()
         is_last = self.step == self.steps
         for evaluation in self.evaluations(is_last):
-            found, page = self.evaluate_one(evaluation)
-            values.update(found)
+            metrics, page = self.evaluate_one(evaluation)
+            values.update(metrics)
             if page:
                 pages[f"{self.data.task.examples}/{evaluation.name}"] = page
         keeps_best = self.trainer.keep_checkpoint == "best"
@@ -502,8 +502,8 @@ class Loop:
             part = batch.map(itemgetter(rows))
             with self.precision.autocast():
                 loss = self.stepper.loss(self.model, part)
-            found = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
-            yield torch._foreach_div(found, scale)
+            scaled_gradients = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
+            yield torch._foreach_div(scaled_gradients, scale)
 
     # ---- what is evaluated
 
@@ -557,8 +557,8 @@ class Loop:
             return loss
         batches = self.data.eval_batches("val", self.trainer.eval_batches)
         with self.prepare_to_evaluate(self.model), allow_stops():
-            found = evaluate(self.model, self.until_stopped(batches), self.data.task, self.device, self.group)
-        return found["loss"]
+            metrics = evaluate(self.model, self.until_stopped(batches), self.data.task, self.device, self.group)
+        return metrics["loss"]
 
     def keep_best(self, loss: float) -> None:
         """Keep the weights if their validation loss is the lowest so far.

@@ -158,10 +158,10 @@ def memory_line(needs: Mapping[str, float], device: torch.device, cure: str) -> 
     free, most = memory_of(device)
     free += needs["weights"]  # which lie there already
     total = sum(needs.values())
-    told = []
+    sizes = []
     for name, size in needs.items():
-        told.append(f"{name} {decimal(int(size))}")
-    parts = ", ".join(told)
+        sizes.append(f"{name} {decimal(int(size))}")
+    parts = ", ".join(sizes)
     whole = f"the tensors of a step need about {decimal(int(total))} of memory ({parts})"
     if total > most:
         raise UsageError(f"{whole}, and {device} has {decimal(int(most))}: {cure}")

@@ -101,16 +101,17 @@ class MuonAdamW(torch.optim.Optimizer):
             weight = parameter.detach().flatten(1)
             momentum = state["momentum_buffer"].flatten(1)
             flattened += [(parameter, weight), (state["momentum_buffer"], momentum)]
+            weights = weight.chunk(group["parts"])
             gradients = parameter.grad.flatten(1).chunk(group["parts"])
             momenta = momentum.chunk(group["parts"])
-            for matrix, gradient, own in zip(weight.chunk(group["parts"]), gradients, momenta, strict=True):
+            for matrix, gradient, momentum_of_matrix in zip(weights, gradients, momenta, strict=True):
                 matrix.grad = gradient
-                self.muon.state[matrix] = {"momentum_buffer": own}
+                self.muon.state[matrix] = {"momentum_buffer": momentum_of_matrix}
                 matrices.append(matrix)
         before = list[tuple[Tensor, Tensor]]()
         if self.found_inf is not None:
             skips = self.found_inf != 0
-            momenta_of_matrices = [own["momentum_buffer"] for own in self.muon.state.values()]
+            momenta_of_matrices = [kept["momentum_buffer"] for kept in self.muon.state.values()]
             changed = [*matrices, *momenta_of_matrices]
             before = [(tensor, tensor.clone()) for tensor in changed]
         self.muon.param_groups = [{**group, "params": matrices}]
@@ -135,7 +136,7 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
     in_norms = set[nn.Parameter]()
     for norm in norms:
         in_norms.update(norm.parameters())
-    found = dict[nn.Parameter, int]()
+    matrices = dict[nn.Parameter, int]()
     for block in model.anatomy().blocks:
         parts_of_block = nn.ModuleList([block.module])
         if isinstance(block.module, Placement):
@@ -144,14 +145,14 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
             if isinstance(module, nn.Embedding | parametrize.ParametrizationList):
                 continue
             parts = getattr(module, "parts", 1) if isinstance(module, nn.Linear) else 1  # of a FusedLinear
-            own = list(module.parameters(recurse=False))
+            parameters = list(module.parameters(recurse=False))
             if parametrize.is_parametrized(module):  # a treatment of weights: what it makes the weight of
                 treated: Any = module.parametrizations  # a ModuleDict
-                own += [each.original for each in treated.values()]
-            for parameter in own:
+                parameters += [each.original for each in treated.values()]
+            for parameter in parameters:
                 if parameter.ndim >= 2 and parameter not in in_norms:
-                    found[parameter] = parts
-    return found
+                    matrices[parameter] = parts
+    return matrices
 
 
 def separate_matrices(groups: Iterable[dict[str, Any]], matrices: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def find_treatments(model: nn.Module) -> dict[nn.Parameter, Treatment]:
     Raises:
         ContractError: one speaks of what it does not have.
     """
-    found = dict[nn.Parameter, Treatment]()
+    treatments = dict[nn.Parameter, Treatment]()
     for module in model.modules():
         for name, treatment in getattr(module, "treated", NOT_TREATED).items():
             if not hasattr(module, name):
@@ -107,10 +107,10 @@ def find_treatments(model: nn.Module) -> dict[nn.Parameter, Treatment]:
                 raise ContractError(f"{kind}.treated speaks of {name}, which {kind} does not have: name an attribute")
             part = getattr(module, name)
             if isinstance(part, nn.Parameter):
-                found[part] = treatment
+                treatments[part] = treatment
             elif isinstance(part, nn.Module):
-                found.update(dict.fromkeys(part.parameters(), treatment))
-    return found
+                treatments.update(dict.fromkeys(part.parameters(), treatment))
+    return treatments
 
 
 def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:

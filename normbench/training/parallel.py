@@ -281,14 +281,14 @@ def unshard(value: Any) -> Any:
 def shard_like(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return tensors, or what an optimizer keeps of them, as parts where those of the same key in `like` are."""
 
-    def part(value: Any, own: Any) -> Any:
+    def part(value: Any, counterpart: Any) -> Any:
         if isinstance(value, dict):
-            return {key: part(each, own) for key, each in value.items()}
-        if not hasattr(own, "full_tensor") or getattr(value, "shape", None) != own.shape:
+            return {key: part(each, counterpart) for key, each in value.items()}
+        if not hasattr(counterpart, "full_tensor") or getattr(value, "shape", None) != counterpart.shape:
             return value
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
+        return distribute_tensor(value.to(counterpart.device), counterpart.device_mesh, counterpart.placements)
 
     return {key: part(value, like.get(key)) for key, value in state.items()}
 

@@ -142,8 +142,8 @@ class Stack(Stepper):
         tensors_of_places = [tensors_of(loop) for loop in self.places]
         for name in tensors_of_places[0]:
             if name not in self.weights:
-                own = [tensors[name].detach() for tensors in tensors_of_places]
-                self.others[name] = torch.stack(own)
+                values = [tensors[name].detach() for tensors in tensors_of_places]
+                self.others[name] = torch.stack(values)
 
     def take_over_optimizers(self, make: MakeOptimizer) -> torch.optim.Optimizer:
         """Return one optimizer, which goes on from the loops' states; theirs are asked of it for a checkpoint."""
@@ -314,8 +314,8 @@ class Stack(Stepper):
         start = 0
         for flat, sizes in zip(self.flats, self.sizes, strict=True):
             end = start + len(sizes)
-            own = torch.cat(rows[start:end], dim=1)
-            flat.grad = own if flat.grad is None else flat.grad + own
+            flat_gradient = torch.cat(rows[start:end], dim=1)
+            flat.grad = flat_gradient if flat.grad is None else flat.grad + flat_gradient
             start = end
 
     def total_norm(self) -> Tensor:
@@ -391,8 +391,8 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
         gradient[1] *= 10
         together.grad = gradient.flatten(1)
         stacked_optimizer.step()
-        for weight, own in zip(apart, gradient, strict=True):
-            weight.grad = own.clone()
+        for weight, gradient_of_seed in zip(apart, gradient, strict=True):
+            weight.grad = gradient_of_seed.clone()
         plain_optimizer.step()
     reached = together.view_as(start)
     difference = (reached - torch.stack(apart)).abs().max()

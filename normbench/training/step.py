@@ -234,8 +234,8 @@ class Stepper:
         batch = self.data.train_batch(batch_number)
         if self.group.rank:  # other rows have other masks
             self.set_generators(batch_number, self.group.rank)
-        own = self.group.rows(batch)
-        return LocalBatch(to_device(own, self.device), own.predictions, batch.predictions)
+        local_rows = self.group.rows(batch)
+        return LocalBatch(to_device(local_rows, self.device), local_rows.predictions, batch.predictions)
 
     def set_generators(self, *words: int) -> None:
         """Seed the random generators with a batch's number, and with the rank of a process that is not the first."""
