@@ -287,12 +287,12 @@ class View:
         self.bars.update(self.whole, description=summarize(standings), completed=steps_done(standings))
         if self.bars.disable:
             ended = []
-            for one in standings:
-                if one.over and one.entry.run not in known:
-                    ended.append(one)
+            for standing in standings:
+                if standing.over and standing.entry.run not in known:
+                    ended.append(standing)
             self.print_lines(ended)
         else:
-            running = [one for one in standings if one.state == "running"]
+            running = [standing for standing in standings if standing.state == "running"]
             self.draw_bars(running)
 
     def draw_bars(self, running: Sequence[Standing]) -> None:
@@ -300,13 +300,13 @@ class View:
         for task in self.bars.task_ids[1:]:
             self.bars.remove_task(task)
         room = max(3, self.console.size.height - 4)
-        for one in running[:room]:
-            self.bars.add_task(describe(one), total=one.entry.steps, completed=one.step)
+        for standing in running[:room]:
+            self.bars.add_task(describe(standing), total=standing.entry.steps, completed=standing.step)
         self.bars.start()
 
     def print_lines(self, ended: Sequence[Standing]) -> None:
         """Print a line for each run that has just ended, or one on all runs if the last line is long ago."""
-        lines = [describe(one) for one in ended]
+        lines = [describe(standing) for standing in ended]
         if not lines and self.last_shown - self.last_line > LINE_SECONDS:
             lines = [""]
         whole = self.bars.tasks[0]
@@ -327,15 +327,15 @@ class View:
 def steps_done(standings: Sequence[Standing]) -> int:
     """Return how many steps are done; a run that is over counts in full."""
     done = 0
-    for one in standings:
-        done += one.entry.steps if one.over else one.step
+    for standing in standings:
+        done += standing.entry.steps if standing.over else standing.step
     return done
 
 
 def summarize(standings: Sequence[Standing]) -> str:
     """Return how many runs are over, and how many are in some states, such as `5/8 runs  1 diverged  2 running`."""
-    counts = Counter(one.state for one in standings)
-    over = [one for one in standings if one.over]
+    counts = Counter(standing.state for standing in standings)
+    over = [standing for standing in standings if standing.over]
     parts = [f"{len(over)}/{len(standings)} runs"]
     for state in ("diverged", "failed", "running"):
         if counts[state]:
@@ -363,7 +363,7 @@ def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing
     if any(folder.path.glob("*/events.out.tfevents.*")):
         show_curves = shlex.join(["normbench", "tensorboard", str(folder.path)])
         say(console, f"look at the curves: {show_curves}")
-    has_results = any(one.state != "failed" for one in standings)
+    has_results = any(standing.state != "failed" for standing in standings)
     if has_results:
         say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
 
@@ -393,9 +393,9 @@ def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standi
 def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
     """Add a row on some runs: their seeds, and how many are to do, done and failed."""
     counts, seeds = Counter[str](), set[int]()
-    for one in standings:
-        counts[one.state] += 1
-        seeds.add(one.entry.seed)
+    for standing in standings:
+        counts[standing.state] += 1
+        seeds.add(standing.entry.seed)
     done = counts["finished"] + counts["diverged"]
     failed = counts["failed"]
     to_do = len(standings) - done - failed
@@ -413,8 +413,8 @@ def show_failures(failed: Sequence[Standing], command: str, are_given: bool = Tr
     if not failed:
         return 0
     by_cause: dict[str, list[Standing]] = {}
-    for one in failed:
-        by_cause.setdefault(one.cause, []).append(one)
+    for standing in failed:
+        by_cause.setdefault(standing.cause, []).append(standing)
 
     console = Console()
     table = Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)

@@ -85,20 +85,20 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
         given += write_words(key, value)
     given += compose.write_out(words)
 
-    own: list[str] = []
+    sweep_words: list[str] = []
     others = {"name": f"name={SWEEP_NAME}"} if name == TRAIN_NAME else {}
     for word in given:
         if is_own(word):
-            own.append(word)
+            sweep_words.append(word)
         else:
             others[key_of(word)] = word
 
-    settings, _ = read_settings(own)
+    settings, _ = read_settings(sweep_words)
     ties = settings.tie or []
     check_ties(ties, others)
     with compose.start_hydra():
         points = combine(list(others.values()), ties)
-    return points, own
+    return points, sweep_words
 
 
 def write_words(key: str, value: Any) -> list[str]:
@@ -191,7 +191,7 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
     Raises:
         UsageError: all runs share it, or the settings have unlike numbers of values.
     """
-    found: dict[str, list[str]] = {}
+    values_by_key: dict[str, list[str]] = {}
     for word in words:
         key = key_of(word)
         if key in COMMON:
@@ -199,17 +199,17 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
         parsed = compose.parse(word)
         if parsed.is_interval_sweep():
             raise UsageError(f"{word} is not a list of values: give {key} some, as in {key}=1,2")
-        found[key] = read_values(word, parsed)
-    lengths = set(map(len, found.values()))
+        values_by_key[key] = read_values(word, parsed)
+    lengths = set(map(len, values_by_key.values()))
     if len(lengths) > 1:
         counts = []
-        for key, values in found.items():
+        for key, values in values_by_key.items():
             counts.append(f"{len(values)} of {key}")
         what = f"{TIE}={';'.join(words)} has {', '.join(counts)}"
         raise UsageError(f"{what}: give each key the same number of values")
     axis: list[dict[str, str]] = []
-    for together in zip(*found.values(), strict=True):
-        settings = [f"{key}={value}" for key, value in zip(found, together, strict=True)]
+    for together in zip(*values_by_key.values(), strict=True):
+        settings = [f"{key}={value}" for key, value in zip(values_by_key, together, strict=True)]
         axis.append(settings_in(compose.write_out(settings)))
     every_key = {key: AS_IT_IS for settings in axis for key in settings}  # mappings may have different ones
     return [every_key | settings for settings in axis]
@@ -250,8 +250,8 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
                 raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
         others: list[Point] = []
         for point in kept:
-            own = parse_settings(point.words)
-            has_all = settings.items() <= own.items()
+            settings_of_point = parse_settings(point.words)
+            has_all = settings.items() <= settings_of_point.items()
             if not has_all:
                 others.append(point)
         if len(others) == len(kept):
@@ -263,10 +263,10 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
 
 def parse_settings(words: Iterable[str]) -> dict[str, Any]:
     """Return what words set, by key, as Hydra reads it: `1e-3` is `0.001`."""
-    found = {}
+    settings = {}
     for key, text in settings_in(words).items():
-        found[key.strip()] = compose.value_of(text.strip())
-    return found
+        settings[key.strip()] = compose.value_of(text.strip())
+    return settings
 
 
 # ---- runs that are decided in full
@@ -295,10 +295,10 @@ class SweepPlan:
     @property
     def arms(self) -> dict[str, list[PlannedRun]]:
         """Return the runs by arm, in the order of the words."""
-        found: dict[str, list[PlannedRun]] = {}
+        arms: dict[str, list[PlannedRun]] = {}
         for run in self.runs:
-            found.setdefault(arm_name(run.arm), []).append(run)
-        return found
+            arms.setdefault(arm_name(run.arm), []).append(run)
+        return arms
 
 
 def balance(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -193,19 +193,19 @@ class Sweep:
             RunFailure: a run fails.
         """
         begun = time.perf_counter()
-        found: list[float] = []
+        seconds: list[float] = []
         left = set[str]()
         examples = self.examples_of(plan)
         with Stages(len(examples)) as stages:
             for number, run in enumerate(examples):
                 work = work_of(run)
                 is_late = time.perf_counter() - begun > LONGEST_TIMING
-                if found and is_late and work not in self.seconds:
+                if seconds and is_late and work not in self.seconds:
                     left.add(work)
                 else:
                     stages.begin(f"taking a few steps of {run.run}", number)
-                    found.append(self.seconds_of(run))
-        return found, len(left)
+                    seconds.append(self.seconds_of(run))
+        return seconds, len(left)
 
     def examples_of(self, plan: SweepPlan) -> list[PlannedRun]:
         """Return runs of a plan that are to do, by which the time of all is told: every n-th where these are many."""
@@ -298,7 +298,7 @@ class Sweep:
             say_done(self.console, self.folder, standings, self.command)
         if self.console.quiet and not is_part:
             print(self.plan.folder)
-        has_results = any(one.state != "failed" for one in standings)
+        has_results = any(standing.state != "failed" for standing in standings)
         if self.settings.report and has_results:
             report(self.plan.folder, self.console.quiet)
         return show_failures(list(self.failed.values()), self.command)
@@ -382,9 +382,9 @@ class Sweep:
             summary = run.prepared.directory.read_result()
             if summary:
                 settle_ended(run.prepared, summary)
-        for one in standings:
-            if one.state == "failed":
-                self.failed[one.entry.run] = one
+        for standing in standings:
+            if standing.state == "failed":
+                self.failed[standing.entry.run] = standing
         return standings
 
     def describe_jobs(self, left: int) -> str:
@@ -435,8 +435,8 @@ def plan_sweep(words: Sequence[str]) -> Sweep:
     Raises:
         UsageError: any mistake, or nothing is left to run.
     """
-    points, own = read_grid(words)
-    settings, section = read_settings(own)
+    points, sweep_words = read_grid(words)
+    settings, section = read_settings(sweep_words)
     path = section.pop("_target_")
     make_launcher = import_target(path, f"launcher._target_={path}")
     launcher = make_launcher(**section)
@@ -560,7 +560,7 @@ def watch(folder: Path) -> int:
         say_done(console, reported, standings, reported.command())
     else:
         say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
-    failed = [one for one in over.values() if one.state == "failed"]
+    failed = [standing for standing in over.values() if standing.state == "failed"]
     return show_failures(failed, reported.command(), are_given=False)
 
 
@@ -586,7 +586,7 @@ def follow(console: Console, reported: SweepFolder, folders: Sequence[SweepFolde
                     time.sleep(LOOK_SECONDS)
                     working = reported.is_worked_on()
                     if not working:  # a run may still write its checkpoint
-                        working = any(one.state == "running" for one in view.read())
+                        working = any(standing.state == "running" for standing in view.read())
             over |= view.over
         if working:
             time.sleep(LOOK_SECONDS)

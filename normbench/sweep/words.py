@@ -116,8 +116,8 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
             value = read_value(word, before)
             OmegaConf.update(config, key, value)
     tree: Any = OmegaConf.to_container(config)
-    own = check_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
-    return SweepConfig(**own), check_launcher(launcher, tree["launcher"])
+    checked = check_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
+    return SweepConfig(**checked), check_launcher(launcher, tree["launcher"])
 
 
 def read_value(word: str, before: Any) -> Any:

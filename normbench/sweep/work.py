@@ -85,7 +85,7 @@ class RunTask:
                 for run in runs:
                     check_unchanged(run)
                 if runs[0].stack > 1:
-                    seeds = [one.seed for one in self.stack]
+                    seeds = [planned.seed for planned in self.stack]
                     return train_stack(runs, seeds)
                 return train(runs[0])
         except Stopped as stopped:
