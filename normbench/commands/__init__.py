@@ -133,15 +133,15 @@ def check_words(ctx: click.Context, param: click.Parameter, words: tuple[str, ..
         check_range(word)
         if not ctx.resilient_parsing:
             check_options(word, folders)
-    found = []
+    words_for_hydra = []
     for word in words:
         for_hydra = as_list(word)
         if ctx.info_name == "sweep":
             for_hydra = re.sub(r"^\+*hydra/launcher=", "launcher=", for_hydra)
-        found.append(for_hydra)
+        words_for_hydra.append(for_hydra)
     for folder in folders:
-        found.append(f"hydra.searchpath=['file://{folder}']")
-    return tuple(found)
+        words_for_hydra.append(f"hydra.searchpath=['file://{folder}']")
+    return tuple(words_for_hydra)
 
 
 def check_range(word: str) -> None:
@@ -203,8 +203,8 @@ def later(module: str, function: str) -> Callable[..., Any]:
     """Return a function of `normbench.commands`, whose module is imported when the function is called."""
 
     def call(*given: Any) -> Any:
-        found = getattr(import_module(f"normbench.commands.{module}"), function)
-        return found(*given)
+        imported = getattr(import_module(f"normbench.commands.{module}"), function)
+        return imported(*given)
 
     return call
 

@@ -100,8 +100,8 @@ def use_claims(request: ClaimsRequest) -> int:
         return show_findings(request.verify, runs, are_chosen=bool(names))
     if request.dry_run:
         return show_plans(runs, request.minutes)
-    for one in runs:
-        one.console.quiet = way.is_quiet
+    for claim_run in runs:
+        claim_run.console.quiet = way.is_quiet
     status = run(runs, request.minutes)
     if status >= STOPPED:
         return status
@@ -179,26 +179,27 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("min", no_wrap=True, justify="right")
     reasons = []
-    ours = [one for one in claims if not one.claim.is_own]
-    own = [one for one in claims if one.claim.is_own]
-    standings = {one.claim.name: describe_standing(one) for one in (*ours, *own)}
-    for one in (*ours, *own):
-        standing = standings[one.claim.name]
-        minutes = short(one.claim.minutes) if one.claim.minutes else ""  # none: its runs are another claim's
-        sentence = Text(one.claim.claim, no_wrap=True, overflow="ellipsis")
-        table.add_row(Text(one.claim.name), sentence, standing.label, minutes)
-        if standing.reason:
-            reasons.append(f"{one.claim.name}: {standing.reason}")
+    ours = [standing for standing in claims if not standing.claim.is_own]
+    theirs = [standing for standing in claims if standing.claim.is_own]
+    lines = {standing.claim.name: describe_standing(standing) for standing in (*ours, *theirs)}
+    for standing in (*ours, *theirs):
+        claim = standing.claim
+        line = lines[claim.name]
+        minutes = short(claim.minutes) if claim.minutes else ""  # none: its runs are another claim's
+        sentence = Text(claim.claim, no_wrap=True, overflow="ellipsis")
+        table.add_row(Text(claim.name), sentence, line.label, minutes)
+        if line.reason:
+            reasons.append(f"{claim.name}: {line.reason}")
     console.print(table)
     for reason in reasons:
         say(reason)
     folder = claims[0].way.folder
     if ours:
-        complete = sum(standings[one.claim.name].is_complete for one in ours)
+        complete = sum(lines[standing.claim.name].is_complete for standing in ours)
         say(f"{complete} of {len(ours)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
-    if own:
-        complete = sum(standings[one.claim.name].is_complete for one in own)
-        say(f"{complete} of {len(own)} of your own have a verdict, and are a family by themselves, in {folder}")
+    if theirs:
+        complete = sum(lines[standing.claim.name].is_complete for standing in theirs)
+        say(f"{complete} of {len(theirs)} of your own have a verdict, and are a family by themselves, in {folder}")
 
 
 @dataclass(frozen=True)
@@ -216,30 +217,30 @@ class ClaimLine:
     is_complete: bool = False
 
 
-def describe_standing(one: ClaimStanding) -> ClaimLine:
+def describe_standing(standing: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.claim import why_unregistered
 
-    left_out = one.why_left_out()
+    left_out = standing.why_left_out()
     if left_out:
         return ClaimLine(Text("damaged", "strike"), f"{left_out}: run it again")
-    result = one.read_any_result()
-    if result is not None and result.digest != one.claim.digest:
+    result = standing.read_any_result()
+    if result is not None and result.digest != standing.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
-    if result is not None and result.judgement is not None and not one.way.trial:
+    if result is not None and result.judgement is not None and not standing.way.trial:
         return ClaimLine(Text(str(result.judgement.verdict)), is_complete=True)
-    unregistered = "" if one.way.trial else why_unregistered(one.claim)
+    unregistered = "" if standing.way.trial else why_unregistered(standing.claim)
     if unregistered:
-        return ClaimLine(Text("not registered"), unregistered.removeprefix(f"{one.claim.name} "))
+        return ClaimLine(Text("not registered"), unregistered.removeprefix(f"{standing.claim.name} "))
     if result is not None:
         return ClaimLine(Text(str(result.status)), result.reason)
-    done, planned = one.count_runs()
+    done, planned = standing.count_runs()
     if planned and done == planned:
         return ClaimLine(Text("not measured"))
     if planned:
         return ClaimLine(Text(f"{done} of {planned} runs"))
-    return ClaimLine(Text(f"needs {', '.join(one.claim.needs)}" if one.claim.needs else "not run"))
+    return ClaimLine(Text(f"needs {', '.join(standing.claim.needs)}" if standing.claim.needs else "not run"))
 
 
 # ---- running
@@ -275,9 +276,9 @@ def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> 
         if is_shown:
             shown[name] = {**claim.content, "scope": way.apply(claim).scope}
     digests = {name: known[name].digest for name in shown}
-    own = [name for name in shown if known[name].is_own]
+    own_names = [name for name in shown if known[name].is_own]
     way.check_place()
-    page, *_ = write(way.folder, shown, digests, own, words_for_page(request))
+    page, *_ = write(way.folder, shown, digests, own_names, words_for_page(request))
     return page
 
 
@@ -296,17 +297,17 @@ def words_for_page(request: ClaimsRequest) -> list[str]:
     return words
 
 
-def show_result(one: ClaimStanding) -> None:
+def show_result(standing: ClaimStanding) -> None:
     """Print what a claim has come to."""
     from normbench.tell.claim_sentences import write_outcome
 
-    result = one.read_any_result()
+    result = standing.read_any_result()
     if result is None:
         return
-    if one.way.is_quiet:
-        print(one.folder)
+    if standing.way.is_quiet:
+        print(standing.folder)
         return
-    say(f"{one.claim.name}: {write_outcome(result, one.claim.scope)}")
+    say(f"{standing.claim.name}: {write_outcome(result, standing.claim.scope)}")
 
 
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
@@ -316,11 +317,11 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
     for name, needed in choice.left_out.items():
         say(f"{name} is left out: it takes about {write_minutes(needed)}")
-    runs = [one for one in runs if one.claim.name in choice.taken]
-    for one in runs:
-        one.check()
-    for one in runs:
-        claim = one.claim
+    runs = [claim_run for claim_run in runs if claim_run.claim.name in choice.taken]
+    for claim_run in runs:
+        claim_run.check()
+    for claim_run in runs:
+        claim = claim_run.claim
         counts = " and then ".join(map(str, claim.seeds))
         say(f"{claim.name}: {claim.claim}")
         rule = f"{claim.kind}, margin {with_unit(short(claim.margin), claim.unit)}"
@@ -330,14 +331,14 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             say("  power: none is needed, as there is no chance in it")
         elif claim.pilot:
             power = claim.rule.power(claim.pilot.sd, claim.seeds[-1])
-            told = "none, values that do not spread" if power is None else fixed(power, 2)
-            say(f"  power at the margin: {told} (standard deviation {short(claim.pilot.sd)} of its pilot)")
+            power_text = "none, values that do not spread" if power is None else fixed(power, 2)
+            say(f"  power at the margin: {power_text} (standard deviation {short(claim.pilot.sd)} of its pilot)")
         else:
             say("  power at the margin: not known without a pilot, which --trial makes")
-        if one.is_complete:
+        if claim_run.is_complete:
             continue
         try:
-            planned = one.plan(one.looks[-1])
+            planned = claim_run.plan(claim_run.looks[-1])
         except CannotBegin as error:
             if not claim.needs:
                 raise
@@ -345,8 +346,8 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             continue
         if planned is not None:
             planned.show()
-        if one.owner.study:
-            say(f"  {describe_time_of_study(one.owner, planned is not None)}")
+        if claim_run.owner.study:
+            say(f"  {describe_time_of_study(claim_run.owner, planned is not None)}")
     say(f"in all about {write_minutes(sum(choice.taken.values()))} on two idle cores")
     return 0
 
@@ -406,11 +407,11 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
     if (folder / CLAIM_FILE).exists():
         name = folder.absolute().name
         if not are_chosen:
-            runs = [one for one in runs if one.claim.name == name]
+            runs = [claim_run for claim_run in runs if claim_run.claim.name == name]
         folder = folder.parent
-    there = [one.at(folder) for one in runs]
+    there = [claim_run.at(folder) for claim_run in runs]
     if not are_chosen:
-        there = [one for one in there if (one.folder / CLAIM_FILE).exists()]
+        there = [claim_run for claim_run in there if (claim_run.folder / CLAIM_FILE).exists()]
     if not there:
         raise UsageError(f"{folder} holds no claim that was run: give outputs/claims, or the folder of one")
     is_wrong = False

@@ -43,23 +43,23 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
     if is_rule(name):
-        found = complete_rule(name, value if equals else None, words, folders, is_sweep)
-        return offer(found, current)
+        completions = complete_rule(name, value if equals else None, words, folders, is_sweep)
+        return offer(completions, current)
     section, dot, _ = name.partition(".")
     if dot and section in CLASS_SECTIONS:
         option = chosen_options(words, *folders)[section]
         settings = option_settings(section, option, *folders)
         keys = {f"{section}.{key}": setting for key, setting in settings.items()}
     if equals and name in groups:
-        found = complete_value(name, value, options(name, *folders), is_sweep)
+        completions = complete_value(name, value, options(name, *folders), is_sweep)
     elif equals:
         allowed = list_words(keys.get(name, Setting()))
-        found = complete_value(name, value, dict.fromkeys(allowed, ""), is_sweep)
+        completions = complete_value(name, value, dict.fromkeys(allowed, ""), is_sweep)
     elif dot:
-        found = {f"{path}=": setting.doc for path, setting in keys.items()}
+        completions = {f"{path}=": setting.doc for path, setting in keys.items()}
     else:
-        found = list_names(groups, keys)
-    return offer(found, current)
+        completions = list_names(groups, keys)
+    return offer(completions, current)
 
 
 def offer(words: Mapping[str, str], current: str) -> list[CompletionItem]:
@@ -97,12 +97,12 @@ def complete_rule(
         settings = option_settings(group, given[place], *folders)
     if value is None:
         before = f"{place}." if place else f"{group}@"
-        found = {}
+        completions = {}
         for key, each in settings.items():
-            found[f"{before}{key}="] = each.doc
+            completions[f"{before}{key}="] = each.doc
         for word, line in words_for(group).items():
-            found[f"{before}{word}="] = line
-        return found
+            completions[f"{before}{word}="] = line
+        return completions
     if setting in settings:
         allowed = list_words(settings[setting])
         return complete_value(name, value, dict.fromkeys(allowed, ""), several)
@@ -116,26 +116,26 @@ def complete_value(name: str, value: str, known: Mapping[str, str], several: boo
         last = value.rfind(",") + 1
         before = value[:last]
     given = before.split(",")
-    found = {}
+    completions = {}
     for word, line in known.items():
         if word not in given:
-            found[f"{name}={before}{word}"] = line
-    return found
+            completions[f"{name}={before}{word}"] = line
+    return completions
 
 
 def list_names(groups: Mapping[str, str], keys: Mapping[str, Setting]) -> dict[str, str]:
     """Return the beginnings of words, with their lines: groups, keys without a section, and sections."""
-    found = {f"{group}=": meaning for group, meaning in groups.items()}
+    completions = {f"{group}=": meaning for group, meaning in groups.items()}
     for group in PLACED:
-        found[f"{group}@"] = f"{groups[group]}, of some places alone"
+        completions[f"{group}@"] = f"{groups[group]}, of some places alone"
     for path, setting in keys.items():
         if "." not in path:
-            found[f"{path}="] = setting.doc
+            completions[f"{path}="] = setting.doc
     for path in keys:
         section, dot, _ = path.partition(".")
         if dot:
-            found[f"{section}."] = "its keys"
-    return found
+            completions[f"{section}."] = "its keys"
+    return completions
 
 
 def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
@@ -153,9 +153,9 @@ def complete_names(context: Context, parameter: Parameter, current: str) -> list
     """Complete the option of a group that a command is named after, or another name of one where no option fits."""
     group = str(context.info_name).removesuffix("s")
     known = options(group)
-    found = offer(known, current)
-    if found:
-        return found
+    fitting = offer(known, current)
+    if fitting:
+        return fitting
     others: dict[str, str] = {}
     for option, listed in other_names(group).items():
         for name in listed.split(", "):

@@ -80,8 +80,8 @@ def print_wrapped(head: str, text: str) -> None:
 
 def print_json(facts: Mapping[str, Mapping[str, str]], problems: Sequence[Problem], works: bool) -> None:
     """Print everything as one JSON object."""
-    told = []
+    listed_problems = []
     for problem in problems:
-        told.append({"problem": problem.what, "cure": problem.cure, "stops_basic_job": problem.stops})
-    found = {"basic_job": JOB, "can_run": works, "facts": facts, "problems": told}
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+        listed_problems.append({"problem": problem.what, "cure": problem.cure, "stops_basic_job": problem.stops})
+    everything = {"basic_job": JOB, "can_run": works, "facts": facts, "problems": listed_problems}
+    print(json.dumps(everything, indent=2, ensure_ascii=False))

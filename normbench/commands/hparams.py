@@ -50,12 +50,12 @@ class Columns(Context):
 
 def settings_of_runs(rows: Mapping[str, Mapping[str, bytes]]) -> list[set[str]]:
     """Return the names of each run's settings. rows: what runs wrote for the HParams tab, by run and tag."""
-    found = []
+    names_of_runs = []
     for content in rows.values():
         start = content.get(metadata.SESSION_START_INFO_TAG)
         if start:
-            found.append({*metadata.parse_session_start_info_plugin_data(start).hparams})
-    return found
+            names_of_runs.append({*metadata.parse_session_start_info_plugin_data(start).hparams})
+    return names_of_runs
 
 
 def place_of_setting(info: api_pb2.HParamInfo) -> tuple[bool, int, bool, str]:

@@ -48,11 +48,11 @@ SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α", "beta": "β", "lam": "λ
 def tell(group: str, name: str | None, markdown: bool) -> None:
     """Print the page of an option, or of all, in Markdown; for a terminal formatted, and then a norm's time here."""
     torch.set_num_threads(1)  # the tensors are small
-    told = pages(group, name)
+    text = pages(group, name)
     if markdown:
-        print(told, end="")
+        print(text, end="")
         return
-    console().print(Markdown(told))
+    console().print(Markdown(text))
     if group == "norm" and name:
         print()  # the page stands there while the time is measured
         part = NormPart({"norm": section_of("norm", name)})
@@ -94,10 +94,10 @@ def pages(group: str, name: str | None = None) -> str:
     if name and is_of_host(group, name):
         what = f"{group}={name} has no page, since it is whatever a model of another library has"
         raise UsageError(f"{what}: normbench show --sites model=timm shows that, and docs/given_models.md tells more")
-    names = [name] if name else [one for one in options(group) if not is_of_host(group, one)]
-    found = [page_of(group, one) for one in names]
+    names = [name] if name else [option for option in options(group) if not is_of_host(group, option)]
+    option_pages = [page_of(group, option) for option in names]
     template = environment().get_template("norm_pages.jinja")
-    return template.render(group=group, has_heading=not name, pages=found)
+    return template.render(group=group, has_heading=not name, pages=option_pages)
 
 
 def is_of_host(group: str, name: str) -> bool:
@@ -284,9 +284,9 @@ def norm_page(part: NormPart) -> NormPage:
     )
 
 
-def holds(found: str | Fact) -> bool:
+def holds(answer: str | Fact) -> bool:
     """Return the answer of a check that has no declared fact to agree with."""
-    return isinstance(found, Fact) and found.holds
+    return isinstance(answer, Fact) and answer.holds
 
 
 def when(training: Tensor, evaluation: Tensor) -> str:
@@ -298,11 +298,11 @@ def when(training: Tensor, evaluation: Tensor) -> str:
 
 def numbers_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Name tensors with how many numbers they have; C: as many as features."""
-    told = []
+    sizes = []
     for name, tensor in tensors:
         size = "C" if tensor.numel() == PICTURE[1] else str(tensor.numel())
-        told.append(f"{SYMBOLS.get(name, name)} ({size})")
-    return ", ".join(told)
+        sizes.append(f"{SYMBOLS.get(name, name)} ({size})")
+    return ", ".join(sizes)
 
 
 def trace(part: NormPart, layout: str, training: bool) -> Cells:
@@ -313,7 +313,7 @@ def trace(part: NormPart, layout: str, training: bool) -> Cells:
     sequence = layout == "sequence"
     norm = part.factory()(PICTURE[1], channel_dim=-1 if sequence else 1).double()
     drawn = torch.randn(PICTURE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = torch.zeros(PICTURE, dtype=torch.bool)
+    depends_on = torch.zeros(PICTURE, dtype=torch.bool)
     for sign in (1, -1):
         x = (sign * drawn).requires_grad_()
         given = x.mT if sequence else x[..., None]
@@ -321,8 +321,8 @@ def trace(part: NormPart, layout: str, training: bool) -> Cells:
         y = norm.train(training)(given)
         shown = (y.mT if sequence else y[..., 0])[SHOWN]
         (gradient,) = torch.autograd.grad(shown, x)
-        found |= gradient != 0
-    return found
+        depends_on |= gradient != 0
+    return depends_on
 
 
 def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
@@ -332,13 +332,13 @@ def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
         cells: by layout, and whether in training.
     """
     places: dict[str, list[tuple[str, bool]]] = defaultdict(list)
-    for place, own in cells.items():
-        places[draw(own)].append(place)
+    for place, cells_of_place in cells.items():
+        places[draw(cells_of_place)].append(place)
     pictures = []
-    for drawing, own_places in places.items():
+    for drawing, places_of_drawing in places.items():
         layouts: dict[str, None] = {}  # in their order
         modes: dict[str, None] = {}
-        for layout, training in own_places:
+        for layout, training in places_of_drawing:
             layouts[LAYOUTS[layout]] = None
             modes["training" if training else "evaluation"] = None
         pictures.append(Picture(drawing, " and ".join(layouts), " and ".join(modes)))
@@ -368,14 +368,14 @@ class Count(TorchDispatchMode):
     traffic = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+        output = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, Tensor)]
         if tensors and not func.is_view:
             self.operations += max(tensor.numel() for tensor in tensors)
             for tensor in tensors:
                 stored = tensor.untyped_storage().nbytes()
                 self.traffic += min(tensor.nbytes, stored)
-        return found
+        return output
 
 
 def count_costs(part: NormPart) -> tuple[Cost, Cost]:
@@ -411,13 +411,13 @@ def measure_time(part: NormPart) -> Timing:
     norm = part.factory()(CLOCKED[-1])
     other_part = NormPart({"norm": section_of("norm", "layernorm")})
     layernorm = other_part.factory()(CLOCKED[-1])
-    calls = [forward_and_backward(one, x, dy) for one in (norm, layernorm)]
-    own: list[float] = []
+    calls = [forward_and_backward(module, x, dy) for module in (norm, layernorm)]
+    times: list[float] = []
     ratios: list[float] = []
     for mine, other in time_in_turn(calls, ROUNDS):
-        own.append(mine)
+        times.append(mine)
         ratios.append(mine / other)
-    return Timing(1e3 * median(own), median(ratios), norm.implementation)
+    return Timing(1e3 * median(times), median(ratios), norm.implementation)
 
 
 def write_time(time: Timing) -> str:

@@ -111,13 +111,13 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
         values[path] = show(lookup(tree, path)).partition("${")[0]  # what another key decides is left open
     known = {**values, **settings}
     for part in PARTS:
-        own = []
+        paths = []
         for path in known:
             if path.startswith(f"{part}.") and "._" not in path:
-                own.append(path)
-        if own:
+                paths.append(path)
+        if paths:
             with formatter.section(f"Settings of {part}={chosen[part]}"):
-                write_keys(formatter, own, settings, values)
+                write_keys(formatter, paths, settings, values)
     with formatter.section("Other keys that people set most (all keys: normbench show)"):
         write_keys(formatter, COMMON_KEYS, settings, values)
 
@@ -162,12 +162,12 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
 
 def list_settings(tree: Tree) -> dict[str, Setting]:
     """Return what each key of a configuration may hold, by its path, as far as it is known."""
-    found = dict(KEYS)
+    settings = dict(KEYS)
     for section, values in class_sections(tree).items():
         known = section_settings(section, values, imports=True) or {}
         for name, setting in known.items():
-            found[f"{section}.{name}"] = setting
-    return found
+            settings[f"{section}.{name}"] = setting
+    return settings
 
 
 def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:

@@ -67,25 +67,25 @@ def report(
         from normbench.sweep.folder import missing_below, say_damaged_notes, sweeps_below
 
         request = Request(baseline=baseline, target=target, margin=margin, metric=metric)
-        made = make_reports(folders, request, missing_below(folders))
+        reports = make_reports(folders, request, missing_below(folders))
         say_damaged_notes(Console(stderr=True), sweeps_below(folders))
         if arms:
             from normbench.show.tensorboard import write_arms
 
-            write_arms(folders[0], [one.study for one in made])
-        number = sum(len(one.runs) for one in made)
+            write_arms(folders[0], [report_of_task.study for report_of_task in reports])
+        number = sum(len(report_of_task.runs) for report_of_task in reports)
         stages.begin(f"drawing {count(number, 'run')}")
         try:
-            page = save_all(made, folders, out, inches)
+            page = save_all(reports, folders, out, inches)
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
     if not quiet:
-        for one in made:
-            if len(made) > 1:
-                console().rule(one.study.task.replace("_", " "))
-            print_verdict(one)
+        for report_of_task in reports:
+            if len(reports) > 1:
+                console().rule(report_of_task.study.task.replace("_", " "))
+            print_verdict(report_of_task)
         print(f"\n{page}")
     return 0
 
@@ -127,31 +127,31 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
 
     studies = baselines.read_pairs(first, second, folder)
     for study in studies:
-        found = report_on(study, dict(study.arms[1].settings), Request(margin=margin))
+        comparison = report_on(study, dict(study.arms[1].settings), Request(margin=margin))
         if len(studies) > 1:
             console().rule(study.task.replace("_", " "))
         if plan:
-            print_table(tables.plan_table(found.family.differences[0], difference))
+            print_table(tables.plan_table(comparison.family.differences[0], difference))
             if difference is not None:
-                print(more_seeds(found.family.differences[0], difference, study))
+                print(more_seeds(comparison.family.differences[0], difference, study))
             continue
-        print_verdict(found)
+        print_verdict(comparison)
         print()
         print_table(tables.settings_table(study, *study.arms))
-        for table in found.tables:
+        for table in comparison.tables:
             if table.key.startswith(("arms", "differences", "step-times")):
                 print_table(table.transposed())
     return 0
 
 
-def more_seeds(one: Difference, difference: float, study: RecordedStudy) -> str:
+def more_seeds(pilot: Difference, difference: float, study: RecordedStudy) -> str:
     """Say with which command a sweep gets the seeds that a difference needs, beside those of the pilot."""
     from normbench.results.statistics import seeds_needed
 
-    needed = seeds_needed(difference, one.sd or 0.0)
-    if needed <= one.n:
-        return f"the {count(one.n, 'seed')} that are there are enough"
-    more = study.more_seeds(needed - one.n)
+    needed = seeds_needed(difference, pilot.sd or 0.0)
+    if needed <= pilot.n:
+        return f"the {count(pilot.n, 'seed')} that are there are enough"
+    more = study.more_seeds(needed - pilot.n)
     if not study.plans:
         return f"{count(needed, 'seed')}: normbench sweep with the words of these runs and {shlex.quote(more)}"
     return f"{count(needed, 'seed')}: {more}"
@@ -165,8 +165,8 @@ def console() -> Console:
 
 def print_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
-    for one in report.verdict:
-        console().print(Text(one.text))
+    for sentence in report.verdict:
+        console().print(Text(sentence.text))
     serious = [caveat for caveat in report.answer.caveats if caveat.serious]
     if serious:
         grid = Grid.grid(padding=(0, 2))

@@ -113,7 +113,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     """Return a sweep's line."""
     notes = sweep.read_notes()
     standings = [sweep.read_standing(entry) for entry in sweep.read_plans()]
-    states: set[str] = {one.state for one in standings}
+    states: set[str] = {standing.state for standing in standings}
     if not all(note.runs for note in notes):
         states.add("waiting")
     if sweep.damaged_notes():

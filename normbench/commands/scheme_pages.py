@@ -17,11 +17,11 @@ from normbench.settings import show
 def tell(group: str, name: str | None, markdown: bool) -> None:
     """Print the page of a scheme, or of all, in Markdown; for a terminal formatted."""
     names = [name] if name else list(options(group))
-    told = "\n".join(map(page_of, names))
+    text = "\n".join(map(page_of, names))
     if markdown:
-        print(told, end="")
+        print(text, end="")
     else:
-        console().print(Markdown(told))
+        console().print(Markdown(text))
 
 
 def page_of(name: str) -> str:
