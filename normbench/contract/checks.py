@@ -141,15 +141,15 @@ def expect_small(difference: float, most: float = 0.0) -> str:
     return expect(difference <= most, f"largest difference {difference:.1e}" if difference else "to the bit")
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
+def difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference as a share of the largest expected value, and infinity for what is not finite.
 
     Of several differences the largest counts, and Python's `max` may pass over a NaN.
     """
-    found = found.detach().double()
+    actual = actual.detach().double()
     expected = expected.detach()
-    largest = (found - expected.double()).abs().max()
-    size = expected.abs().max().clamp_min(1e-30)
+    largest = (actual - expected.double()).abs().max()
+    size = expected.abs().max().clamp_min(1e-30)  # what is expected may be 0 everywhere
     share = float(largest / size)
     return share if math.isfinite(share) else math.inf
 

@@ -46,7 +46,7 @@ def channel_dim(layout: str) -> int:
 
 
 def random_input(layout: str, seed: int = 0, width: int = WIDTH) -> Tensor:
-    """Return normal numbers in float64."""
+    """Return normal numbers in float64, whose mean is not 0 and whose standard deviation is not 1."""
     generator = torch.Generator().manual_seed(seed)
     shape = list(LAYOUTS[layout])
     shape[channel_dim(layout)] = width
@@ -232,6 +232,7 @@ def parameters_learn(part: ModulePart) -> str:
     for module, x in part.cases():
         if not list(module.parameters()):
             raise NotApplicable("it has no parameters")
+        # many norms give the same sum, and the same sum of squares, whatever x is: those would have no gradient
         run(module, x.requires_grad_()).pow(3).sum().backward()
         arrived = gradients_arrive(module)
     return arrived
