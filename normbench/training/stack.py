@@ -328,6 +328,7 @@ class Stack(Stepper):
         """Clip the gradients of each seed by their own norm."""
         if not self.grad_clip:
             return
+        # 1e-6 as torch's clip_grads_with_norm_ has it, so that a stack clips as a single run does
         scales = (self.grad_clip / (self.grad_norm + 1e-6)).clamp(max=1.0).unsqueeze(1)
         for gradient in self.flat_gradients():
             gradient.mul_(scales)
@@ -388,7 +389,7 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
     plain_optimizer = make([{"params": apart}])
     for _ in range(3):
         gradient = draw()
-        gradient[1] *= 10
+        gradient[1] *= 10  # so that a step which depends on the size of the whole gradient differs from those apart
         together.grad = gradient.flatten(1)
         stacked_optimizer.step()
         for weight, gradient_of_seed in zip(apart, gradient, strict=True):

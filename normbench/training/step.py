@@ -206,7 +206,8 @@ class Stepper:
         """Scale the gradients down to the norm `grad_clip` if theirs is larger; never if that is 0."""
         if not self.grad_clip:
             return
-        # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
+        # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone,
+        # by the same bound that torch clips with
         if self.device.type != "cpu" or self.grad_clip / (self.grad_norm + 1e-6) < 1:
             nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, self.grad_norm)
 
