@@ -14,7 +14,7 @@ from normbench.runs.flow import draw_block
 from normbench.training.devices import seed_draws
 from normbench.types import Block, Site, norms_in
 
-Told = TypeVar("Told", bound=Hashable)
+Description = TypeVar("Description", bound=Hashable)
 Choice = tuple[str, str]  # a place, and what was chosen for it
 
 MOST_PLACES = 4  # inside a branch are named in a drawing
@@ -172,9 +172,9 @@ def tell_choice(part: Part) -> str:
     return f"{part.option}, by {part.section}" if part.rule else part.option
 
 
-def merge_alike(blocks: Mapping[int, Told]) -> dict[str, Told]:
+def merge_alike(blocks: Mapping[int, Description]) -> dict[str, Description]:
     """Return what is told of blocks, each thing once, by the names of the blocks of which it is told."""
-    kinds: dict[Told, list[int]] = {}
+    kinds: dict[Description, list[int]] = {}
     for layer, description in blocks.items():
         kinds.setdefault(description, []).append(layer)
     by_names = {}
