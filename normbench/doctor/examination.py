@@ -53,7 +53,7 @@ class Examination:
         self.end = begun + WHOLE
 
     def start(self, name: str, given: Sequence[Any] = (), **variables: str) -> Trial:
-        """Start a trial."""
+        """Start a trial, which is ended with the examination if it still runs."""
         trial = Trial(name, given, **variables)
         self.stack.callback(trial.stop)
         return trial

@@ -126,7 +126,7 @@ class Stages:
         self.total = total
         self.done = 0
         self.stage = ""
-        self.told = -math.inf if is_long else time.monotonic()
+        self.last_said = -math.inf if is_long else time.monotonic()
         columns: list[Any] = [TextColumn("{task.description}", markup=False)]
         if total is not None:
             columns = [MofNCompleteColumn(), BarColumn(), *columns]
@@ -153,10 +153,10 @@ class Stages:
     def tell(self, line: str, period: float) -> None:
         """Draw a line on a terminal, at most once in a period; elsewhere print it, if some time has passed."""
         live = self.console.is_interactive
-        silent = time.monotonic() - self.told
+        silent = time.monotonic() - self.last_said
         if silent < (period if live else PATIENCE):
             return
-        self.told = time.monotonic()
+        self.last_said = time.monotonic()
         if not live:
             done = f"{self.done}/{self.total}  " if self.total is not None else ""
             self.console.print(f"{done}{line}", markup=False, highlight=False, soft_wrap=True)
