@@ -76,13 +76,15 @@ def shows_nothing(result: FactorEffect | Scaling) -> bool:
 
 def say_effect(effect: FactorEffect) -> str:
     """Say what a factor does to one arm that it does not do to the other."""
-    if effect.kind == EffectKind.LARGEST:
-        return say_largest(effect)
-    if effect.kind == EffectKind.AREA:
-        return say_area(effect)
-    if effect.kind == EffectKind.SENSITIVITY:
-        return say_sensitivity(effect)
-    return say_change(effect)
+    match effect.kind:
+        case EffectKind.CHANGE | EffectKind.SLOPE:
+            return say_change(effect)
+        case EffectKind.LARGEST:
+            return say_largest(effect)
+        case EffectKind.AREA:
+            return say_area(effect)
+        case EffectKind.SENSITIVITY:
+            return say_sensitivity(effect)
 
 
 def say_largest(effect: FactorEffect) -> str:
@@ -186,16 +188,18 @@ def word_of_factor(effect: FactorEffect) -> str:
 
 def name_effect(effect: FactorEffect) -> str:
     """Name an effect by what has it, such as `warmup=0.1 instead of 0`."""
-    if effect.kind == EffectKind.CHANGE:
-        usual, changed = effect.levels[0], effect.levels[-1]
-        return f"{name_arm({effect.factor: changed})} instead of {in_words(usual)}"
-    if effect.kind == EffectKind.SLOPE:
-        return f"Each doubling of {word_of_factor(effect)}"
-    if effect.kind == EffectKind.LARGEST:
-        return f"The largest {word_of_factor(effect)} that trains"
-    if effect.kind == EffectKind.AREA:
-        return f"The share of the grid of {word_of_factor(effect)} that trains"
-    return "The sensitivity to the learning rate"
+    match effect.kind:
+        case EffectKind.CHANGE:
+            usual, changed = effect.levels[0], effect.levels[-1]
+            return f"{name_arm({effect.factor: changed})} instead of {in_words(usual)}"
+        case EffectKind.SLOPE:
+            return f"Each doubling of {word_of_factor(effect)}"
+        case EffectKind.LARGEST:
+            return f"The largest {word_of_factor(effect)} that trains"
+        case EffectKind.AREA:
+            return f"The share of the grid of {word_of_factor(effect)} that trains"
+        case EffectKind.SENSITIVITY:
+            return "The sensitivity to the learning rate"
 
 
 def gap_of(effect: FactorEffect) -> Interval | None:
