@@ -335,11 +335,11 @@ def invariant(part: NormPart, change: Change, fact: str = "", later: bool = Fals
 
 def agree_with_facts(part: NormPart, fact: str, observed: Fact) -> str | Fact:
     """What is found is what the norm's facts say, if it has any."""
-    said = getattr(part.facts, fact, None)
-    if said is None:
+    declared = getattr(part.facts, fact, None)
+    if declared is None:
         return observed
     word = "yes" if observed.holds else "no"
-    return expect(observed.holds == said, f"{word} ({observed.measured}), facts.{fact}={said}")
+    return expect(observed.holds == declared, f"{word} ({observed.measured}), facts.{fact}={declared}")
 
 
 def sees_future(part: NormPart) -> str | Fact:

@@ -113,7 +113,7 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
         stepper.set_learning_rates(number)
         loss = stepper.gradients(stepper.local_batches(number))
         losses.append(loss.item())
-        so_far = ", ".join(f"{each:.3g}" for each in losses)
+        so_far = ", ".join(f"{value:.3g}" for value in losses)
         is_finite = stepper.admits(number, loss)
         expect(is_finite, f"the loss or its gradient is not finite: {so_far}")
         if number == steps - 1:
