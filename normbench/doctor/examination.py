@@ -219,8 +219,8 @@ def problem_of_training(outcome: Outcome) -> Problem | None:
     refusal = str(outcome.found[0])
     if not refusal:
         return None
-    said, _, cure = refusal.rpartition(": ")  # normbench's sentences end in their cure
-    return Problem(f"{what} ({said or refusal})", cure if said else "report it with this page", stops=True)
+    complaint, _, cure = refusal.rpartition(": ")  # normbench's sentences end in their cure
+    return Problem(f"{what} ({complaint or refusal})", cure if complaint else "report it with this page", stops=True)
 
 
 def note_compiler(section: Section, outcome: Outcome) -> None:

@@ -99,15 +99,15 @@ def examine_packages(packages: Sequence[Package], imports: Imports) -> Section:
         imports: tries modules.
     """
     section = Section("packages")
-    there: dict[str, Package] = {}
+    installed: dict[str, Package] = {}
     for package in packages:
         if installed_version(package.name):
-            there[package.name] = package
+            installed[package.name] = package
         elif package.needed:
             section.problems.append(Problem(f"{package.name} is not installed", package.command(), stops=True))
-    failures, untried = try_imports(list(there.values()), imports)
+    failures, untried = try_imports(list(installed.values()), imports)
     for package in packages:
-        if package.name not in there:
+        if package.name not in installed:
             shown = "not installed" if package.needed else f"not installed ({package.command()})"
         else:
             shown = installed_version(package.name)
@@ -117,7 +117,7 @@ def examine_packages(packages: Sequence[Package], imports: Imports) -> Section:
             elif package.name in untried:
                 shown += f", {untried[package.name]}"
         section.facts[package.name] = shown
-    section.problems += misfits(there, failures)
+    section.problems += misfits(installed, failures)
     return section
 
 

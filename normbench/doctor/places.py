@@ -88,13 +88,13 @@ def add_data(section: Section) -> None:
         return
     folder = Path(os.path.expanduser(root))
     try:
-        there = sorted(path.name for path in folder.iterdir())
+        subfolders = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         section.facts["data sets"] = f"{root} (of {DATA}), which cannot be read"
         cure = f"set {DATA} to a folder with copies in the hub's layout, or to nothing"
         section.problems.append(Problem(f"{DATA}={root} cannot be read ({error.strerror})", cure))
         return
-    known = [name for name, hub_id in data_of_hub().items() if hub_id.partition("/")[0] in there]
+    known = [name for name, hub_id in data_of_hub().items() if hub_id.partition("/")[0] in subfolders]
     present = [name for name in known if (folder / data_of_hub()[name]).is_dir()]
     section.facts["data sets"] = f"{root} (of {DATA}), with {', '.join(present) or 'none that normbench names'}"
 
