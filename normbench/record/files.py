@@ -208,7 +208,7 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable; nothing of the attempt stays behind, folders above included.
     """
     target = Path(os.path.realpath(folder))
-    missing = [each for each in target.parents if not each.exists()]
+    missing = [parent for parent in target.parents if not parent.exists()]
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         aside.mkdir(parents=True)
@@ -219,9 +219,9 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         sync_directory(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        for each in missing:
+        for parent in missing:
             with suppress(OSError):  # not there, or somebody has written into it meanwhile
-                each.rmdir()
+                parent.rmdir()
         raise
 
 
