@@ -68,9 +68,9 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
-    there = device_count(device.type)
-    if (device.index or 0) >= there:
-        raise UsageError(f"device={name} is not there: this machine has {there} {device.type} devices; use cpu")
+    available = device_count(device.type)
+    if (device.index or 0) >= available:
+        raise UsageError(f"device={name} is not there: this machine has {available} {device.type} devices; use cpu")
     return device
 
 

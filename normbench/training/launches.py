@@ -52,9 +52,9 @@ class Launches(TorchDispatchMode):
 
 def count_operators(call: Callable[[], object], device: torch.device) -> int:
     """Return how many operators a call gives to a device, forward and backward."""
-    with Launches(device) as seen:
+    with Launches(device) as launches:
         call()
-    return seen.count
+    return launches.count
 
 
 class EarlySteps:
@@ -103,9 +103,9 @@ class EarlySteps:
     @contextmanager
     def count(self) -> Iterator[None]:
         """Count the operators of what is done inside."""
-        with Launches(self.device) as seen:
+        with Launches(self.device) as launches:
             yield
-        self.operators = seen.count
+        self.operators = launches.count
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -63,17 +63,17 @@ def count_kept(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
         known: what is there anyway, beside parameters and buffers.
     """
     kept = Kept()
-    seen = dict[int, Any]()
-    there = set()
+    held = dict[int, Any]()
+    places_of_known = set()
     for tensor in (*known, *model.parameters(), *model.buffers()):
-        there.add(tensor.untyped_storage().data_ptr())
+        places_of_known.add(tensor.untyped_storage().data_ptr())
 
     def keep(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
-        if place in there or place in seen or is_cast(tensor):
+        if place in places_of_known or place in held or is_cast(tensor):
             return
-        seen[place] = storage  # held, so that nothing else comes to lie there
+        held[place] = storage  # held, so that nothing else comes to lie there
         kept.parts[-1] += storage.nbytes()
 
     def enter(block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -82,7 +82,7 @@ def count_kept(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
 
     def leave(block: nn.Module, inputs: object, output: object) -> None:
         kept.parts.append(0)
-        seen.clear()
+        held.clear()
 
     with ExitStack() as stack:
         for block in model.anatomy().blocks:

@@ -148,7 +148,7 @@ def matrices_in_blocks(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Para
             parameters = list(module.parameters(recurse=False))
             if parametrize.is_parametrized(module):  # a treatment of weights: what it makes the weight of
                 treated: Any = module.parametrizations  # a ModuleDict
-                parameters += [each.original for each in treated.values()]
+                parameters += [parametrization.original for parametrization in treated.values()]
             for parameter in parameters:
                 if parameter.ndim >= 2 and parameter not in in_norms:
                     matrices[parameter] = parts

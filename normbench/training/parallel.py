@@ -121,9 +121,9 @@ class Processes(Group):
             raise UsageError(f"device={device} is one, and {self.size} processes need one each: use device=cuda or cpu")
         if device.type != "cuda":
             return device
-        there = torch.cuda.device_count()
-        if self.local >= there:
-            raise UsageError(f"this machine has {there} GPUs, one for each process: use --nproc-per-node {there}")
+        gpus = torch.cuda.device_count()
+        if self.local >= gpus:
+            raise UsageError(f"this machine has {gpus} GPUs, one for each process: use --nproc-per-node {gpus}")
         return torch.device("cuda", self.local)
 
     def check(self, data: Data) -> None:
