@@ -217,7 +217,7 @@ def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.nda
         of_class = [kind for kind, counts in members.items() if number in counts]
         smallest_first = sorted(of_class, key=lambda kind: members[kind].total())
         for kind in smallest_first:
-            if all(count < left[each] for each, count in members[kind].items()):
+            if all(count < left[other] for other, count in members[kind].items()):
                 take(kind)
                 break
     return np.isin(kinds, list(taken))

@@ -123,11 +123,11 @@ def learn_vocabulary(
         end = 1 + max(train.rfind(" ", 0, end), train.rfind("\n", 0, end))
         learned = learn(level, [train[:end], train[end:], *others], size, tokenizer)
         total = len(learned.encode(train))
-        seen = len(learned.encode(train[:end]))
+        learned_on = len(learned.encode(train[:end]))
         used = total - count_held_out(total, holdout, "tokens")
-        if seen <= used:
+        if learned_on <= used:
             return learned
-        end = end * used // seen
+        end = end * used // learned_on
 
 
 def hub_texts(
@@ -203,7 +203,7 @@ def encode_texts(
                 empty += 1
             tokens.append(encoded)
         arrays[f"{split}_tokens"] = np.concatenate(tokens)
-        arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
+        arrays[f"{split}_ends"] = np.cumsum([len(example) for example in tokens])
         arrays[f"{split}_labels"] = labels[rows]
     facts = {"classes": classes, "empty": empty, **vocabulary.facts}
     return arrays, add_equal_facts(facts, {split: [texts[row] for row in rows] for split, rows in parts.items()})

@@ -90,8 +90,8 @@ def read_parquet(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[st
     from pyarrow import parquet
 
     known = parquet.read_schema(path).names
-    there = [column for column in columns if column in known]
-    return known, parquet.read_table(path, columns=there).to_pydict()
+    present = [column for column in columns if column in known]
+    return known, parquet.read_table(path, columns=present).to_pydict()
 
 
 def read_json(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:

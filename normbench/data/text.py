@@ -82,9 +82,9 @@ class Text(TokenData):
         lengths = {split: len(part) for split, part in self.examples.items()}
         shortest = min(lengths, key=lengths.__getitem__)
         if lengths[shortest] <= self.context:
-            there = f"the {lengths[shortest]:,} tokens of {content.name} ({shortest})"
+            available = f"the {lengths[shortest]:,} tokens of {content.name} ({shortest})"
             cure = "use a shorter context or a longer text, or hold out other amounts"
-            raise UsageError(f"data.context={self.context:,} is too long for {there}: {cure}")
+            raise UsageError(f"data.context={self.context:,} is too long for {available}: {cure}")
         self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
         fitting = (lengths["train"] - 1) // self.context

@@ -114,8 +114,8 @@ class Translations(TokenData):
             return
         if not fits.all():
             longest = int(self.lengths[rows].max())
-            there = f"the longest {split} sentence of {self.content.name}, {longest:,} tokens with the end token"
-            raise UsageError(f"model.context={self.context:,} is too short for {there}: set model.context={longest}")
+            sentence = f"the longest {split} sentence of {self.content.name}, {longest:,} tokens with the end token"
+            raise UsageError(f"model.context={self.context:,} is too short for {sentence}: set model.context={longest}")
         self.examples[split] = rows[self.by_length(rows)]
 
     def by_length(self, rows: Tensor) -> Int64[Tensor, " rows"]:

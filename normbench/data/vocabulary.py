@@ -229,8 +229,8 @@ class FromFile(BytePairs):
         except UsageError:
             raise
         except Exception as error:  # of the library, whatever is wrong with the file
-            said = " ".join(str(error).split())
-            raise UsageError(f"data.tokenizer holds no tokenizer ({said:.120}): give a tokenizer.json") from error
+            message = " ".join(str(error).split())
+            raise UsageError(f"data.tokenizer holds no tokenizer ({message:.120}): give a tokenizer.json") from error
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         indices = self.tokenizer.get_vocab()
