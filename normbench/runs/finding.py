@@ -43,7 +43,8 @@ def find_parent(path: str | os.PathLike[str]) -> Path:
     place = Path(os.path.expanduser(path))
     meant = runs_meant(place)
     if len(meant) > 1:
-        meant = [each for each in meant if not extended_runs(RunDirectory(each).sessions(), None)] or meant
+        extending_none = [run for run in meant if not extended_runs(RunDirectory(run).sessions(), None)]
+        meant = extending_none or meant
     return take_only(meant, place)
 
 
@@ -70,7 +71,7 @@ def take_only(meant: Sequence[Path], place: Path) -> Path:
         UsageError: there are several; with them.
     """
     if len(meant) > 1:
-        listed = [str(each) for each in meant[:LISTED]]
+        listed = [str(candidate) for candidate in meant[:LISTED]]
         more = f" and {len(meant) - LISTED} more" if len(meant) > LISTED else ""
         given = f"{place} stands for {count(len(meant), 'run')}"
         raise UsageError(f"{given}, and this takes one: give {either(listed)}{more}, or a beginning that only one has")
@@ -81,7 +82,7 @@ def nearest_folder(folder: Path) -> str:
     """Return `did you mean X? ` for the folder whose name is most like that of one which is not there; else nothing."""
     if not folder.parent.is_dir():
         return ""
-    return nearest(str(folder), [str(each) for each in folder.parent.iterdir() if each.is_dir()])
+    return nearest(str(folder), [str(sibling) for sibling in folder.parent.iterdir() if sibling.is_dir()])
 
 
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:

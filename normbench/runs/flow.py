@@ -248,7 +248,7 @@ def draw_streams(block: Any) -> str:
         drawn.append(draw_branch(block, role))
     if "closing" in block.norms:
         drawn.append(draw_end(block))
-    return "\n".join(each for each in drawn if each)
+    return "\n".join(drawing for drawing in drawn if drawing)
 
 
 def draw_block(

@@ -339,12 +339,12 @@ def difference_of(run: Run, ended: RunDirectory) -> str:
     if not sessions:
         return ""
     last = {"stack": 1, **sessions[-1]}
-    here = {"threads": run.threads, "device": run.device.type, "stack": run.stack}
+    planned = {"threads": run.threads, "device": run.device.type, "stack": run.stack}
     differing: list[str] = []
-    for key, value in here.items():
-        there = str(last.get(key)).partition(":")[0]
-        if there != str(value):
-            differing.append(f"{key}={there}")
+    for key, value in planned.items():
+        before = str(last.get(key)).partition(":")[0]
+        if before != str(value):
+            differing.append(f"{key}={before}")
     return " ".join(differing)
 
 
