@@ -114,13 +114,13 @@ class Sweep:
             UsageError: with the difference.
         """
         notes = self.folder.read_notes()
-        there: set[str] = set()
+        asked: set[str] = set()
         for note in notes:
-            there.update(note.asked)
-        new = set(self.asked_runs) - there
-        if there and new and not self.settings.extend:
+            asked.update(note.asked)
+        new = set(self.asked_runs) - asked
+        if asked and new and not self.settings.extend:
             difference = describe_difference(notes[-1].words, self.words)
-            cure = f"sweep.extend=true adds {len(new):,} to its {len(there):,} runs, and name= gives a new folder"
+            cure = f"sweep.extend=true adds {len(new):,} to its {len(asked):,} runs, and name= gives a new folder"
             raise UsageError(f"{self.plan.folder} has the runs of another sweep ({difference}): {cure}")
 
     # ---- --dry-run
@@ -178,8 +178,8 @@ class Sweep:
         total = in_whole_seconds(mean(times) * (number + later) / together)
         shortest = in_whole_seconds(min(times))
         longest = in_whole_seconds(max(times))
-        each = f"{shortest}" if len(set(times)) == 1 else f"{shortest} to {longest}"
-        line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
+        time_of_each = f"{shortest}" if len(set(times)) == 1 else f"{shortest} to {longest}"
+        line = f"about {total} for {whole}, {together} at a time, each {time_of_each} as its start and a few steps tell"
         if left:
             line += f"; runs of {left} more sizes were not measured, since these took minutes, and may take longer"
         if self.planner.stack > 1:
@@ -467,12 +467,12 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
 
 def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
     """Say in which of the words that decide about runs two sweeps differ."""
-    there = settings_in(before)
-    here = settings_in(now)
+    settings_before = settings_in(before)
+    settings_now = settings_in(now)
     parts: list[str] = []
-    for key in there | here:
-        was = there.get(key, "not given")
-        is_now = here.get(key, "not given")
+    for key in settings_before | settings_now:
+        was = settings_before.get(key, "not given")
+        is_now = settings_now.get(key, "not given")
         decides = key not in HOW and key.partition(".")[0] not in HOW
         if decides and was != is_now:
             parts.append(f"{key}: {was} there, {is_now} here")
