@@ -409,13 +409,13 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
         if not are_chosen:
             runs = [claim_run for claim_run in runs if claim_run.claim.name == name]
         folder = folder.parent
-    there = [claim_run.at(folder) for claim_run in runs]
+    to_verify = [claim_run.at(folder) for claim_run in runs]
     if not are_chosen:
-        there = [claim_run for claim_run in there if (claim_run.folder / CLAIM_FILE).exists()]
-    if not there:
+        to_verify = [claim_run for claim_run in to_verify if (claim_run.folder / CLAIM_FILE).exists()]
+    if not to_verify:
         raise UsageError(f"{folder} holds no claim that was run: give outputs/claims, or the folder of one")
     is_wrong = False
-    for finding in verify(there):
+    for finding in verify(to_verify):
         if finding.wrong:
             is_wrong = True
             say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")

@@ -98,8 +98,8 @@ def complete_rule(
     if value is None:
         before = f"{place}." if place else f"{group}@"
         completions = {}
-        for key, each in settings.items():
-            completions[f"{before}{key}="] = each.doc
+        for key, key_setting in settings.items():
+            completions[f"{before}{key}="] = key_setting.doc
         for word, line in words_for(group).items():
             completions[f"{before}{word}="] = line
         return completions

@@ -414,9 +414,9 @@ def measure_time(part: NormPart) -> Timing:
     calls = [forward_and_backward(module, x, dy) for module in (norm, layernorm)]
     times: list[float] = []
     ratios: list[float] = []
-    for mine, other in time_in_turn(calls, ROUNDS):
-        times.append(mine)
-        ratios.append(mine / other)
+    for norm_seconds, layernorm_seconds in time_in_turn(calls, ROUNDS):
+        times.append(norm_seconds)
+        ratios.append(norm_seconds / layernorm_seconds)
     return Timing(1e3 * median(times), median(ratios), norm.implementation)
 
 
