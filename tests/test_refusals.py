@@ -44,6 +44,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "data with a data.holdout other than 0, or without that setting": {"data.holdout": 0.1},
     "a seed": {"seed": 7},
     "the same one of sweep.lr_seeds": {"sweep.lr_seeds": [7, 8]},
+    "sweep.lr_seeds that serve several reported seeds": {"sweep.lr_seeds": [1000, 1001, 1001, 1002]},
     "init=mup": {"scales_rates": True},
     "an optimizer other than Adam": {"not_adam": True},
     "optim=muon": {"needs_matrices": True},

@@ -18,12 +18,13 @@ from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_director
 from normbench.cli import main
 from normbench.config.compose import read, read_each
 from normbench.errors import RunFailure, UsageError
+from normbench.record.forms import CHOICE_FILE
 from normbench.runs.plan import prepare
 from normbench.sweep import plan
-from normbench.sweep.folder import SweepFolder
+from normbench.sweep.folder import Standing, SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
-from normbench.sweep.plan import PlannedRun
-from normbench.sweep.sweep import plan_sweep
+from normbench.sweep.plan import PlannedRun, SweepPlan
+from normbench.sweep.sweep import Sweep, plan_sweep
 from normbench.sweep.tuning import (
     choose,
     choose_rate,
@@ -277,6 +278,56 @@ def test_a_seed_that_is_reported_chooses_no_rate(here: Path) -> None:
         planned("norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_seeds=7,1")
     with pytest.raises(UsageError, match=r"^seed=2 with sweep.lr_seeds=\[2,4\] is refused"):
         planned("norm=rmsnorm", "seed=0,2", "sweep.lr=each", "sweep.lr_seeds=2")
+
+
+def test_no_seed_chooses_rates_for_two_reported_ones(here: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"^sweep.lr=each with sweep.lr_seeds=\[1000,1001,1001,1002\] is refused: seeds"
+    ):
+        planned("norm=rmsnorm,dyt", "seed=0,1", "sweep.lr=each", "sweep.lr_seeds=1000,1001")
+    for words in (["sweep.lr=each", "sweep.lr_seeds=1000,2000"], ["sweep.lr=auto", "sweep.lr_seeds=1000,1001"]):
+        assert len(planned("norm=rmsnorm,dyt", "seed=0,1", *words).plan.runs) == 4
+
+
+def test_choices_are_noted_once_they_are_final(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a search for further seeds that is stopped would take from runs that are there the choice they follow."""
+    words = ["norm=layernorm,rmsnorm", "sweep.lr=each", "sweep.lr_grid=1e-3,1e-2,1e-1"]
+    rounds: list[int] = []
+
+    def finish(sweep: Sweep, plan: SweepPlan) -> list[Standing]:
+        rounds.append(len(plan.runs))
+        if len(rounds) == stopped_in_round:
+            raise KeyboardInterrupt
+        for run in plan.runs:
+            rate = run.prepared.config.tree["optim"]["lr"]
+            end_run(run.prepared.directory, "finished", 10, abs(rate - 1e-3))
+        return []
+
+    monkeypatch.setattr(Sweep, "finish", finish)
+    stopped_in_round = 2
+    with pytest.raises(KeyboardInterrupt):
+        planned("seed=0", *words).make_runs()
+    first = planned("seed=0", *words)
+    note = first.plan.folder / CHOICE_FILE
+    assert rounds == [2, 6] and not note.exists()
+    stopped_in_round = 0
+    first.make_runs()
+    chosen = json.loads(note.read_text())["arms"]
+    assert [(choice["seed"], choice["lr"]) for choice in chosen] == [(0, 1e-3), (0, 1e-3)]
+    stopped_in_round = len(rounds) + 2
+    with pytest.raises(KeyboardInterrupt):
+        planned("seed=0,1", *words).make_runs()
+    assert json.loads(note.read_text())["arms"] == chosen
+
+
+def test_an_arm_is_left_out_whole_or_by_its_seeds_where_no_rate_is_left() -> None:
+    found = [choose_rate({"norm": "dyt"}, {1e-3: [loss]}, seed=seed) for seed, loss in enumerate((None, 2.0, None))]
+    assert describe_choices(found) == [
+        "dyt: lr 0.001 for 1 seed, none for 2 seeds, left out as every rate diverged or failed"
+    ]
+    assert describe_choices([found[0], found[2]]) == [
+        "dyt: every learning rate diverged or failed; the arm is left out"
+    ]
 
 
 def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:

@@ -356,6 +356,12 @@ def judges_by_seed(run: Combination) -> bool:
     return run.settings["seed"] in run.settings.get(RATE_SEEDS, ())
 
 
+def chooses_twice(run: Combination) -> bool:
+    """Tell whether a seed chooses learning rates for several of the reported ones."""
+    seeds = run.settings.get(RATE_SEEDS, ())
+    return len(set(seeds)) < len(seeds)
+
+
 SHARDED = Side("trainer.shard", "trainer.shard=true")
 AVERAGED = Side("trainer.ema", "trainer.ema")
 UPDATES = Side("probes.updates", "probes.updates=true")
@@ -448,6 +454,12 @@ OF_SETTINGS = (
         Side(RATE_SEEDS, "the same one of sweep.lr_seeds"),
         "what chooses must not judge",
         "give other seeds",
+    ),
+    clash(
+        CHOSEN_RATE,
+        Side(RATE_SEEDS, "sweep.lr_seeds that serve several reported seeds", chooses_twice),
+        "seeds that share a run that chooses share its luck, which no interval then sees",
+        "give sweep.lr_seeds further apart than the reported seeds, such as 1000,2000",
     ),
     clash(
         AVERAGED,

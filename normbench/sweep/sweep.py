@@ -312,8 +312,9 @@ class Sweep:
         while choosing is not None:
             self.finish(choosing)
             self.choices = tuning.choose(self.plan, choosing, self.settings)
-            tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
             choosing = self.plan_choosing()
+        if self.choices:  # noted once they are final: until then runs that are there keep the choice that they follow
+            tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
         self.say_choices()
         return self.finish(self.plan_reported())
 

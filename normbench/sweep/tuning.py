@@ -41,10 +41,10 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
     Raises:
         UsageError: with the reason.
     """
-    choosing_seeds = dict[int, None]()
-    for run in plan.runs:
-        choosing_seeds |= dict.fromkeys(seeds_that_choose(chosen_for(run.seed, settings), settings))
-    making = {CHOOSES_RATE: settings.lr, RATE_SEEDS: list(choosing_seeds)}
+    choosing_seeds = list[int]()
+    for seed in dict.fromkeys(chosen_for(run.seed, settings) for run in plan.runs):
+        choosing_seeds += seeds_that_choose(seed, settings)
+    making = {CHOOSES_RATE: settings.lr, RATE_SEEDS: choosing_seeds}
     for run in plan.runs:
         config = run.prepared.config
         given = set(map(key_of, config.words))
@@ -252,14 +252,14 @@ def describe_choices(choices: Sequence[Mapping[str, Any]]) -> list[str]:
         by_arm[choice["name"]].append(choice)
     lines = []
     for name, of_arm in by_arm.items():
-        if len(of_arm) == 1:
-            lines.append(describe_choice(of_arm[0]))
-            continue
         seeds_at = Counter(choice["lr"] for choice in of_arm)
         rates = sorted(lr for lr in seeds_at if lr is not None)
+        if len(of_arm) == 1 or not rates:
+            lines.append(describe_choice(of_arm[0]))
+            continue
         parts = [f"lr {short(lr)} for {count(seeds_at[lr], 'seed')}" for lr in rates]
         if None in seeds_at:
-            parts.append(f"none for {count(seeds_at[None], 'seed')}, which are left out")
+            parts.append(f"none for {count(seeds_at[None], 'seed')}, left out as every rate diverged or failed")
         at_edge = sum(choice["edge"] is not None for choice in of_arm)
         edge = f" ({at_edge} at an end of those tried: a wider sweep.lr_grid may have better ones)" if at_edge else ""
         lines.append(f"{name}: {', '.join(parts)}{edge}")
