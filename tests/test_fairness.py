@@ -259,6 +259,29 @@ def test_rates_that_were_chosen_for_each_seed_tell_no_arms_apart(tmp_path: Path)
     assert len(read_study([tmp_path]).arms) == 4
 
 
+def test_seeds_and_arms_that_trained_at_no_rate_are_told(tmp_path: Path) -> None:
+    noted = list[dict[str, Any]]()
+    rates_of = {"layernorm": [1e-3, 3e-3, 1e-3], "rmsnorm": [3e-3, 3e-3, None], "none": [None, None, None]}
+    for norm, rates in rates_of.items():
+        for seed, lr in enumerate(rates):
+            if lr is not None:
+                make_run(tmp_path, norm=norm, placement="post", seed=seed, lr=lr)
+            losses = [2.0] if lr else [None]
+            arm = {"placement": "post", "norm": norm}  # in the order of the command, which is not that of the names
+            noted.append({"arm": arm, "seed": seed, "lr": lr, "edge": None, "curve": [{"lr": 1e-3, "losses": losses}]})
+    for seed in range(3):
+        make_run(tmp_path, seed=seed, lr=1e-3)
+    noted += [{"arm": {"placement": "pre", "norm": "layernorm"}, "seed": seed, "lr": 1e-3} for seed in range(3)]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    report = make_report([tmp_path])
+    never, at_seed = [caveat for caveat in report.answer.caveats if caveat.kind == CaveatKind.LOST_RUNS]
+    assert never.serious and at_seed.serious
+    assert never.text.startswith("post · none: every learning rate that was tried diverged or failed, so")
+    assert at_seed.found[0].arms == ("rmsnorm · post",) and at_seed.found[0].seeds == (2,)
+    (table,) = [table for table in report.tables if table.key == "search"]
+    assert [row[0] for row in table.rows] == ["layernorm · post", "rmsnorm · post", "post · none"]
+
+
 @pytest.mark.parametrize("value, word", [(None, "null"), (False, "false"), ([0.9, 0.99], "[0.9,0.99]"), (1e-3, "1e-3")])
 def test_a_choice_is_of_the_arm_however_its_values_are_written(tmp_path: Path, value: Any, word: str) -> None:
     for other, lr in ((value, 1e-3), (0.5, 3e-3)):

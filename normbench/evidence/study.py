@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -132,8 +132,28 @@ class RecordedStudy:
         """Tell whether a run has the settings and the learning rate of a choice that a sweep has noted."""
         if choice.get("seed", run.seed) != run.seed:
             return False
-        given = {**choice["arm"], LEARNING_RATE: choice["lr"]}
-        return all(canonical(str(self.value_of(run, key))) == canonical(str(value)) for key, value in given.items())
+        return self.has_settings(run, {**choice["arm"], LEARNING_RATE: choice["lr"]})
+
+    def has_settings(self, run: RecordedRun, settings: Mapping[str, Any]) -> bool:
+        """Tell whether a run has settings, however their values are written."""
+        return all(canonical(str(self.value_of(run, key))) == canonical(str(value)) for key, value in settings.items())
+
+    def without_rate(self) -> Iterator[tuple[Arm, Mapping[str, Any]]]:
+        """Yield what sweeps have noted of arms, or of seeds of an arm, for which no learning rate was left.
+
+        Each with its arm, which has no runs where no rate was left for any of its seeds.
+        """
+        for folder, noted in self.noted.items():
+            for choice in noted:
+                if choice["lr"] is None:
+                    yield self.arm_of(choice, folder), choice
+
+    def arm_of(self, choice: Mapping[str, Any], folder: Path) -> Arm:
+        """Return the arm for which a sweep in a folder has chosen; one without runs where no run has its settings."""
+        for arm in self.arms:
+            if any(run.path.parent == folder and self.has_settings(run, choice["arm"]) for run in arm.runs):
+                return arm
+        return Arm(choice["arm"])
 
     @property
     def fairly_chosen(self) -> bool:

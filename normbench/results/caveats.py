@@ -390,6 +390,28 @@ def missing_seeds(case: Case) -> Iterator[Caveat]:
 
 
 @caveat
+def without_rate(case: Case) -> Iterator[Caveat]:
+    """Find arms, and seeds of arms, that a sweep left out since they did not train at any learning rate."""
+    names = list[str]()
+    seeds_of = defaultdict[str, list[int]](list)  # by the arm, of those that have runs
+    for arm, choice in case.study.without_rate():
+        if not arm.runs:
+            names.append(arm.name)
+        elif choice.get("seed", None) not in {None, *arm.seeds}:
+            seeds_of[arm.name].append(choice["seed"])
+    if names:
+        evidence = Evidence("", each_once(names))
+        sentence = "every learning rate that was tried diverged or failed, so it has no run and is not compared"
+        yield Caveat(kind=CaveatKind.LOST_RUNS, found=(evidence,), text=say_of_arms([evidence], sentence))
+    for name, seeds in seeds_of.items():
+        evidence = Evidence("", (name,), seeds=tuple(seeds))
+        lost = join_first([str(seed) for seed in seeds])
+        sentence = f"every learning rate that was tried for seed {lost} diverged or failed, so it has no run there"
+        text = f"{name}: {sentence}; without these seeds it looks better than it is"
+        yield Caveat(kind=CaveatKind.LOST_RUNS, found=(evidence,), text=text)
+
+
+@caveat
 def open_rates(case: Case) -> Iterator[Caveat]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(case.study):

@@ -206,15 +206,15 @@ def searches(study: RecordedStudy) -> list[Search]:
     for arm, run in study.pairs:
         if run.path in study.choices:
             arm_of_choice[id(study.choices[run.path])] = arm
+    for arm, choice in study.without_rate():
+        arm_of_choice[id(choice)] = arm
     order = [arm.name for arm in study.arms]
     choices_of = defaultdict[str, list[Mapping[str, Any]]](list)
     arms = dict[str, Arm]()
     for noted in study.noted.values():
         for choice in noted:
-            arm_with_runs = arm_of_choice.get(id(choice))
-            is_without_rate = choice["lr"] is None
-            if has_form(choice.get("curve"), list[TriedRate]) and (arm_with_runs or is_without_rate):
-                arm = arm_with_runs or Arm(choice["arm"])
+            if has_form(choice.get("curve"), list[TriedRate]) and id(choice) in arm_of_choice:
+                arm = arm_of_choice[id(choice)]
                 arms[arm.name] = arm
                 choices_of[arm.name].append(choice)
     with_runs = [name for name in order if name in arms]
