@@ -108,8 +108,8 @@ class Bench(Study):
 
     def sizes_on(self, device: torch.device, dtype: str) -> list[Size]:
         """Return the size of each input, the one beyond the cache included where it is wanted."""
-        wanted = device.type == "cuda" if self.beyond is None else self.beyond
-        if not wanted:
+        goes_beyond = device.type == "cuda" if self.beyond is None else self.beyond
+        if not goes_beyond:
             return self.sizes
         features = max(self.widths)
         row_bytes = features * getattr(torch, dtype).itemsize
@@ -134,12 +134,12 @@ class Bench(Study):
     def check_norm(self, subject: Subject, features: int) -> None:
         """Refuse a norm that does nothing, and one without any implementation."""
         name = subject.settings["norm"]
-        one = next(make_candidates(subject, features, self.implementations), None)
-        if one is None:
+        candidate = next(make_candidates(subject, features, self.implementations), None)
+        if candidate is None:
             words = ",".join(self.implementations)
             raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
         x = torch.zeros(1, 2, features, device=subject.device)
-        if one.norm(x) is x:
+        if candidate.norm(x) is x:
             raise UsageError(f"norm={name} leaves its input as it is, which costs nothing: leave it out")
 
     def measure(self, subject: Subject) -> Iterator[Row]:
@@ -186,14 +186,14 @@ class Bench(Study):
                     yield subject, {**row, "code": explain(error.__cause__ or error)}
                     continue
                 timed.append(TimedNorm(subject, candidate, row))
-        norms = [one.candidate for one in timed]
+        norms = [timed_norm.candidate for timed_norm in timed]
         for passes, moved in MOVED.items():
             gradient = dy if passes == FORWARD_BACKWARD else None
             with torch.set_grad_enabled(passes == FORWARD_BACKWARD):
                 measured = list(self.time_passes(norms, x, gradient, source, moved))
             for rows_of_round in measured:
-                for one, own in zip(timed, rows_of_round, strict=True):
-                    yield one.subject, {**one.row, "passes": passes, **own}
+                for timed_norm, row_of_norm in zip(timed, rows_of_round, strict=True):
+                    yield timed_norm.subject, {**timed_norm.row, "passes": passes, **row_of_norm}
 
     def time_passes(
         self, norms: Sequence[Candidate], x: Tensor, dy: Tensor | None, source: Tensor, moved: int
@@ -216,7 +216,7 @@ class Bench(Study):
         flush = torch.zeros(last_level_cache(x.device) // 4, device=x.device).sum
         for cache, prepare in {"warm": None, "cold": flush}.items():
             for number, seconds in enumerate(time_in_turn(all_calls, self.rounds, prepare)):
-                copy_time, baseline_time, *times = [1e6 * one for one in seconds]
+                copy_time, baseline_time, *times = [1e6 * duration for duration in seconds]
                 floor = copy_time * moved / 2  # a copy reads a tensor, and writes one
                 of_round: Row = {
                     "moved_bytes": moved * x.nbytes,
@@ -226,7 +226,7 @@ class Bench(Study):
                     "floor_us": floor,
                     "baseline_us": baseline_time,
                 }
-                found = []
+                rows_of_norms = []
                 for time, peak in zip(times, peaks, strict=True):
                     row = {
                         **of_round,
@@ -235,44 +235,44 @@ class Bench(Study):
                         "memory": peak / x.nbytes,
                         "time_us": time,
                     }
-                    found.append(row)
-                yield found
+                    rows_of_norms.append(row)
+                yield rows_of_norms
 
     def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
         count = self.steps + WARM_UP_STEPS + COUNTED_STEPS
         timed = [warm_up_steps(subject, count) for subject in subjects]
         calls = list[Call]()
-        for one in timed:
-            calls += [one.with_norms, one.without_norms]
+        for timed_steps in timed:
+            calls += [timed_steps.with_norms, timed_steps.without_norms]
         for number, seconds in enumerate(time_in_turn(calls, self.steps, prepare=do_nothing)):
-            microseconds = [1e6 * one for one in seconds]
-            for one, time, without in zip(timed, microseconds[::2], microseconds[1::2], strict=True):
+            microseconds = [1e6 * duration for duration in seconds]
+            for timed_steps, time, without in zip(timed, microseconds[::2], microseconds[1::2], strict=True):
                 times = {"share": 100 * (1 - without / time), "time_us": time, "without_us": without}
-                yield one.subject, {"passes": STEP, **one.row, "round": number, **times}
+                yield timed_steps.subject, {"passes": STEP, **timed_steps.row, "round": number, **times}
 
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
         """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
-        found = list[str]()
-        for device, own in split_by_device(rows).items():
-            found += findings_on(device, own, self.sizes)
-        return found
+        sentences = list[str]()
+        for device, rows_of_device in split_by_device(rows).items():
+            sentences += findings_on(device, rows_of_device, self.sizes)
+        return sentences
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
-        found = list[Table]()
-        for device, own in split_by_device(rows).items():
-            found += tables_on(device, own, self.sizes)
-        return found
+        tables = list[Table]()
+        for device, rows_of_device in split_by_device(rows).items():
+            tables += tables_on(device, rows_of_device, self.sizes)
+        return tables
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
-        found = list[Figure]()
-        for device, own in split_by_device(rows).items():
-            found += figures_on(device, own)
-        return found
+        drawings = list[Figure]()
+        for device, rows_of_device in split_by_device(rows).items():
+            drawings += figures_on(device, rows_of_device)
+        return drawings
 
 
 # ---- what is timed
@@ -342,8 +342,8 @@ def leave_out_norms(tree: Tree) -> Tree:
 def count_codes(norms: Sequence[nn.Module]) -> str:
     """Write how many norms run by each code: `9 × native and 8 × eager`."""
     counts = Counter(map(code_of, norms))
-    told = [f"{number} × {code}" for code, number in counts.items()]
-    return " and ".join(told)
+    phrases = [f"{number} × {code}" for code, number in counts.items()]
+    return " and ".join(phrases)
 
 
 def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[nn.Module]]:
@@ -362,9 +362,9 @@ def training_step(subject: Subject, tree: Tree, count: int) -> tuple[Call, list[
     if trainer["grad_clip"]:
         trainer["grad_clip"] = 1e-12
     optim = {**tree["optim"], "lr": 1e-12}
-    own = replace(subject, tree={**tree, "trainer": trainer, "optim": optim})
-    model, norms = own.build()
-    remaining = steps(own, model, norms, finite=False)
+    timed_subject = replace(subject, tree={**tree, "trainer": trainer, "optim": optim})
+    model, norms = timed_subject.build()
+    remaining = steps(timed_subject, model, norms, finite=False)
 
     def take_next() -> object:
         return next(remaining)
@@ -379,10 +379,10 @@ def split_by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the rows of each device, by its name: times of two GPUs are in no table together."""
     if "device" not in rows or rows["device"].nunique() < 2:
         return {"": rows}
-    found = {}
-    for name, own in rows.groupby("device", sort=False):
-        found[str(name)] = own
-    return found
+    rows_by_device = {}
+    for name, rows_of_device in rows.groupby("device", sort=False):
+        rows_by_device[str(name)] = rows_of_device
+    return rows_by_device
 
 
 def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Iterator[str]:
@@ -391,15 +391,15 @@ def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Itera
     arms = arms_of(rows)
     training = rows[rows["passes"] == STEP]
     for arm in arms:
-        own = training[is_arm(training, arm.settings)]
-        if len(own):
-            yield f"{at}{label_of(arm)}: {tell_rounds(own['share'])} % of a training step."
+        rows_of_arm = training[is_arm(training, arm.settings)]
+        if len(rows_of_arm):
+            yield f"{at}{label_of(arm)}: {tell_rounds(rows_of_arm['share'])} % of a training step."
     is_shown = (rows["passes"] == FORWARD_BACKWARD) & (rows["cache"] == "warm") & is_asked_for(rows, sizes)
     norms = rows[is_shown]
     for arm in arms:
-        own = of_largest_input(norms[is_arm(norms, arm.settings)])
-        for (dtype, implementation), ratios in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
-            what = f"{at}{label_of(arm)}, {implementation}, {dtype}, {tell_size(own)}: {FORWARD_BACKWARD} in"
+        rows_of_arm = of_largest_input(norms[is_arm(norms, arm.settings)])
+        for (dtype, implementation), ratios in rows_of_arm.groupby(["dtype", "implementation"], sort=False)["ratio"]:
+            what = f"{at}{label_of(arm)}, {implementation}, {dtype}, {tell_size(rows_of_arm)}: {FORWARD_BACKWARD} in"
             yield f"{what} {tell_rounds(ratios)} times that of torch.nn.LayerNorm."
 
 
@@ -408,52 +408,52 @@ def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Ta
     at = f", {device}" if device else ""
     suffix = f"-{key_word(device)}" if device else ""
     norms = rows[rows["passes"].isin(list(MOVED))]
-    wanted = is_asked_for(norms, sizes)
-    found = [
+    has_asked_size = is_asked_for(norms, sizes)
+    tables = [
         *costs_tables(norms, varied_settings(rows), at, suffix),
-        *pair_tables(norms[wanted], at, suffix),
-        *pair_tables(norms[~wanted], at, f"-beyond{suffix}"),
+        *pair_tables(norms[has_asked_size], at, suffix),
+        *pair_tables(norms[~has_asked_size], at, f"-beyond{suffix}"),
     ]
     training = rows[rows["passes"] == STEP]
     if len(training):
         numbers = [name for name in OF_STEPS if name in training]  # an earlier study has counted no operators
         by = [*varied_settings(rows), "code"]
-        found.append(medians_table(f"steps{suffix}", f"Norms in a training step{at}", training, by, numbers))
+        tables.append(medians_table(f"steps{suffix}", f"Norms in a training step{at}", training, by, numbers))
     failed = rows[rows["time_us"].isna()]
     if len(failed):
         cells = failed[["dtype", "code"]].to_dict("records")
-        found.append(rows_table(f"left-out{suffix}", f"Not measured{at}", cells, 2))
-    return [table for table in found if table.rows]
+        tables.append(rows_table(f"left-out{suffix}", f"Not measured{at}", cells, 2))
+    return [table for table in tables if table.rows]
 
 
 def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str) -> Iterator[Table]:
     """Yield what norms cost, a table for each size and format of the input. arms: the settings that tell them apart."""
     by = [*arms, "implementation", "code", "passes", "cache"]
-    for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
+    for (dtype, count, width), rows_of_size in norms.groupby(["dtype", "rows", "features"], sort=False):
         key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
-        caches = tell_caches(own)
+        caches = tell_caches(rows_of_size)
         title = f"{whole(count)} rows × {whole(width)} features, {dtype}{caches}{at}"
-        yield medians_table(key, title, own, by, COSTS)
+        yield medians_table(key, title, rows_of_size, by, COSTS)
 
 
 def pair_tables(norms: pd.DataFrame, at: str, suffix: str) -> Iterator[Table]:
     """Yield how pairs of norms compare, a table for each format of the input."""
-    for dtype, own in norms.groupby("dtype", sort=False):
-        yield pair_table(str(dtype), own, at, suffix)
+    for dtype, rows_of_dtype in norms.groupby("dtype", sort=False):
+        yield pair_table(str(dtype), rows_of_dtype, at, suffix)
 
 
 def figures_on(device: str, rows: pd.DataFrame) -> Iterator[Figure]:
     """Yield a figure for each format and state of the cache."""
     at = f", {device}" if device else ""
     norms = rows[rows["passes"].isin(list(MOVED))]
-    for (dtype, cache), own in norms.groupby(["dtype", "cache"], sort=False):
-        yield from roofline(f"{dtype}, {cache} cache{at}", own)
+    for (dtype, cache), rows_of_figure in norms.groupby(["dtype", "cache"], sort=False):
+        yield from roofline(f"{dtype}, {cache} cache{at}", rows_of_figure)
 
 
 def is_asked_for(rows: pd.DataFrame, sizes: Sequence[Size]) -> pd.Series:
     """Tell of each row whether its size was asked for, and is not that of the input beyond the cache."""
-    given = zip(rows["rows"], rows["features"], strict=True)
-    return pd.Series([size in sizes for size in given], rows.index, bool)
+    sizes_of_rows = zip(rows["rows"], rows["features"], strict=True)
+    return pd.Series([size in sizes for size in sizes_of_rows], rows.index, bool)
 
 
 def of_largest_input(rows: pd.DataFrame) -> pd.DataFrame:
@@ -483,12 +483,12 @@ def key_word(name: str) -> str:
 
 def varied_settings(rows: pd.DataFrame) -> list[str]:
     """Return the settings that tell arms apart, the norm always."""
-    found = []
+    varied = []
     for key in keys_of(rows):
         varies = rows[key].nunique(dropna=False) > 1
         if key == "norm" or varies:
-            found.append(key)
-    return found
+            varied.append(key)
+    return varied
 
 
 def tell_rounds(values: pd.Series) -> str:
@@ -503,13 +503,13 @@ def tell_rounds(values: pd.Series) -> str:
 def medians_table(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Sequence[str]) -> Table:
     """Return medians over rounds, with their intervals. by: columns that tell rows of the table apart."""
     cells = []
-    for values, own in rows.groupby(list(by), sort=False, dropna=False):
+    for values, rounds in rows.groupby(list(by), sort=False, dropna=False):
         row: Row = {}
         for name, value in zip(by, values, strict=True):
             row[HEADS.get(name, name)] = str(value)
         for name in numbers:
-            cell = significant(own[name].median())
-            low, high = median_interval(own[name])
+            cell = significant(rounds[name].median())
+            low, high = median_interval(rounds[name])
             if low < high:
                 cell += f" [{significant(low)}, {significant(high)}]"
             row[Bench.columns[name].label] = cell
@@ -521,15 +521,15 @@ def medians_table(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], n
 def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -> Table:
     """Return a table of which pairs of norms compare like with like in an implementation, at the largest size."""
     largest = of_largest_input(rows)
-    own = largest[largest["cache"] == "warm"]
-    title = f"Pairs of norms, {FORWARD_BACKWARD}, {dtype}: {tell_size(own)}{at}"
-    arms = varied_settings(own)
-    numbered = own.assign(arm=own.groupby(arms, sort=False, dropna=False).ngroup())
+    warm = largest[largest["cache"] == "warm"]
+    title = f"Pairs of norms, {FORWARD_BACKWARD}, {dtype}: {tell_size(warm)}{at}"
+    arms = varied_settings(warm)
+    numbered = warm.assign(arm=warm.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = numbered.merge(numbered, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs[f"arm{OTHER}"]]
     like = []
-    for one, other in zip(pairs["operators"], pairs[f"operators{OTHER}"], strict=True):
-        like.append("yes" if are_alike(one, other) else "no")
+    for operators, other_operators in zip(pairs["operators"], pairs[f"operators{OTHER}"], strict=True):
+        like.append("yes" if are_alike(operators, other_operators) else "no")
     quotient = pairs["time_us"] / pairs[f"time_us{OTHER}"]
     pairs = pairs.assign(quotient=quotient, like=like)
     others = [f"{key}{OTHER}" for key in arms]
@@ -540,14 +540,14 @@ def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -
 def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
     """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
     copies = rows.assign(norm="copy", time_us=rows["floor_us"])
-    both = pd.concat([rows, copies])
-    megabytes = both["moved_bytes"] / 1e6
-    both = both.assign(
-        panel=both["implementation"] + ", " + both["passes"],
+    with_copies = pd.concat([rows, copies])
+    megabytes = with_copies["moved_bytes"] / 1e6
+    with_copies = with_copies.assign(
+        panel=with_copies["implementation"] + ", " + with_copies["passes"],
         megabytes=megabytes,
-        speed=megabytes / both["time_us"] * 1e3,
+        speed=megabytes / with_copies["time_us"] * 1e3,
     )
-    rounds = both.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
+    rounds = with_copies.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
     points = rounds.median().reset_index()
     points[["low", "high"]] = [median_interval(speeds) for _, speeds in rounds]
     columns = {
@@ -555,15 +555,15 @@ def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
         "speed": Column("speed at which it moves", "GB/s"),
         "panel": Column(""),
     }
-    said = Bench.captions["roofline"]
+    title_and_caption = Bench.captions["roofline"]
     return draw_curves(
         "roofline_" + re.sub(r"\W+", "_", what),
         points,
         x="megabytes",
         y="speed",
         columns=columns,
-        title=f"{said['title']}, {what}",
-        caption=said["caption"],
+        title=f"{title_and_caption['title']}, {what}",
+        caption=title_and_caption["caption"],
         panel="panel",
         log="xy",
         band=("low", "high"),

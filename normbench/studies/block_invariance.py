@@ -57,8 +57,8 @@ def without_eps(tree: Tree) -> Tree:
     rules: dict[str, Any] = {}
     for key, section in rule_sections(tree).items():
         rules[key] = zero_eps(section) if group_of(key) == "norm" else section
-    found = {**tree, "norm": zero_eps(tree["norm"])}
-    return {**found, RULES: rules} if rules else found
+    new_tree = {**tree, "norm": zero_eps(tree["norm"])}
+    return {**new_tree, RULES: rules} if rules else new_tree
 
 
 def zero_eps(section: Tree) -> Tree:
@@ -72,8 +72,8 @@ def measure_blocks(subject: Subject) -> Iterator[Row]:
     Norms are in training and have no eps. The exponent is that of the scale of the stream with which the root mean
     square of what the block gives grows, between half of the stream and twice the stream.
     """
-    own = replace(subject, tree=without_eps(subject.tree))
-    model, norms = own.build()
+    exact_subject = replace(subject, tree=without_eps(subject.tree))
+    model, norms = exact_subject.build()
     model.double()
     for norm in norms.values():
         norm.train()  # running statistics are those of no batch yet
@@ -81,19 +81,19 @@ def measure_blocks(subject: Subject) -> Iterator[Row]:
             Adapter(-1).write_eps(norm, 0.0)
     bound = bound_of(torch.float32 if model.hosted else torch.float64)
     blocks = model.anatomy().blocks
-    shown = {"first": blocks[0], "last": blocks[-1]}
-    seen: dict[str, Call] = {}
+    measured_blocks = {"first": blocks[0], "last": blocks[-1]}
+    calls: dict[str, Call] = {}
     handles = []
-    for name, block in shown.items():
-        handles.append(block.module.register_forward_pre_hook(partial(keep, seen, name), with_kwargs=True))
-    batch = own.data.train_batch(0)
-    given = [as_double(one.to(own.device)) for one in batch.arguments]
+    for name, block in measured_blocks.items():
+        handles.append(block.module.register_forward_pre_hook(partial(keep, calls, name), with_kwargs=True))
+    batch = exact_subject.data.train_batch(0)
+    arguments = [as_double(argument.to(exact_subject.device)) for argument in batch.arguments]
     with torch.no_grad():
-        model(*given)
+        model(*arguments)
         for handle in handles:
             handle.remove()
-        for name, block in shown.items():
-            for row in measure_block(block, seen[name], bound):
+        for name, block in measured_blocks.items():
+            for row in measure_block(block, calls[name], bound):
                 yield {"block": name, **row}
 
 
@@ -134,10 +134,10 @@ def measure_block(block: Block, call: Call, bound: float) -> Iterator[Row]:
         off = {REMOVES: distance(after, before), PASSES_ON: distance(after, apply(before))}
         if after.shape == x.shape:
             off[ADDS_THE_SAME] = distance(after - changed, before - x)
-        found = [relation for relation in RELATIONS if off.get(relation, 1.0) < bound]
+        relations = [relation for relation in RELATIONS if off.get(relation, 1.0) < bound]
         row: Row = {
             "stream_change": change,
-            "makes": found[0] if found else CHANGES_WHAT_IT_ADDS,
+            "makes": relations[0] if relations else CHANGES_WHAT_IT_ADDS,
             "update": off.get(ADDS_THE_SAME),
         }
         if change == "stream × c":
@@ -185,14 +185,14 @@ def agreed(words: pd.Series) -> str:
 def tell_blocks(rows: pd.DataFrame) -> list[str]:
     """Say of each change what the last block makes of it, by arm."""
     last = rows[rows["block"] == "last"].dropna(subset=["makes"])
-    found: list[str] = []
-    for change, own in last.groupby("stream_change", sort=False):
+    sentences: list[str] = []
+    for change, rows_of_change in last.groupby("stream_change", sort=False):
         arms: dict[str, list[str]] = {}
-        for arm in arms_of(own):
-            made = agreed(own[is_arm(own, arm.settings)]["makes"])
-            arms.setdefault(made, []).append(label_of(arm))
-        told = []
-        for made, names in arms.items():
-            told.append(f"{made}: {', '.join(names)}")
-        found.append(f"Given the {change}, the last block {'; '.join(told)}.")
-    return found
+        for arm in arms_of(rows_of_change):
+            effect = agreed(rows_of_change[is_arm(rows_of_change, arm.settings)]["makes"])
+            arms.setdefault(effect, []).append(label_of(arm))
+        phrases = []
+        for effect, names in arms.items():
+            phrases.append(f"{effect}: {', '.join(names)}")
+        sentences.append(f"Given the {change}, the last block {'; '.join(phrases)}.")
+    return sentences

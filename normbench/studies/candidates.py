@@ -76,25 +76,25 @@ def name_operators(y: Tensor) -> str:
         name = re.sub(r"Backward\d*$", "", node.name())
         if not name.endswith("AccumulateGrad") and not is_view(name):
             names.append(name)
-    others = [name for name in names if name != "ToCopy"]
-    casts = len(names) - len(others)
-    found = others[0] if len(others) == 1 else f"{len(others)} operators"
+    operators = [name for name in names if name != "ToCopy"]
+    casts = len(names) - len(operators)
+    words = operators[0] if len(operators) == 1 else f"{len(operators)} operators"
     if casts:
-        found += f", {casts} casts"
-    return found
+        words += f", {casts} casts"
+    return words
 
 
 def nodes_of(y: Tensor) -> set[Any]:
     """Return all nodes of autograd's graph behind y."""
-    found = set[Any]()
+    nodes = set[Any]()
     waiting: list[Any] = [y.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in found:
+        if node is None or node in nodes:
             continue
-        found.add(node)
+        nodes.add(node)
         waiting += [before for before, _ in node.next_functions]
-    return found
+    return nodes
 
 
 def is_view(name: str) -> bool:
@@ -134,9 +134,9 @@ def peak_memory(call: Call, device: torch.device) -> int:
     profiler: Any = profiled.profiler
     changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
-    held = 0
-    most = 0
+    held_bytes = 0
+    most_bytes = 0
     for change in changes:
-        held += change.nbytes()
-        most = max(most, held)
-    return most
+        held_bytes += change.nbytes()
+        most_bytes = max(most_bytes, held_bytes)
+    return most_bytes

@@ -81,7 +81,7 @@ class Depth(Study):
         return compare_kinds(blocks, deeper, ~deeper, "skipped", number, kinds, self.columns["skipped"].unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
-        whole = compare(
+        whole_model = compare(
             rows,
             values=["loss"],
             key="loss",
@@ -105,7 +105,7 @@ class Depth(Study):
             title="What a block is worth, by half of the stack",
             notes=notes,
         )
-        each = compare(
+        each_block = compare(
             rows[rows["what"] == "block"],
             values=values,
             columns=self.columns,
@@ -114,7 +114,7 @@ class Depth(Study):
             title="What each block is worth",
             notes=notes,
         )
-        return [whole, halves, each]
+        return [whole_model, halves, each_block]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         blocks = rows[rows["what"] == "block"]
@@ -138,7 +138,7 @@ class Depth(Study):
 
 def keep_shape(streams: list[Vectors]) -> list[bool]:
     """Tell of each block whether it gives a stream of the shape that it reads."""
-    return [one.shape == other.shape for one, other in pairwise(streams)]
+    return [before.shape == after.shape for before, after in pairwise(streams)]
 
 
 def measure_blocks(
@@ -146,18 +146,18 @@ def measure_blocks(
 ) -> Iterator[Row]:
     """Yield what each block is worth. loss_of: the loss of the model with blocks in an order, None for one left out."""
     keeps = keep_shape(streams)
-    whole = loss_of(blocks)
+    whole_loss = loss_of(blocks)
     for layer, block in enumerate(blocks):
         before = blocks[:layer]
         after = blocks[layer + 1 :]
         row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
         if keeps[layer]:
-            row["skipped"] = loss_of([*before, None, *after]) - whole
+            row["skipped"] = loss_of([*before, None, *after]) - whole_loss
             row["turned"] = angular_distance(streams[layer], streams[layer + 1])
         can_be_swapped = bool(after) and keeps[layer] and keeps[layer + 1]
         if can_be_swapped:
             following, *rest = after
-            row["swapped"] = loss_of([*before, following, block, *rest]) - whole
+            row["swapped"] = loss_of([*before, following, block, *rest]) - whole_loss
         yield row
 
 
@@ -184,9 +184,9 @@ def pass_on(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
     """Yield the angular distance of any two streams of one shape."""
-    for (layer, one), (to, other) in combinations(enumerate(streams), 2):
-        if one.shape == other.shape:
-            yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
+    for (layer, stream), (to, other_stream) in combinations(enumerate(streams), 2):
+        if stream.shape == other_stream.shape:
+            yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(stream, other_stream)}
 
 
 @torch.no_grad()

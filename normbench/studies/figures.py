@@ -65,8 +65,8 @@ def draw_curves(
         sentences.append(f"Line: mean of {seeds} seeds; band: from the lowest to the highest.")
     ends = []
     for subplot in shown:
-        for one in subplot.series:
-            parts = (subplot.title, one.entry.label, one.value)
+        for series in subplot.series:
+            parts = (subplot.title, series.entry.label, series.value)
             ends.append(" ".join(part for part in parts if part))
     alt = f"{columns[y].words} against {columns[x].words}; at the right end: {at_most(ends)}."
     return [Figure(name, capitalized(title), sentences, alt, canvas, data)]
@@ -104,10 +104,10 @@ def make_subplots(
     values = list(dict.fromkeys(rows[panel])) if panel else [None]
     subplots = []
     for value, together in product(values, style.panels_of(arms)):
-        own = data[data[panel] == value] if panel else data
+        panel_data = data[data[panel] == value] if panel else data
         series = []
         for entry in together.entries:
-            line = own[is_arm(own, entry.arm.settings)].sort_values(x)
+            line = panel_data[is_arm(panel_data, entry.arm.settings)].sort_values(x)
             if len(line):
                 end = compact(float(line["mean"].iloc[-1]))
                 series.append(Series(entry, line.assign(x=line[x]), end))

@@ -78,7 +78,7 @@ class Folding(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, folded = self.folded(subject)
-        batches = [to_device(one, subject.device) for one in subject.data.eval_batches("val", 4)]
+        batches = [to_device(batch, subject.device) for batch in subject.data.eval_batches("val", 4)]
         yield from measure_changes(model, folded.model, batches)
         share_left = count_parameters(folded.model) / count_parameters(model)
         single = copy.deepcopy(folded.model).float()
@@ -117,8 +117,10 @@ class Folding(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         changed = rows.dropna(subset="change")
-        said = self.captions["folding"]
-        return draw_curves("folding", changed, x="bits", y="change", panel="of", columns=self.columns, **said)
+        title_and_caption = self.captions["folding"]
+        return draw_curves(
+            "folding", changed, x="bits", y="change", panel="of", columns=self.columns, **title_and_caption
+        )
 
 
 # ---- folding
@@ -420,13 +422,13 @@ def measure_changes(model: Model, folded: Model, batches: Sequence[Batch]) -> It
     for bits, dtype in dtypes.items():
         plain = copy.deepcopy(model).to(dtype)
         folded_too = copy.deepcopy(folded).to(dtype)
-        found = {
+        changes = {
             "folding": change_between(plain, folded_too, batches),
             "rounding": change_between(exact, plain, batches),
         }
-        for what, differences in found.items():
+        for kind, differences in changes.items():
             if differences["change"]:  # in float64 there is no rounding
-                yield {"of": what, "bits": bits, **differences}
+                yield {"of": kind, "bits": bits, **differences}
 
 
 def change_between(model: Model, other: Model, batches: Sequence[Batch]) -> Row:
@@ -495,11 +497,11 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
         write_bytes(out, to_safetensors(folded.model.float(), notes))
         show_table("site", {**folded.done, **folded.refused})
         stages.begin("measuring what that changes, and what it saves")
-        found: list[Row] = []
+        rows: list[Row] = []
         for row in study.measure(subject):
-            stages.note(f"{len(found) + 1} rows")
-            found.append(row)
-    *changed, saved = found
+            stages.note(f"{len(rows) + 1} rows")
+            rows.append(row)
+    *changed, saved = rows
     for metric, what in {"change": "largest change of a logit, nats", "loss": "change of the loss, nats"}.items():
         table = {}
         for row in changed:

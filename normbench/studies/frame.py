@@ -253,8 +253,8 @@ class Study(ABC):
         for metric in self.measured_in(rows):
             words = self.columns[metric].words
             caption = f"By {self.columns[place].words}."
-            said = {"title": words, "caption": caption, **self.captions.get(metric, {})}
-            drawings += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **said)
+            title_and_caption = {"title": words, "caption": caption, **self.captions.get(metric, {})}
+            drawings += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **title_and_caption)
         return drawings
 
     def measured_in(self, rows: pd.DataFrame) -> list[str]:
@@ -327,16 +327,16 @@ def make_study(kind: type[Study], words: Sequence[str]) -> Study:
         UsageError: an unknown key, a wrong type, a value out of bounds.
     """
     known = known_settings(kind)
-    given = dict[str, Any]()
+    settings = dict[str, Any]()
     for word in words:
         name = key_of(word).partition(".")[2]
         value = word.partition("=")[2]
         if takes_list(known.get(name)) and not value.startswith("[") and value != "null":
             value = f"[{value}]"  # which a person need not write
-        given[name] = compose.value_of(value)
-    given = check_values("study.", given, known, f"study {kind.name}")
-    study = kind(**given)
-    study.settings = given
+        settings[name] = compose.value_of(value)
+    settings = check_values("study.", settings, known, f"study {kind.name}")
+    study = kind(**settings)
+    study.settings = settings
     return study
 
 

@@ -68,20 +68,20 @@ def export_graph(model: Model, batch: Batch, norms: Container[nn.Module]) -> fx.
     for node in list(graph.nodes):
         if node.name in names:
             with graph.inserting_before(node):
-                own = graph.create_node("get_attr", names[node.name])
-            own.meta = node.meta
-            node.replace_all_uses_with(own)
+                attribute = graph.create_node("get_attr", names[node.name])
+            attribute.meta = node.meta
+            node.replace_all_uses_with(attribute)
             graph.erase_node(node)
         elif node.op == "call_function" and node.name.startswith("_assert"):
             graph.erase_node(node)
         elif changes_nothing(node):  # inside of a norm too, behind which the model may read its input by this name
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    whole = set[str]()
+    paths = set[str]()
     for path, module in model.named_modules():
         if module in norms or is_layer(module) or isinstance(module, nn.Embedding | NO_LAYERS):
-            whole.add(path)
-    for call, nodes in calls_of(graph, whole).items():
+            paths.add(path)
+    for call, nodes in calls_of(graph, paths).items():
         join(graph, re.sub(r"@\d+$", "", call), nodes)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
@@ -100,13 +100,13 @@ def changes_nothing(node: fx.Node) -> bool:
 
 def calls_of(graph: fx.Graph, whole: Container[str]) -> dict[str, list[fx.Node]]:
     """Return the nodes of each call of the modules with these paths; a second call of a module has `@1` behind it."""
-    found = defaultdict[str, list[fx.Node]](list)
+    calls = defaultdict[str, list[fx.Node]](list)
     for node in graph.nodes:
         for path, _ in node.meta.get("nn_module_stack", {}).values():
             if re.sub(r"@\d+$", "", path) in whole:
-                found[path].append(node)
+                calls[path].append(node)
                 break
-    return found
+    return calls
 
 
 def join(graph: fx.Graph, path: str, nodes: Sequence[fx.Node]) -> None:
@@ -122,9 +122,9 @@ def join(graph: fx.Graph, path: str, nodes: Sequence[fx.Node]) -> None:
         return
     (last,) = leaving
     with graph.inserting_after(last):
-        one = graph.create_node("call_module", path, tuple(entering))
-        one.meta = last.meta
-    last.replace_all_uses_with(one)
+        joined = graph.create_node("call_module", path, tuple(entering))
+        joined.meta = last.meta
+    last.replace_all_uses_with(joined)
     for node in reversed(nodes):
         graph.erase_node(node)
 
@@ -251,7 +251,7 @@ class ModelGraph:
         Raises:
             NotFoldable: the stream is not made of linear layers and embeddings alone, or its mean is read.
         """
-        found = list[StreamWriter]()
+        all_writers = list[StreamWriter]()
         visited = set[fx.Node]()
         waiting = [node]
         while waiting:
@@ -261,11 +261,11 @@ class ModelGraph:
             visited.add(node)
             writers = self.writers_at(node)
             if writers:
-                found += writers
+                all_writers += writers
             else:
                 waiting += self.summands(node)
             waiting += self.stream_readers(node)
-        return found
+        return all_writers
 
     def writers_at(self, node: fx.Node) -> list[StreamWriter]:
         """Return the tensors with which a layer, an embedding or a parameter writes; nothing for another node.
@@ -306,13 +306,13 @@ class ModelGraph:
         Raises:
             NotFoldable: something else reads it.
         """
-        found = []
+        passing = []
         for user in self.readers(node):
             if self.name(user) in PASS_MEANS:
-                found.append(user)
+                passing.append(user)
             elif not self.is_blind_norm(user):
                 raise NotFoldable(f"{self.name(user)} reads the stream with its mean")
-        return found
+        return passing
 
     def is_blind_norm(self, node: fx.Node) -> bool:
         """Tell whether a node is a norm that does not depend on the mean of what it reads."""
