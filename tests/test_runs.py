@@ -190,7 +190,7 @@ def test_steps_of_many_lengths_are_not_replayed_whole(how: str) -> None:
 NOT_RECORDED = {
     "trainer.accumulate=2": "trainer.compile=graph with trainer.accumulate=2 is refused: ",
     "trainer.precision=fp16": "trainer.compile=graph with trainer.precision=fp16 is refused: ",
-    "optim._target_=torch.optim.RAdam": "trainer.compile=graph with optim=adamw is refused: ",
+    "optim._target_=torch.optim.RAdam": "trainer.compile=graph with optim._target_=torch.optim.RAdam is refused: ",
     "+optim.foreach=true": "trainer.compile=graph with optim=adamw is refused: ",
     "trainer.shard=true": "trainer.shard=true with trainer.compile=graph is refused: ",
     "trainer.recompute=true": "trainer.recompute=true with trainer.compile=graph is refused: ",

@@ -198,6 +198,7 @@ def test_mup_lowers_the_rate_of_matrices_and_not_their_decay_in_a_step() -> None
     [
         ("model.tied=true", "set model.tied=false"),
         ("optim=sgd", "^init=mup with optim=sgd is refused: .*; use optim=adamw"),
+        ("optim._target_=torch.optim.SGD", "^init=mup with optim._target_=torch.optim.SGD is refused: "),
         ("weights=spectral", "^init=mup with weights=spectral is refused: "),
     ],
 )

@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
+from normbench.config.groups import options, section_of
 from normbench.config.rules import Rule, is_rule, read_rule, rule_sections, section_at
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import class_made_by, import_target
@@ -120,7 +121,15 @@ class Recipe:
     def in_words(self, group: str) -> str:
         """Return what was chosen of a group, its rules too: `norm=layernorm norm@qk=rmsnorm`."""
         chosen = [section for section in self.sections_of(group) if section in self.options]
-        return " ".join(f"{section}={self.options[section]}" for section in chosen)
+        return " ".join(self.choice_of(section, group) for section in chosen)
+
+    def choice_of(self, section: str, group: str) -> str:
+        """Return the word for what a section has: its option, or the class that was set in place of the option's."""
+        option = self.options[section]
+        target = str(section_at(self.tree, section).get("_target_"))
+        if option in options(group) and section_of(group, option).get("_target_") != target:
+            return name_target(section, target)
+        return f"{section}={option}"
 
 
 def resolve(section: str, values: Tree, option: str = "") -> Part:
