@@ -300,13 +300,13 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Interval):
         return to_plain(value._asdict())
     if is_dataclass(value):
-        names = [one.name for one in fields(value)]
+        names = [field.name for field in fields(value)]
         names += getattr(value, "DERIVED", ())
         return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {key: to_plain(own) for key, own in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [to_plain(own) for own in value]
+        return [to_plain(item) for item in value]
     return value
 
 
@@ -320,17 +320,17 @@ def from_plain(kind: Any, value: Any) -> Any:
             return math.nan
         return float(value) if isinstance(value, str) else value  # an infinity is a word
     if isinstance(kind, type) and (kind is Interval or is_dataclass(kind)):
-        own = {}
+        values = {}
         for name, hint in get_type_hints(kind).items():
             if name in value:  # an older answer may lack what has a default now
-                own[name] = from_plain(hint, value[name])
+                values[name] = from_plain(hint, value[name])
         make: type[Any] = kind
-        return make(**own)
+        return make(**values)
     if origin is tuple:
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(from_plain(one, own) for one, own in zip(kinds, value, strict=True))
+        return tuple(from_plain(item_kind, item) for item_kind, item in zip(kinds, value, strict=True))
     if origin is Mapping:
-        return {key: from_plain(arguments[1], own) for key, own in value.items()}
+        return {key: from_plain(arguments[1], item) for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value)
     return value

@@ -71,10 +71,10 @@ class Readings:
 def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
     """Return what probes read of an arm. blocks: as `activations_frame` has them."""
     runs = arm.finished
-    own = blocks[blocks["arm"] == arm.name]
-    streams = own["stream RMS"].tolist() or [NAN]
-    gradients = own["gradient norm"].tolist() or [NAN]
-    saturated = own["saturated"].max()
+    blocks_of_arm = blocks[blocks["arm"] == arm.name]
+    streams = blocks_of_arm["stream RMS"].tolist() or [NAN]
+    gradients = blocks_of_arm["gradient norm"].tolist() or [NAN]
+    saturated = blocks_of_arm["saturated"].max()
     return Readings(
         entering=mean_probed(runs, ENTERING, 0),
         passed=mean_probed(runs, PASSED, 0),
@@ -90,8 +90,8 @@ def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean of the values that are finite; NaN where none is."""
-    found = finite_numbers(values)
-    return float(np.mean(found)) if found else NAN
+    finite = finite_numbers(values)
+    return float(np.mean(finite)) if finite else NAN
 
 
 def mean_probed(runs: Iterable[RecordedRun], tag: re.Pattern[str], place: int) -> float:
@@ -130,38 +130,38 @@ def causes_of(
 
     readings_of: what probes read of each arm, by its name.
     """
-    found = []
+    causes = []
     for arm in arms:
         if not arm.trained:
-            found.append(Cause(arm.name, None, reasons_of(readings_of[arm.name])))
-    for one in differences:
-        if one.real:
-            reasons = reasons_between(readings_of[one.arm], readings_of[one.baseline])
+            causes.append(Cause(arm.name, None, reasons_of(readings_of[arm.name])))
+    for difference in differences:
+        if difference.real:
+            reasons = reasons_between(readings_of[difference.arm], readings_of[difference.baseline])
             if reasons:
-                found.append(Cause(one.arm, one.baseline, reasons))
-    return tuple(found)
+                causes.append(Cause(difference.arm, difference.baseline, reasons))
+    return tuple(causes)
 
 
 def reasons_of(readings: Readings) -> tuple[Reason, ...]:
     """Return what may have kept an arm from training."""
-    found = []
+    reasons = []
     if readings.entering < SMALL:
         evidence = {"entering": readings.entering}
         if readings.passed < SMALL:
             evidence["passed"] = readings.passed
-        found.append(Reason(ReasonKind.SMALL_STREAM, evidence))
+        reasons.append(Reason(ReasonKind.SMALL_STREAM, evidence))
     if readings.saturated > MOSTLY_SATURATED:
-        found.append(Reason(ReasonKind.SATURATED, {"saturated": readings.saturated}))
+        reasons.append(Reason(ReasonKind.SATURATED, {"saturated": readings.saturated}))
     if readings.in_blocks < VANISHED * readings.gradient:
-        found.append(Reason(ReasonKind.VANISHING, {"in_blocks": readings.in_blocks, "gradient": readings.gradient}))
+        reasons.append(Reason(ReasonKind.VANISHING, {"in_blocks": readings.in_blocks, "gradient": readings.gradient}))
     elif readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
         evidence = {"last_gradient": readings.last_gradient, "first_gradient": readings.first_gradient}
-        found.append(Reason(ReasonKind.VANISHING_DOWN, evidence))
+        reasons.append(Reason(ReasonKind.VANISHING_DOWN, evidence))
     if readings.fall < FALLS:
-        found.append(Reason(ReasonKind.STANDING, {"fall": readings.fall}))
+        reasons.append(Reason(ReasonKind.STANDING, {"fall": readings.fall}))
     elif readings.fall >= FALLS:  # it may be NaN
-        found.append(Reason(ReasonKind.FALLING, {"fall": readings.fall}))
-    return tuple(found)
+        reasons.append(Reason(ReasonKind.FALLING, {"fall": readings.fall}))
+    return tuple(reasons)
 
 
 def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
@@ -171,13 +171,13 @@ def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
         ReasonKind.FIRST_GRADIENT: (ours.first_gradient, theirs.first_gradient),
         ReasonKind.LAST_GRADIENT: (ours.last_gradient, theirs.last_gradient),
     }
-    found = []
-    for kind, (own, other) in measures.items():
-        if own > APART * other or other > APART * own:
-            found.append(Reason(kind, {"arm": own, "baseline": other}))
+    reasons = []
+    for kind, (of_arm, of_baseline) in measures.items():
+        if of_arm > APART * of_baseline or of_baseline > APART * of_arm:
+            reasons.append(Reason(kind, {"arm": of_arm, "baseline": of_baseline}))
     if ours.saturated > SATURATED:
-        found.append(Reason(ReasonKind.SATURATED, {"saturated": ours.saturated}))
-    return tuple(found)
+        reasons.append(Reason(ReasonKind.SATURATED, {"saturated": ours.saturated}))
+    return tuple(reasons)
 
 
 # ---- what to do next
@@ -195,43 +195,43 @@ def next_steps(
     readings_of: what probes read of each arm, by its name. margin: the largest difference that does not matter; by
     default half of the smallest that the seeds can show.
     """
-    found = []
+    steps = []
     resume = study.resume()
     if resume and any(run.status in ("interrupted", "running") for run in study.runs):
-        found.append(NextStep(StepKind.FINISH, resume))
+        steps.append(NextStep(StepKind.FINISH, resume))
     for arm in arms:
         if not arm.trained:
             remedies = remedies_for(readings_of[arm.name])
-            found.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
-    undecided = [one for one in differences if one.verdict in UNDECIDED]
+            steps.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
+    undecided = [difference for difference in differences if difference.verdict in UNDECIDED]
     if undecided:
-        found += more_seeds(study, undecided, margin)
-    if differences and not found:
-        found.append(confirm_elsewhere(study))
-    return tuple(found)
+        steps += more_seeds(study, undecided, margin)
+    if differences and not steps:
+        steps.append(confirm_elsewhere(study))
+    return tuple(steps)
 
 
 def remedies_for(readings: Readings) -> tuple[Remedy, ...]:
     """Return what may make an arm train."""
-    found = []
+    remedies = []
     if readings.entering < SMALL and readings.passed < SMALL:
-        found.append(Remedy.LARGER_STREAM)
+        remedies.append(Remedy.LARGER_STREAM)
     if readings.saturated > MOSTLY_SATURATED or readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
-        found.append(Remedy.WARMUP)
+        remedies.append(Remedy.WARMUP)
     if readings.fall >= FALLS:
-        found.append(Remedy.STEPS)
-    return tuple(found or [Remedy.OTHER_RATES])
+        remedies.append(Remedy.STEPS)
+    return tuple(remedies or [Remedy.OTHER_RATES])
 
 
 def more_seeds(study: RecordedStudy, differences: Sequence[Difference], margin: float | None) -> list[NextStep]:
     """Return the step that adds the seeds which undecided comparisons need; none where they have enough."""
-    detectable = finite_numbers(one.detectable for one in differences)
+    detectable = finite_numbers(difference.detectable for difference in differences)
     if not detectable:
         return [NextStep(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))]
     size = margin or float(f"{max(detectable) / 2:.1g}")
-    widest = max(one.sd for one in differences)
+    widest = max(difference.sd for difference in differences)
     needed = seeds_needed(size, widest, family=differences[0].family)
-    more = needed - min(one.n for one in differences)
+    more = needed - min(difference.n for difference in differences)
     if more <= 0:
         return []
     return [NextStep(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)]

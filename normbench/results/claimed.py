@@ -268,7 +268,7 @@ class ClaimResult:
 
     def as_record(self) -> dict[str, Any]:
         """Return what claim.json holds, by name."""
-        content = {one.name: getattr(self, one.name) for one in fields(self)}
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
         content["judgement"] = self.judgement.derive() if self.judgement else None
         return content
 

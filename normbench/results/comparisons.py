@@ -142,11 +142,11 @@ def compare_lost_runs(arms: Sequence[Arm], baseline: Baseline) -> tuple[LostRuns
 
 def were_lost(arm: Arm) -> list[bool]:
     """Return for each run that finished or diverged whether it was lost: it diverged, or did not train."""
-    found = []
+    lost = []
     for run in arm.runs:
         if run.ended:
-            found.append(run.status == "diverged" or run.trained is False)
-    return found
+            lost.append(run.status == "diverged" or run.trained is False)
+    return lost
 
 
 def by_seed(runs: Sequence[RecordedRun], measure: Callable[[RecordedRun], float]) -> dict[int, float]:

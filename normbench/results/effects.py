@@ -296,11 +296,11 @@ class Computation:
             raise EffectError(f"{reference} has no value to which {arm} is compared")
         seeds = descents.index.get_level_values(0)
         steps = []
-        for seed, own, other in zip(seeds, descents, references.reindex(descents.index), strict=True):
-            first = own.first_step(other.losses[-1])
+        for seed, descent, reference_descent in zip(seeds, descents, references.reindex(descents.index), strict=True):
+            first = descent.first_step(reference_descent.losses[-1])
             if first is None:
                 self.unreached.setdefault(arm, set()).add(seed)
-            steps.append(float(own.length if first is None else first))
+            steps.append(float(descent.length if first is None else first))
         return pd.Series(steps, descents.index)
 
     def read_descents(self, arm: str, keys: Sequence[str]) -> pd.Series:
@@ -413,14 +413,14 @@ def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Oper
         raise EffectError(f"{name}() has {len(given)} arguments, and takes {wanted}")
     first, *others = given
     if name == "steps" or (name in REDUCTIONS and not others):
-        return Operation(name, tuple(read_arm(one, arms) for one in given))
-    is_over_keys = name == "slope" or (name in REDUCTIONS and all(is_key(one, arms) for one in others))
+        return Operation(name, tuple(read_arm(argument, arms) for argument in given))
+    is_over_keys = name == "slope" or (name in REDUCTIONS and all(is_key(argument, arms) for argument in others))
     if not is_over_keys:
-        return Operation(name, tuple(read(one, arms) for one in given))
+        return Operation(name, tuple(read(argument, arms) for argument in given))
     of = read(first, arms)
     if not arms_in(of):
         raise EffectError("slope and mean are of arms, not of a number")
-    return Operation(name, (of,), tuple(read_key(one, arms) for one in others))
+    return Operation(name, (of,), tuple(read_key(argument, arms) for argument in others))
 
 
 def is_key(node: ast.expr, arms: Sequence[str]) -> bool:

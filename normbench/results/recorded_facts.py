@@ -111,8 +111,8 @@ def epochs(record: Record) -> float:
 
 def fingerprint(record: Record) -> str | None:
     """Return the beginning of the data's fingerprint."""
-    found = entry(record.session, "data", "fingerprint")
-    return found[:SHOWN_OF_A_HASH] if isinstance(found, str) else None
+    recorded = entry(record.session, "data", "fingerprint")
+    return recorded[:SHOWN_OF_A_HASH] if isinstance(recorded, str) else None
 
 
 def commit(record: Record) -> str | None:
@@ -122,10 +122,10 @@ def commit(record: Record) -> str | None:
 
 def implementation(record: Record) -> Any:
     """Return how the norms are computed; torch's operators of different norms count as the same."""
-    found = entry(record.run.summary, "ledger", "implementation")
-    if "torch.nn.functional" in str(found):
+    recorded = entry(record.run.summary, "ledger", "implementation")
+    if "torch.nn.functional" in str(recorded):
         return "torch's operator"
-    return found
+    return recorded
 
 
 def stacked_seeds(record: Record) -> Any:

@@ -143,14 +143,14 @@ class SeedValues:
 
 def mean_by_seed(rows: pd.DataFrame, metric: str, arm: Arm, ratio: bool = False) -> SeedValues:
     """Return the mean of a number for each seed, over the rows of an arm that have it."""
-    own = rows[is_arm(rows, arm.settings)]
+    rows_of_arm = rows[is_arm(rows, arm.settings)]
     if ratio:
-        positive = own[metric].where(own[metric] > 0)
-        own = own.assign(**{metric: np.log2(positive)})
-    own = own.dropna(subset=[metric])
-    means = own.groupby("seed")[metric].mean()
+        positive = rows_of_arm[metric].where(rows_of_arm[metric] > 0)
+        rows_of_arm = rows_of_arm.assign(**{metric: np.log2(positive)})
+    rows_of_arm = rows_of_arm.dropna(subset=[metric])
+    means = rows_of_arm.groupby("seed")[metric].mean()
     values = {int(seed): float(value) for seed, value in means.items()}
-    return SeedValues(arm, metric, values, frozenset(own.index), ratio)
+    return SeedValues(arm, metric, values, frozenset(rows_of_arm.index), ratio)
 
 
 # ---- differences
@@ -407,14 +407,14 @@ def compare(
     arms = arms_of(rows)
     seeds = rows["seed"].nunique()
     lines = []
-    for place, own in groups_of(rows, by):
+    for place, rows_at_place in groups_of(rows, by):
         for arm in arms:
-            if not is_arm(own, arm.settings).any():
+            if not is_arm(rows_at_place, arm.settings).any():
                 continue
             other = baseline_of(arm, baseline) if seeds > 1 else None
             cells = {}
             for metric in values:
-                cells[metric] = compare_cell(own, metric, arm, other, ratio)
+                cells[metric] = compare_cell(rows_at_place, metric, arm, other, ratio)
             lines.append(ResultLine(arm, place, cells))
     return ResultTable(key, title, columns, by, baseline, ratio, seeds, lines, notes)
 
@@ -435,8 +435,8 @@ def groups_of(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any
     if not by:
         yield (), rows
         return
-    for place, own in rows.groupby(list(by), dropna=False, sort=False):
-        yield tuple(place), own
+    for place, rows_at_place in rows.groupby(list(by), dropna=False, sort=False):
+        yield tuple(place), rows_at_place
 
 
 # ---- one family of tests

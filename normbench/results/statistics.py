@@ -148,15 +148,15 @@ class Sample:
         if self.p is None or self.n <= FEWEST_WITHOUT_ONE:
             return None
         is_below = self.p < level
-        found = dict[int, float]()  # p by the seed that is left out
+        p_without = dict[int, float]()  # p by the seed that is left out
         for place, seed in enumerate(self.seeds):
             p = self.without(place).p
             if p is not None and (p < level) != is_below:
-                found[seed] = p
-        if not found:
+                p_without[seed] = p
+        if not p_without:
             return None
-        seed = max(found, key=found.__getitem__) if is_below else min(found, key=found.__getitem__)
-        return seed, found[seed]
+        seed = max(p_without, key=p_without.__getitem__) if is_below else min(p_without, key=p_without.__getitem__)
+        return seed, p_without[seed]
 
     @property
     def skewed(self) -> bool:
@@ -222,10 +222,10 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
     arm, baseline: value by seed.
     """
     seeds = tuple(sorted(arm.keys() & baseline.keys()))
-    own = np.array([arm[seed] for seed in seeds])
-    other = np.array([baseline[seed] for seed in seeds])
-    largest = np.abs([own, other]).max(initial=0.0)
-    return Sample(tuple((own - other).tolist()), ROUNDING * float(largest), seeds)
+    values_of_arm = np.array([arm[seed] for seed in seeds])
+    values_of_baseline = np.array([baseline[seed] for seed in seeds])
+    largest = np.abs([values_of_arm, values_of_baseline]).max(initial=0.0)
+    return Sample(tuple((values_of_arm - values_of_baseline).tolist()), ROUNDING * float(largest), seeds)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -314,11 +314,11 @@ def detectable_interval(n: int, sd: float, *, family: int = 1) -> Interval:
 
     sd·√(df / χ²), df = n − 1, χ² its quantiles at 97.5 and 2.5 %. Of five values that is 1.0 to 4.8 sd.
     """
-    found = detectable_difference(n, sd, family=family)
+    detectable = detectable_difference(n, sd, family=family)
     df = n - 1
     high = float(special.chdtri(df, ALPHA / 2))
     low = float(special.chdtri(df, 1 - ALPHA / 2))
-    return Interval(found * math.sqrt(df / high), found * math.sqrt(df / low))
+    return Interval(detectable * math.sqrt(df / high), detectable * math.sqrt(df / low))
 
 
 def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:

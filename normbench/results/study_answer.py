@@ -85,7 +85,7 @@ def answer_of(
         stated: what the study states beside them, p corrected.
         sentences: the same in words.
     """
-    differences = [in_its_unit(one) for one in stated if isinstance(one, StudyResult)]
+    differences = [in_its_unit(result) for result in stated if isinstance(result, StudyResult)]
     measured = list[Measured]()
     for table in tables:
         if isinstance(table, ResultTable):
