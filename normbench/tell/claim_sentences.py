@@ -149,9 +149,11 @@ def write_settling(entry: RegisteredClaim) -> str:
         return "More seeds would settle it."
     if judgement.seeds_to_settle is None:
         return "More than 1,000 seeds would be needed to settle it: the effect seen is next to a bound of the claim."
-    told = f"{judgement.seeds_to_settle:,} seeds in all would settle it four times in five, if mean and spread stay so"
+    clause = (
+        f"{judgement.seeds_to_settle:,} seeds in all would settle it four times in five, if mean and spread stay so"
+    )
     minutes = result.minutes_to_settle
-    return f"{told}: about {write_minutes(minutes)}." if minutes else f"{told}."
+    return f"{clause}: about {write_minutes(minutes)}." if minutes else f"{clause}."
 
 
 def write_machine(result: ClaimResult) -> str:
@@ -177,13 +179,13 @@ def write_suite(suite: Suite) -> list[str]:
     if not judged:
         return [f"None of {registered} has a verdict yet."]
     standings = Counter(entry.standing for entry in suite.entries)
-    each = [f"{standings[verdict]} {verdict}" for verdict in OF_CLAIMS if standings[verdict]]
-    told = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
-    sentences = [f"{told}: {', '.join(each)}."]
+    counts = [f"{standings[verdict]} {verdict}" for verdict in OF_CLAIMS if standings[verdict]]
+    beginning = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
+    sentences = [f"{beginning}: {', '.join(counts)}."]
     if suite.by_chance:
         most = significant(suite.by_chance, 2)
-        told = "Each is tested by itself at 5 %, so that chance gives up to"
-        sentences.append(f"{told} {most} wrong verdicts among them.")
+        beginning = "Each is tested by itself at 5 %, so that chance gives up to"
+        sentences.append(f"{beginning} {most} wrong verdicts among them.")
     reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
     sentences.append(
         f"After Holm's correction over all {registered}, run or not, {reproduced} of the {judged} judged claims "

@@ -185,9 +185,9 @@ def tied_pair(
     study: RecordedStudy, groups: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Return the first two groups of settings whose values are not all crossed; None where all are."""
-    for one, other in combinations(groups, 2):
-        if are_tied(study, one, other):
-            return one, other
+    for first, second in combinations(groups, 2):
+        if are_tied(study, first, second):
+            return first, second
     return None
 
 

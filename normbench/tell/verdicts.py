@@ -104,7 +104,7 @@ def say_difference(difference: Difference) -> Said:
 
 def say_stated(stated: Sequence[Stated]) -> list[Said]:
     """Say what a study states, a sentence for each."""
-    return [say_one_stated(one) for one in stated]
+    return [say_one_stated(statement) for statement in stated]
 
 
 def say_one_stated(stated: Stated) -> Said:
