@@ -113,12 +113,12 @@ def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
 
 def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[Pair]:
     """Return every arm that is compared with another, and that other one."""
-    found = []
+    pairs = []
     for arm in arms:
         other = partner(arm, arms, baseline)
         if other is not None and other is not arm:
-            found.append((arm, other))
-    return found
+            pairs.append((arm, other))
+    return pairs
 
 
 # ---- learning rates

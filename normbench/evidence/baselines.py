@@ -44,9 +44,9 @@ def usual_baseline(study: RecordedStudy) -> Baseline:
     if first:
         first_key = next(iter(first))
         choices.append({first_key: first[first_key]})
-    for one in choices:
-        if one and any(arm.has(one) for arm in study.arms):
-            return one
+    for choice in choices:
+        if choice and any(arm.has(choice) for arm in study.arms):
+            return choice
     return {}
 
 
@@ -86,11 +86,11 @@ def settings_named(study: RecordedStudy, words: str) -> Baseline:
     for word in single_words:
         name, equals, value = word.rpartition("=")
         in_one_spelling = f"{name}{equals}{canonical(value)}"
-        found = known.get(word, known.get(in_one_spelling))
-        if found is None:
+        settings_of_word = known.get(word, known.get(in_one_spelling))
+        if settings_of_word is None:
             allowed = join_first([*known])
             raise UnknownArm(word, f"is not an arm: {nearest(word, known)}allowed are {allowed}")
-        settings |= found
+        settings |= settings_of_word
     if not any(arm.has(settings) for arm in study.arms):
         allowed = join_first([arm.name for arm in study.arms])
         raise UnknownArm(words, f"is not an arm: allowed are {allowed}")
@@ -125,16 +125,16 @@ def read_pairs(first: str, second: str, folder: Path) -> list[RecordedStudy]:
     """
     are_folders = Path(first).is_dir() and Path(second).is_dir()
     folders = [Path(first), Path(second)] if are_folders else [folder]
-    found = []
+    pairs = []
     errors = []
     for study in read_studies(folders):
         try:
-            found.append(pair_of(study, first, second, None if are_folders else folder))
+            pairs.append(pair_of(study, first, second, None if are_folders else folder))
         except UsageError as error:
             errors.append(error)
-    if not found:
+    if not pairs:
         raise errors[0]
-    return found
+    return pairs
 
 
 def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) -> RecordedStudy:
@@ -143,15 +143,15 @@ def pair_of(study: RecordedStudy, first: str, second: str, folder: Path | None) 
     Raises:
         UsageError: a word names no arm or several, or both name the same.
     """
-    one = arm_of(study, first, folder)
-    other = arm_of(study, second, folder)
-    paths = {run.path for run in one.runs}
-    if any(run.path in paths for run in other.runs):
+    first_arm = arm_of(study, first, folder)
+    second_arm = arm_of(study, second, folder)
+    paths = {run.path for run in first_arm.runs}
+    if any(run.path in paths for run in second_arm.runs):
         raise UsageError(f"{first} and {second} are the same runs: name two arms")
-    if one.name == other.name:  # the same settings in two folders
-        one = replace(one, settings={**one.settings, "in": first})
-        other = replace(other, settings={**other.settings, "in": second})
-    return replace(study, arms=(one, other))
+    if first_arm.name == second_arm.name:  # the same settings in two folders
+        first_arm = replace(first_arm, settings={**first_arm.settings, "in": first})
+        second_arm = replace(second_arm, settings={**second_arm.settings, "in": second})
+    return replace(study, arms=(first_arm, second_arm))
 
 
 def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
@@ -162,12 +162,12 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
     """
     wanted = settings_named(study, word) if folder else {}
     place = (folder or Path(word)).resolve()
-    found = []
+    arms = []
     for arm in study.arms:
         runs = [run for run in arm.runs if run.path.resolve().is_relative_to(place)]
         if runs and arm.has(wanted):
-            found.append(Arm(arm.settings, tuple(runs)))
-    if len(found) != 1:
-        names = join_first([arm.name for arm in found])
-        raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
-    return found[0]
+            arms.append(Arm(arm.settings, tuple(runs)))
+    if len(arms) != 1:
+        names = join_first([arm.name for arm in arms])
+        raise UsageError(f"{word} names {len(arms)} arms: name one of {names}, with --in FOLDER")
+    return arms[0]

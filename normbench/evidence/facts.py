@@ -24,12 +24,12 @@ MOST = 4  # values that a sentence names
 
 def distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> tuple[str, ...]:
     """Return what is read of each run, each text once, without empty ones."""
-    found: dict[str, None] = {}  # each once, in their order
+    texts: dict[str, None] = {}  # each once, in their order
     for run in runs:
         text = one_line(read(run))
         if text:
-            found[text] = None
-    return tuple(found)
+            texts[text] = None
+    return tuple(texts)
 
 
 def join_distinct(runs: Iterable[RecordedRun], read: Callable[[RecordedRun], str]) -> str:
@@ -90,7 +90,7 @@ def given_settings(study: RecordedStudy) -> list[str]:
     first, *others = [words_of_command(run) for run in study.runs]
     kept = []
     for word in first:
-        everywhere = all(word in own for own in others)
+        everywhere = all(word in other_words for other_words in others)
         if everywhere and word.partition("=")[0] not in aside:
             kept.append(word)
     return kept
@@ -107,9 +107,9 @@ def ran_as(arms: Iterable[Arm]) -> str:
     names = defaultdict[str, list[str]](list)
     for arm in arms:
         for run in arm.runs:
-            own = names[implementation(run)]
-            if arm.name not in own:
-                own.append(arm.name)
+            arm_names = names[implementation(run)]
+            if arm.name not in arm_names:
+                arm_names.append(arm.name)
     parts = []
     for word in sorted(names):
         if word:
@@ -128,7 +128,7 @@ def goes_with(study: RecordedStudy, read: Callable[[RecordedRun], str]) -> str:
         for run in study.runs:
             value = str(study.value_of(run, key))
             texts[value].add(read(run).strip())
-        if all(len(own) == 1 for own in texts.values()):
+        if all(len(texts_of_value) == 1 for texts_of_value in texts.values()):
             telling.append(key)
     return ", ".join(telling or study.varied)
 
@@ -163,7 +163,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
     scores = join_distinct(runs, bleu)
     if scores:
         judged += f" ({scores})"
-    found = {
+    all_facts = {
         "task": study.task.replace("_", " "),
         "data": options["data"],
         "model": options["model"],
@@ -177,7 +177,7 @@ def facts(study: RecordedStudy, options: Mapping[str, str], judged_by: str, base
         "code": join_distinct(runs, code),
     }
     known = {}
-    for name, text in found.items():
+    for name, text in all_facts.items():
         if text:
             known[name] = one_line(text)
     return known
@@ -276,9 +276,9 @@ def versions(run: RecordedRun) -> str:
     packages = run.session.get("packages") or {}
     if not packages:
         return ""
-    found = []
+    parts = []
     for name in ("torch", "numpy"):
         if packages.get(name):
-            found.append(f"{name} {packages[name]}")
-    found.append(f"Python {run.session.get('python')}")
-    return ", ".join(found)
+            parts.append(f"{name} {packages[name]}")
+    parts.append(f"Python {run.session.get('python')}")
+    return ", ".join(parts)

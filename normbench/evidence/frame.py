@@ -178,7 +178,7 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UsageError: the folder is not there, or holds no runs.
     """
-    found: list[tuple[str, float, str, float]] = []
+    rows: list[tuple[str, float, str, float]] = []
     altered: list[str] = []
     for name, run in run_directories(folder).items():
         if read_json(run.summary):
@@ -190,9 +190,9 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
             if line.step == UNREADABLE:
                 break
             for tag, value in line.numbers.items():
-                found.append((name, line.step, tag, value))
+                rows.append((name, line.step, tag, value))
     warn_of(altered)
-    frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
+    frame = pd.DataFrame(rows, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
 
 

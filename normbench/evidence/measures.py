@@ -118,11 +118,11 @@ METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all
 
 def finite_numbers(values: Iterable[float | None]) -> list[float]:
     """Return the values that are finite numbers."""
-    found = []
+    numbers = []
     for value in values:
         if value is not None and math.isfinite(value):
-            found.append(float(value))
-    return found
+            numbers.append(float(value))
+    return numbers
 
 
 def final(run: RecordedRun, metric: Metric) -> float:
@@ -218,8 +218,8 @@ def comparable(run: RecordedRun, tag: str) -> Curve:
 
 def implementation(run: RecordedRun) -> str:
     """Return what computed a run's norms, such as `torch.nn.functional.layer_norm`; empty where it is not recorded."""
-    found = run.ledger.get("implementation") or ""
-    return found if isinstance(found, str) else " and ".join(found)
+    recorded = run.ledger.get("implementation") or ""
+    return recorded if isinstance(recorded, str) else " and ".join(recorded)
 
 
 # ---- time
@@ -315,11 +315,11 @@ def step_at_target(run: RecordedRun, target: float) -> int:
 
 def shown_metrics(run: RecordedRun) -> dict[str, float | None]:
     """Return the last losses, accuracies and BLEUs of a run."""
-    found = {}
+    metrics = {}
     for tag, value in run.summary.get("metrics", {}).items():
         if tag.partition("/")[0] in ("loss", *METRICS_OF_KINDS):
-            found[tag] = value
-    return found
+            metrics[tag] = value
+    return metrics
 
 
 def best_during_training(run: RecordedRun, metric: Metric) -> tuple[float, int]:
@@ -361,20 +361,20 @@ def by_block(run: RecordedRun, tags: str) -> dict[int, Curve]:
         block = block_of(tag, tags)
         if block is not None:
             parts[block].append(curve)
-    found = {}
+    curve_of_block = {}
     for block, curves in sorted(parts.items()):
         common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
         values = np.array([curve.values[-common:] for curve in curves])
         whole = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
         steps = curves[0].steps[-common:]
-        found[block] = Curve(steps, np.asarray(whole))
-    return found
+        curve_of_block[block] = Curve(steps, np.asarray(whole))
+    return curve_of_block
 
 
 def last_in_blocks(run: RecordedRun) -> dict[int, dict[str, float]]:
     """Return what probes measured last in each block of a run, by the names in IN_BLOCKS."""
-    found = defaultdict[int, dict[str, float]](dict)
+    values_of_block = defaultdict[int, dict[str, float]](dict)
     for name, tags in IN_BLOCKS.items():
         for block, curve in by_block(run, tags).items():
-            found[block][name] = curve.values[-1]
-    return found
+            values_of_block[block][name] = curve.values[-1]
+    return values_of_block

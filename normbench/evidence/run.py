@@ -240,8 +240,8 @@ def read_metrics(path: Path) -> RecordedMetrics:
         for tag, value in numbers.items():
             points[tag].append((step, value))
     curves = {}
-    for tag, own in points.items():
-        steps, values = zip(*own, strict=True)
+    for tag, points_of_tag in points.items():
+        steps, values = zip(*points_of_tag, strict=True)
         curves[tag] = Curve(np.array(steps), np.array(values))
     unread = len(lines) - good
     damage = f"metrics.jsonl is damaged at line {good + 1} of {len(lines)}" if unread > 1 else ""

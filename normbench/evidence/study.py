@@ -86,19 +86,19 @@ class RecordedStudy:
     @property
     def pairs(self) -> list[tuple[Arm, RecordedRun]]:
         """Return all runs, arm by arm, each with its arm."""
-        found = []
+        pairs = []
         for arm in self.arms:
             for run in arm.runs:
-                found.append((arm, run))
-        return found
+                pairs.append((arm, run))
+        return pairs
 
     @property
     def runs(self) -> list[RecordedRun]:
         """Return all runs, arm by arm."""
-        found = list[RecordedRun]()
+        runs = list[RecordedRun]()
         for arm in self.arms:
-            found += arm.runs
-        return found
+            runs += arm.runs
+        return runs
 
     def settings_of(self, run: RecordedRun) -> Mapping[str, Any]:
         """Return the settings of a run as the study sees them, by dotted path."""
@@ -121,12 +121,12 @@ class RecordedStudy:
     @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
         """Return what was noted of how each run's learning rate was chosen, by the path of the run."""
-        found = {}
+        choices = {}
         for run in self.runs:
             for choice in self.noted[run.path.parent]:
                 if self.was_given(run, choice):
-                    found[run.path] = choice
-        return found
+                    choices[run.path] = choice
+        return choices
 
     def was_given(self, run: RecordedRun, choice: Mapping[str, Any]) -> bool:
         """Tell whether a run has the settings and the learning rate of a choice that a sweep has noted."""
@@ -174,13 +174,13 @@ class RecordedStudy:
     @cached_property
     def plans(self) -> list[list[str]]:
         """Return the words of each sweep that noted them beside the runs."""
-        found = []
+        plans = []
         for folder in {run.path.parent for run in self.runs}:
             for file in folder.glob(".sweep/plans/*.json"):
                 plan = read_form(file, PlannedWords)
                 if plan:
-                    found.append(plan["words"])
-        return found
+                    plans.append(plan["words"])
+        return plans
 
     def command(self, **changes: str | None) -> str:
         """Return the command of the sweep that made these runs, with changes; empty where no sweep did, or several.
@@ -235,11 +235,11 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     Raises:
         UsageError: a folder is not there or holds no runs, or no run has ended.
     """
-    found = dict[Path, tuple[str, RunDirectory]]()
+    named_directories = dict[Path, tuple[str, RunDirectory]]()
     for folder in folders:
         for name, directory in run_directories(folder).items():
-            found[directory.path.resolve()] = name, directory
-    every = list(found.values())
+            named_directories[directory.path.resolve()] = name, directory
+    every = list(named_directories.values())
     half = len(every) // 2
     read_others = run_beside(lambda: read_all(every[half:]))
     runs, damaged = read_all(every[:half])
@@ -256,8 +256,8 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     studies = []
     for task in tasks:
-        own = [run for run in runs if run.task == task]
-        studies.append(study_of(own, folders, damaged))
+        runs_of_task = [run for run in runs if run.task == task]
+        studies.append(study_of(runs_of_task, folders, damaged))
     return studies
 
 

@@ -149,12 +149,12 @@ def choose_yardstick(
 
 def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
     """Return the mean loss at which the partner of each arm ends, where that trained."""
-    found = {}
+    targets = {}
     for name, arm in partners.items():
         ends = finite_numbers(map(last_comparable_loss, arm.runs))
         if ends and arm.trained:
-            found[name] = rounded_up(sum(ends) / len(ends), 3)
-    return found
+            targets[name] = rounded_up(sum(ends) / len(ends), 3)
+    return targets
 
 
 def seconds_of_fastest(runs: Iterable[RecordedRun], tag: str) -> float:
