@@ -121,8 +121,8 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
         of_study, of_runs = split_words(words)
         make_study(kind, of_study)
         grid = grid_words(kind, claim.study, of_runs)
-    points, own = read_grid(grid)
-    settings, _ = read_settings(own)
+    points, sweep_words = read_grid(grid)
+    settings, _ = read_settings(sweep_words)
     points, _ = exclude(points, settings.exclude or ())
     configs = compose.read_each([point.words for point in points])
     planned = []
@@ -162,23 +162,23 @@ def check_arms(claim: Claim, points: Sequence[PlannedPoint], seeds: Sequence[int
         if not chosen:
             offered = tell_values(points, conditions)
             raise claim.blame(f"arms.{arm}", f"arms: {arm} fits none of the runs of the words ({offered})")
-        own = {point.seed for point in chosen}
-        if own != set(seeds):
-            missing = ", ".join(map(str, sorted(set(seeds) - own)))
+        seeds_of_arm = {point.seed for point in chosen}
+        if seeds_of_arm != set(seeds):
+            missing = ", ".join(map(str, sorted(set(seeds) - seeds_of_arm)))
             what = f"{arm} lacks seed {missing}, and arms are paired"
             raise claim.blame(f"arms.{arm}", f"arms: {what}: give all the same seeds")
 
 
 def tell_values(points: Sequence[PlannedPoint], keys: Iterable[str]) -> str:
     """Say which values planned runs have of some settings."""
-    told = []
+    phrases = []
     for key in keys:
         values: dict[str, None] = {}
         for point in points:
             if key in point.settings:
                 values[show(point.settings[key])] = None
-        told.append(f"{key} is {either(values)}" if values else f"{key} is no setting of theirs")
-    return "; ".join(told)
+        phrases.append(f"{key} is {either(values)}" if values else f"{key} is no setting of theirs")
+    return "; ".join(phrases)
 
 
 def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> None:
@@ -187,11 +187,11 @@ def check_effect(claim: Claim, points: Sequence[PlannedPoint], seed: int) -> Non
     Raises:
         UsageError: with the effect's line.
     """
-    own = [point for point in points if point.seed == seed]
+    points_of_seed = [point for point in points if point.seed == seed]
     pattern = WILDCARD.search(claim.measure)
     places = (1, 2) if pattern else (0,)
     values: dict[str, list[ArmValue]] = {}
-    for number, point in enumerate(own):
+    for number, point in enumerate(points_of_seed):
         keys = drop_keys(point.varied, "seed")
         for arm, conditions in claim.arms.items():
             if not fits(conditions, point.settings):

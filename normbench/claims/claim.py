@@ -269,28 +269,28 @@ class Reader:
         """Return conditions that are written as words, `norm=rmsnorm placement=pre`, or as a mapping."""
         if isinstance(given, str):
             given = given.split()
-        found: dict[str, tuple[str, ...]] = {}
+        conditions: dict[str, tuple[str, ...]] = {}
         if isinstance(given, list):
             for word in given:
                 name, equals, value = str(word).partition("=")
                 if not equals:
                     raise self.blame(key, f"{key}: {word} is not KEY=VALUE: write words such as norm=rmsnorm")
-                found[name] = alternatives(value)
+                conditions[name] = alternatives(value)
         elif isinstance(given, dict):
             for name, value in given.items():
                 values = value if isinstance(value, list) else [value]
-                found[str(name)] = tuple(show(one) for one in values)
+                conditions[str(name)] = tuple(show(alternative) for alternative in values)
         elif given is not None:
             raise self.blame(key, f"{key}: {show(given):.80} is not a condition: write words such as norm=rmsnorm")
-        return found
+        return conditions
 
     def seeds(self) -> tuple[int, ...]:
         """Return after how many seeds the claim is looked at."""
         given = self.form.seeds
-        found = tuple(given) if isinstance(given, list) else (given,)
-        if min(found, default=1) < 1 or len(found) > 2 or list(found) != sorted(set(found)):
+        seeds = tuple(given) if isinstance(given, list) else (given,)
+        if min(seeds, default=1) < 1 or len(seeds) > 2 or list(seeds) != sorted(set(seeds)):
             raise self.blame("seeds", f"seeds: {show(given)} is not a number, or two of which the second is larger")
-        return found
+        return seeds
 
 
 SECTIONS = {"pilot": Pilot, "at_scale": AtScale}
@@ -417,11 +417,11 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Effect):
         return value.text
     if isinstance(value, Pilot | AtScale):
-        return {name: as_json(own) for name, own in structs.asdict(value).items()}
+        return {name: as_json(item) for name, item in structs.asdict(value).items()}
     if isinstance(value, Mapping):
-        return {key: as_json(one) for key, one in value.items()}
+        return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [as_json(one) for one in value]
+        return [as_json(item) for item in value]
     return value
 
 
@@ -439,11 +439,11 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def claim_files(folders: Sequence[Path] = ()) -> dict[str, Path]:
     """Return the YAML of each claim by its name: ours, and those in further folders of options."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in (config_directory(), *folders):
         for path in sorted((folder / FOLDER).glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return found
+            files.setdefault(path.stem, path)
+    return files
 
 
 def read_claims(folders: Sequence[Path] = ()) -> dict[str, Claim]:
@@ -466,8 +466,8 @@ def share_runs(claim: Claim, claims: Mapping[str, Claim]) -> Claim:
         return claim
     owner = claims.get(claim.runs_of)
     if owner is None or owner.runs_of:
-        own = [name for name, one in claims.items() if not one.runs_of]
-        near = nearest(claim.runs_of, own)
+        names_with_runs = [name for name, other in claims.items() if not other.runs_of]
+        near = nearest(claim.runs_of, names_with_runs)
         raise claim.blame("runs_of", f"runs_of: {claim.runs_of} is no claim with runs of its own: {near}check the name")
     if claim.seeds and claim.seeds != owner.seeds:
         theirs = show(list(owner.seeds))
@@ -503,18 +503,18 @@ def read_registrations(folder: Path) -> dict[str, list[Registration]]:
         UsageError: a line is damaged.
     """
     path = folder / REGISTERED
-    found: dict[str, list[Registration]] = {}
+    registrations: dict[str, list[Registration]] = {}
     if not path.exists():
-        return found
+        return registrations
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         parts = line.split(maxsplit=3)
         if len(parts) != 4 or not re.fullmatch(r"[0-9a-f]{64}", parts[2]):
             raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
-        one = Registration(*parts)
-        found.setdefault(one.name, []).append(one)
-    return found
+        registration = Registration(*parts)
+        registrations.setdefault(registration.name, []).append(registration)
+    return registrations
 
 
 def registrations_of(claim: Claim) -> list[Registration]:

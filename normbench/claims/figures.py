@@ -92,8 +92,8 @@ def draw_effects(entries: Sequence[RegisteredClaim], name: str, title: str) -> F
             canvas = forest(rows, "effect / margin; right of 0 is as published", {"": reach}, lines_at=(0.0, 1.0))
         else:
             canvas = forest(rows, "effect / margin; the band is ±1", {"": reach}, band=(-1.0, 1.0))
-    told = [f"{entry.name} {entry.standing}" for entry in entries]
-    alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(told)}."
+    standings = [f"{entry.name} {entry.standing}" for entry in entries]
+    alt = f"A row for each claim: its effect and interval in units of its margin. {'; '.join(standings)}."
     return Figure(name, title, sentences, alt, canvas, data)
 
 
@@ -191,7 +191,7 @@ def draw_seeds(entry: RegisteredClaim) -> Figure | None:
     if result is None or not result.values:
         return None
     arms = {arm: by_seed for arm, by_seed in result.arms.items() if by_seed}
-    told = tell_values(entry)
+    text = tell_values(entry)
     with use_our_style():
         canvas = blank(1.9)
         *before, effects = canvas.subplots(1, 2 if arms else 1, squeeze=False)[0]
@@ -206,7 +206,7 @@ def draw_seeds(entry: RegisteredClaim) -> Figure | None:
             pane.ticklabel_format(axis="y", useOffset=False)
         lay_out(canvas)
     data = pd.DataFrame({"seed": list(result.values), "effect": list(result.values.values())})
-    return Figure(f"claim-{entry.name}", "By seed", [told], f"{entry.name}: {told}", canvas, data)
+    return Figure(f"claim-{entry.name}", "By seed", [text], f"{entry.name}: {text}", canvas, data)
 
 
 def title_effects(entry: RegisteredClaim, inches: float) -> str:
@@ -222,13 +222,13 @@ def tell_values(entry: RegisteredClaim) -> str:
     """Write what the figure of one claim shows."""
     result, judgement = entry.result, entry.judgement
     assert result is not None
-    told = f"Each dot is a seed, {len(result.values)} in all."
+    text = f"Each dot is a seed, {len(result.values)} in all."
     if result.arms:
-        told = f"Left: what was measured by arm, a line for each seed. Right: the effect of each seed. {told}"
+        text = f"Left: what was measured by arm, a line for each seed. Right: the effect of each seed. {text}"
     if judgement is None or judgement.interval is None:
-        return told
+        return text
     size = write_effect(judgement, entry.unit)
-    return f"{told} The bar is their mean, {size}, with its interval ({write_interval(judgement)})."
+    return f"{text} The bar is their mean, {size}, with its interval ({write_interval(judgement)})."
 
 
 def draw_arms(pane: Axes, arms: Mapping[str, Mapping[int, float]], inches: float) -> None:

@@ -77,10 +77,10 @@ def load_result(path: Path) -> ClaimResult:
 
 def blame_result(name: str, faults: Sequence[str]) -> str:
     """Say what of the result of a claim does not follow from its own values and its claim."""
-    told = "; ".join(faults[:MOST_FAULTS])
+    faults_in_words = "; ".join(faults[:MOST_FAULTS])
     if len(faults) > MOST_FAULTS:
-        told += f"; and {len(faults) - MOST_FAULTS} more"
-    return f"the result of {name} contradicts itself: by its values and its claim {told}"
+        faults_in_words += f"; and {len(faults) - MOST_FAULTS} more"
+    return f"the result of {name} contradicts itself: by its values and its claim {faults_in_words}"
 
 
 def name_of_place(path: Path) -> str:
@@ -159,8 +159,8 @@ def find_differences(before: Any, again: Any, path: str = "") -> Iterator[str]:
             place = f"{path}.{key}" if path else str(key)
             yield from find_differences(before.get(key), again.get(key), place)
     elif is_list(before) and is_list(again) and len(before) == len(again):
-        for number, (one, other) in enumerate(zip(before, again, strict=True)):
-            yield from find_differences(one, other, f"{path}[{number}]")
+        for number, (item_before, item_again) in enumerate(zip(before, again, strict=True)):
+            yield from find_differences(item_before, item_again, f"{path}[{number}]")
     elif not is_same(before, again):
         yield f"{path} is {show_value(again)}, and not {show_value(before)}"
 

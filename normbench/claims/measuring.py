@@ -115,8 +115,8 @@ def fits(conditions: Conditions, settings: Mapping[str, Any]) -> bool:
     for key, allowed in conditions.items():
         if key not in settings:
             return False
-        own = canonical(as_word(settings[key]))
-        if all(canonical(value) != own for value in allowed):
+        actual = canonical(as_word(settings[key]))
+        if all(canonical(value) != actual for value in allowed):
             return False
     return True
 
@@ -358,11 +358,11 @@ def check_columns(claim: Claim, rows: Sequence[Mapping[str, str]]) -> None:
 
 def offered(claim: Claim, arm: str, rows: Sequence[Mapping[str, str]]) -> str:
     """Say which values the columns have on which an arm has conditions."""
-    told = []
+    phrases = []
     for key in {**claim.arms[arm], **claim.where}:
         values = sorted({row[key] for row in rows} - {""})
-        told.append(f"{key} is {either(values[:8])}")
-    return "; ".join(told)
+        phrases.append(f"{key} is {either(values[:8])}")
+    return "; ".join(phrases)
 
 
 def point_of_row(claim: Claim, row: Mapping[str, str]) -> ArmValue:

@@ -168,12 +168,12 @@ def show_family(key: str, suite: Suite, drawings: Sequence[Figure], left_out: Se
 
 def list_older(entry: RegisteredClaim) -> list[str]:
     """Write the verdicts of earlier registrations."""
-    told = []
+    verdicts = []
     for result in entry.older:
         assert result.judgement is not None
         size = write_effect(result.judgement, str(result.claim.get("unit") or ""))
-        told.append(f"{result.judgement.verdict}, {size} (registered {result.registered})")
-    return told
+        verdicts.append(f"{result.judgement.verdict}, {size} (registered {result.registered})")
+    return verdicts
 
 
 def write_command(entry: RegisteredClaim, words: Sequence[str]) -> str:
@@ -196,7 +196,7 @@ def describe(entry: RegisteredClaim, figure: Figure | None, words: Sequence[str]
         facts=list_facts(entry),
         details=list_details(entry),
         notes=[*list_notes(entry), *warn_of_words(trial_words(entry))],
-        confounds=[str(one) for one in entry.claim.get("confounds") or ()],
+        confounds=[str(confound) for confound in entry.claim.get("confounds") or ()],
         older=list_older(entry),
         figures=[show_figure(figure, figure.svg, has_files=False)] if figure else [],
         report=link,
@@ -307,9 +307,9 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
 
 def as_json(suite: Suite) -> dict[str, Any]:
     """Return all that the page shows of a family, as values."""
-    found = {}
+    claims = {}
     for entry in suite.entries:
-        found[entry.name] = {
+        claims[entry.name] = {
             "standing": entry.standing,
             "reason": entry.reason,
             "claim": dict(entry.claim),
@@ -322,7 +322,7 @@ def as_json(suite: Suite) -> dict[str, Any]:
         "judged": len(suite.judgements),
         "by_chance": suite.by_chance,
         "sentences": write_suite(suite),
-        "claims": found,
+        "claims": claims,
     }
 
 

@@ -139,9 +139,9 @@ class ClaimRun(ClaimStanding):
                 what = f"a process is at work on the runs of an earlier registration of {self.owner.name}"
                 raise RunFailure(f"{what}, in {self.runs_folder}: wait for it, or stop it")
             self.move_aside(self.runs_folder, noted)
-        own = read_result(self.folder / CLAIM_FILE)
-        if own and own.digest != self.claim.digest and self.folder != self.runs_folder:
-            self.move_aside(self.folder, own.digest)
+        result = read_result(self.folder / CLAIM_FILE)
+        if result and result.digest != self.claim.digest and self.folder != self.runs_folder:
+            self.move_aside(self.folder, result.digest)
 
     def move_aside(self, folder: Path, digest: str) -> None:
         """Move a folder, and that of runs which choose learning rates, to the older ones."""
@@ -259,8 +259,8 @@ class ClaimRun(ClaimStanding):
 
     def measure_sweep(self, entries: Sequence[Entry], seeds: Sequence[int], recompute: bool = False) -> Measured:
         """Return what the runs of some seeds have measured. entries, recompute: as `measure_runs` has them."""
-        own = [entry for entry in entries if entry.seed in seeds]
-        measured = measure_runs(self.claim, self.runs_folder, own, recompute)
+        entries_of_seeds = [entry for entry in entries if entry.seed in seeds]
+        measured = measure_runs(self.claim, self.runs_folder, entries_of_seeds, recompute)
         if not measured.missing:
             note_missing_seeds(self.claim, measured, seeds)
         return measured
@@ -286,8 +286,8 @@ class ClaimRun(ClaimStanding):
     def make_blocks(self, seeds: Sequence[int]) -> tuple[int, Measured]:
         """Make a study once in a fresh process for each seed, one after the other."""
         self.write_note()
-        own = ("seed", "name", "outputs", "sweep.extend", "quiet")
-        words = [word for word in self.words(seeds) if key_of(word) not in own]
+        keys_set_here = ("seed", "name", "outputs", "sweep.extend", "quiet")
+        words = [word for word in self.words(seeds) if key_of(word) not in keys_set_here]
         for number in seeds:
             name = block_name(number)
             if has_ended(self.rows_file(self.runs_folder / name)):
@@ -452,12 +452,12 @@ def choose_within(costs: Mapping[str, Cost], budget: float) -> Choice:
 
 def costs_of(runs: Sequence[ClaimRun]) -> dict[str, Cost]:
     """Return what claims take, as they say; nothing for those with a verdict, and for runs of such."""
-    made = {one.owner.name for one in runs if one.is_complete}
+    owners_with_runs = {run.owner.name for run in runs if run.is_complete}
     costs: dict[str, Cost] = {}
-    for one in runs:
-        runs_minutes = 0.0 if one.owner.name in made else one.owner.minutes
-        own_minutes = one.claim.minutes if one.claim.runs_of and not one.is_complete else 0.0
-        costs[one.claim.name] = Cost(one.owner.name, runs_minutes, own_minutes)
+    for run in runs:
+        runs_minutes = 0.0 if run.owner.name in owners_with_runs else run.owner.minutes
+        own_minutes = run.claim.minutes if run.claim.runs_of and not run.is_complete else 0.0
+        costs[run.claim.name] = Cost(run.owner.name, runs_minutes, own_minutes)
     return costs
 
 
@@ -473,7 +473,7 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
         UsageError: the budget is too small for any of them.
     """
     console = runs[0].console
-    by_name = {one.claim.name: one for one in runs}
+    by_name = {run.claim.name: run for run in runs}
     names = list(by_name)
     registered: Mapping[str, float] = {}
     if budget is not None:
@@ -491,20 +491,20 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
     begun = time.monotonic()
     worst = 0
     for name in names:
-        one = by_name[name]
-        if one.is_complete:
-            tell(one)
+        run = by_name[name]
+        if run.is_complete:
+            tell(run)
             continue
         if budget is not None:
-            needed = estimate_minutes(one, registered[name])
+            needed = estimate_minutes(run, registered[name])
             left = budget - (time.monotonic() - begun) / 60
             if needed > left:
                 takes = f"{write_minutes(needed)} here, and {write_minutes(max(left, 0.0))} are left"
                 say(console, f"{name} is left out: it takes about {takes}")
                 continue
-        say(console, f"{name}: {one.claim.claim}")
+        say(console, f"{name}: {run.claim.claim}")
         try:
-            status = one.run(report)
+            status = run.run(report)
         except (RunFailure, UsageError) as failure:  # of its data or its rows, say: the others are run
             if len(names) == 1:
                 raise
@@ -512,7 +512,7 @@ def run_all(runs: Sequence[ClaimRun], report: Report, budget: float | None, tell
             status = 2 if isinstance(failure, UsageError) else 1
         if status >= STOPPED:
             return status
-        tell(one)
+        tell(run)
         worst = max(worst, status)
     return worst
 

@@ -340,5 +340,5 @@ def trial_words(entry: RegisteredClaim) -> list[str]:
     result = entry.result
     if result is None or result.status is not Status.TRIAL:
         return []
-    own = entry.claim["words"]
-    return [word for word in result.words if word not in own and key_of(word) not in OF_FOLDER]
+    words_of_claim = entry.claim["words"]
+    return [word for word in result.words if word not in words_of_claim and key_of(word) not in OF_FOLDER]

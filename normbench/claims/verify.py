@@ -71,20 +71,20 @@ def verify(runs: Iterable[ClaimRun]) -> Iterator[Verification]:
     Args:
         runs: the claims, whose folders are those that are verified.
     """
-    for one in runs:
-        path = one.folder / CLAIM_FILE
+    for run in runs:
+        path = run.folder / CLAIM_FILE
         try:
             result = load_result(path)
         except ValueError as error:
-            yield Verification(one.claim.name, "", [str(error)])
+            yield Verification(run.claim.name, "", [str(error)])
             continue
         verdict = "" if result.judgement is None else str(result.judgement.verdict)
         undigested = [] if is_digested(path) else [CLAIM_FILE]
         try:
-            wrong = list(find_wrong(one, result, undigested))
+            wrong = list(find_wrong(run, result, undigested))
         except (UsageError, OSError) as error:
             wrong = [str(error)]
-        yield Verification(one.claim.name, verdict, wrong, undigested)
+        yield Verification(run.claim.name, verdict, wrong, undigested)
 
 
 def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:
@@ -163,11 +163,11 @@ def check_notes(one: ClaimRun, result: ClaimResult) -> list[str]:
     noted = one.read_note().minutes
     if result.minutes is None or not 0 <= result.minutes <= noted + ROUNDED:
         wrong.append(f"minutes is {result.minutes}, where {noted:.2f} are noted beside its runs")
-    own = [word for word in result.words if not is_of_machine(word)]
+    given = [word for word in result.words if not is_of_machine(word)]
     planned = [word for word in one.words(sorted(result.values)) if not is_of_machine(word)]
-    if own != planned:
-        told = [word for word in own if word not in planned] or [word for word in planned if word not in own]
-        wrong.append(f"words are not those of the claim: {' '.join(told) or 'another order'}")
+    if given != planned:
+        differing = [word for word in given if word not in planned] or [word for word in planned if word not in given]
+        wrong.append(f"words are not those of the claim: {' '.join(differing) or 'another order'}")
     return wrong
 
 
@@ -274,10 +274,10 @@ def compare_settings(run: str, config: Mapping[str, Any], asked: Mapping[str, An
         is_open = is_aside(key) or key in chosen or key == LENGTH or (key == STEPS and value is None)
         if key not in config or is_open:
             continue
-        own = as_word(config[key])
+        value_of_run = as_word(config[key])
         wanted = as_word(value)
-        if canonical(own) != canonical(wanted):
-            wrong.append(f"{run} has {key}={own}, where the claim has {wanted}")
+        if canonical(value_of_run) != canonical(wanted):
+            wrong.append(f"{run} has {key}={value_of_run}, where the claim has {wanted}")
     return wrong
 
 
@@ -317,8 +317,8 @@ def index_points(points: Sequence[PlannedPoint]) -> dict[tuple[ArmKey, int], Pla
 
 def arm_of(settings: Mapping[str, str]) -> ArmKey:
     """Return the settings of an arm, without the seed, in an order of their own."""
-    own = drop_keys(settings, "seed")
-    return tuple(sorted(own.items()))
+    without_seed = drop_keys(settings, "seed")
+    return tuple(sorted(without_seed.items()))
 
 
 def describe_arm(arm: ArmKey) -> str:
