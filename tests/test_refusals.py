@@ -16,7 +16,7 @@ from normbench.errors import CombinationRefused, UsageError
 NAMES = {"norm": "rmsnorm", "norm@qk": "dyt", "model": "mine", "data": "texts", "optim": "sgd", "init": "mup",
          "schedule": "ramp", "weights@mlp": "spectral"}  # fmt: skip
 PLAIN: dict[str, Any] = {group: section(group, NAMES[group]) for group in ("norm", "optim", "init", "schedule")}
-PLAIN |= dict.fromkeys(("model", "data"), {"_target_": "mine.Own"})
+PLAIN |= {group: {"_target_": "mine.Own"} for group in ("model", "data")}
 OPAQUE = PLAIN | {"at": {"norm@qk": section("norm", "dyt") | {"impl": "compile"}}}
 TREATED = PLAIN | {"at": {"weights@mlp": section("weights", "spectral")}}
 HOSTED = SimpleNamespace(hosted=True, recompute=False)

@@ -613,8 +613,8 @@ def unequal_choices(case: Case) -> Iterator[Caveat]:
         rates_of_arm = case.arm_named(arm).rates_tried
         rates_of_baseline = case.arm_named(baseline).rates_tried
         text = (
-            f"{arm} had {count(rates_of_arm, 'learning rate')} to choose from and {baseline} {rates_of_baseline}, so p is "
-            f"multiplied by {difference.choices}"
+            f"{arm} had {count(rates_of_arm, 'learning rate')} to choose from and {baseline} {rates_of_baseline}, so "
+            f"p is multiplied by {difference.choices}"
         )
         of_arm = Evidence("", (arm,), numbers={"rates": rates_of_arm})
         of_baseline = Evidence("", (baseline,), numbers={"rates": rates_of_baseline})

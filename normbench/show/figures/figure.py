@@ -55,7 +55,7 @@ class Figure:
 
     @use_our_style()
     def render(self, suffix: str, **how: Any) -> bytes:
-        """Return its drawing on white, in another format, such as PDF; words are shapes, as fonts would take twice the time."""
+        """Return its drawing on white in another format; words are shapes, as fonts would take twice the time."""
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
 
