@@ -97,8 +97,8 @@ def read_given(words: Sequence[str], trust: bool) -> Given:
         else:
             named.append(word)
     if len(named) != 1:
-        given = " and ".join(named) or "no model"
-        raise UsageError(f"swap is given {given}, and takes one: {MODELS}")
+        models_given = " and ".join(named) or "no model"
+        raise UsageError(f"swap is given {models_given}, and takes one: {MODELS}")
     keys = {key_of(word) for word in others}
     has_norm = any(is_norm_section(key) or key.startswith("norm._target_") for key in keys)
     if not has_norm:
@@ -127,26 +127,26 @@ def read_library(name: str, words: Sequence[str]) -> Given:
     torch.set_num_threads(run.threads)
     tree = run.config.tree
     seed = run.config.closed.seed
-    own = build.start_model(Recipe(own_tree(tree)), run.data.task, seed).model
+    own_model = build.start_model(Recipe(own_tree(tree)), run.data.task, seed).model
     made = build.start_model(run.config.recipe, run.data.task, seed)
-    for model in (own, made.model):
+    for model in (own_model, made.model):
         if not isinstance(model, Hosted):
             raise UsageError(f"swap is for models of other libraries, and runs: give {MODELS}, and leave out model=")
         model.to(run.device).eval()
     assert isinstance(made.model, Hosted)
     data_name = run.config.choices.groups["data"]
     classes = type(made.model).classes_noted(tree["model"]) or ()
-    return Given(own, made, made.model.places, run.config.recipe, run.data, data_name, run.device, classes)
+    return Given(own_model, made, made.model.places, run.config.recipe, run.data, data_name, run.device, classes)
 
 
 def model_words(name: str, others: Sequence[str]) -> list[str]:
     """Return words of `normbench train` for a model, by a folder or name, and the other words of `normbench swap`."""
     given_keys = {key_of(word) for word in others}
-    own = words_of_model(name)
+    default_words = words_of_model(name)
     if given_keys.isdisjoint(["norm", "norm._target_"]):
-        own.append("norm=own")  # rules name some places alone
-    kept = [word for word in own if key_of(word) not in given_keys]
-    return [*kept, *others]
+        default_words.append("norm=own")  # rules name some places alone
+    kept_words = [word for word in default_words if key_of(word) not in given_keys]
+    return [*kept_words, *others]
 
 
 def words_of_model(word: str) -> list[str]:
@@ -164,21 +164,21 @@ def words_of_model(word: str) -> list[str]:
     about = without_references(saved.about)
     place = in_hydra_grammar(without_references(word))
     if "model_type" in about:
-        found = ["model=hf", f"model.name={in_hydra_grammar(about['model_type'])}", f"model.weights={place}"]
+        words = ["model=hf", f"model.name={in_hydra_grammar(about['model_type'])}", f"model.weights={place}"]
         if Path(os.path.expanduser(word), "tokenizer.json").exists():
-            found += ["data.level=hf", f"data.tokenizer={place}"]
+            words += ["data.level=hf", f"data.tokenizer={place}"]
             if "vocab_size" in about:  # which is often more than the tokenizer has
-                found.append(f"data.vocabulary_size={in_hydra_grammar(about['vocab_size'])}")
-        return found
+                words.append(f"data.vocabulary_size={in_hydra_grammar(about['vocab_size'])}")
+        return words
     library = about.get("library", "timm")
     if "architecture" in about and library in LIBRARIES:
         name = in_hydra_grammar(about["architecture"])
-        found = [f"model={library}", f"model.name={name}", f"model.weights={place}"]
-        given = about.get("model_args")
-        options = given if isinstance(given, Mapping) else {}
+        words = [f"model={library}", f"model.name={name}", f"model.weights={place}"]
+        model_args = about.get("model_args")
+        options = model_args if isinstance(model_args, Mapping) else {}
         for key, value in options.items():
-            found.append(f"model.kwargs.{key}={in_hydra_grammar(value)}")
-        return found
+            words.append(f"model.kwargs.{key}={in_hydra_grammar(value)}")
+        return words
     raise UsageError(f"{word} does not say what its model is: give timm:NAME with model.weights={word}")
 
 
@@ -187,19 +187,19 @@ def without_references(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: without_references(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [without_references(each) for each in content]
+        return [without_references(item) for item in content]
     return content.replace("${", r"\${") if isinstance(content, str) else content
 
 
 def own_tree(tree: Tree) -> dict[str, Any]:
     """Return a configuration with the norms that the model has by itself."""
-    found = drop_keys(tree, "norm")
+    new_tree = drop_keys(tree, "norm")
     rules = {key: value for key, value in tree.get(RULES, {}).items() if not key.startswith("norm@")}
-    found.pop(RULES, None)
+    new_tree.pop(RULES, None)
     if rules:
-        found[RULES] = rules
-    found["norm"] = section_of("norm", "own")
-    return found
+        new_tree[RULES] = rules
+    new_tree["norm"] = section_of("norm", "own")
+    return new_tree
 
 
 # ---- a run
@@ -223,20 +223,20 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     build.check_parts(recipe)
     data = run.data()
     seed = tree["seed"]
-    own = load_model(run, device=device)
-    own.call_every_norm()
+    own_model = load_model(run, device=device)
+    own_model.call_every_norm()
     made = build.assemble(recipe, data.task, seed)
     made.treat_weights(seed)
     before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
     after = norms_by_site(made)
     refuse_other_places(before, after, path)
     staying = [site for site in before if before[site] == after[site]]
-    found = find_norms(own, to_device(data.train_batch(0), device))
+    own_norms = find_norms(own_model, to_device(data.train_batch(0), device))
     made.model.to(device)
-    take_over(own, made, found, staying, words)
+    take_over(own_model, made, own_norms, staying, words)
     made.model.eval().call_every_norm()
-    places = places_of(found, made, staying)
-    return Given(own, made, places, recipe, data, choices["data"], device, getattr(data, "classes", ()))
+    places = places_of(own_norms, made, staying)
+    return Given(own_model, made, places, recipe, data, choices["data"], device, getattr(data, "classes", ()))
 
 
 def places_of(found: Mapping[str, Found], made: Assembled, staying: Collection[str]) -> list[Place]:
@@ -277,10 +277,10 @@ def refuse_other_words(words: Sequence[str], path: Path) -> None:
 def words_beside(run: TrainedRun, words: Sequence[str]) -> list[str]:
     """Return words of `normbench train` that are checked as those of a run are, for the sake of its norms."""
     model = resolve("model", run.tree["model"]).made
-    found = [word for word in words if word != "norm=own"]  # which stands for those that the run has
+    checked_words = [word for word in words if word != "norm=own"]  # which stands for those that the run has
     if issubclass(model, Hosted):
-        found.insert(0, f"model={model.library.word}")
-    return found
+        checked_words.insert(0, f"model={model.library.word}")
+    return checked_words
 
 
 def chosen_norms(config: Config) -> dict[str, str]:
@@ -294,10 +294,10 @@ def chosen_norms(config: Config) -> dict[str, str]:
 
 def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
     """Return a run's configuration with the norms of another, also where the run has rules for some places."""
-    found = dict(tree)
+    new_tree = dict(tree)
     rules = dict(tree.get(RULES, {}))
     if config.overridden("norm"):
-        found["norm"] = config.tree["norm"]
+        new_tree["norm"] = config.tree["norm"]
         for key in rules:
             if key.startswith("norm@"):  # the norms of places that have one by this rule alone stay norms
                 rules[key] = config.tree["norm"]
@@ -305,19 +305,19 @@ def tree_with_norms(tree: Tree, config: Config) -> dict[str, Any]:
         rules.pop(key, None)
         rules[key] = section  # the last one
     if rules:
-        found[RULES] = rules
+        new_tree[RULES] = rules
     if config.overridden("trainer.eval_batches"):
-        found["trainer"] = {**tree["trainer"], "eval_batches": config.closed.trainer.eval_batches}
-    return found
+        new_tree["trainer"] = {**tree["trainer"], "eval_batches": config.closed.trainer.eval_batches}
+    return new_tree
 
 
 def norms_by_site(made: Assembled) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the class and the settings of the norm at each site that has one, by its name."""
-    found = {}
+    norms = {}
     for site, part in made.norm_parts.items():
         if part is not None:
-            found[site.name] = (part.target, dict(part.settings))
-    return found
+            norms[site.name] = (part.target, dict(part.settings))
+    return norms
 
 
 def refuse_other_places(before: Collection[str], after: Collection[str], path: Path) -> None:
@@ -366,7 +366,7 @@ def find_norms(model: Model, batch: Batch) -> dict[str, Found]:
     norms = model.anatomy().norms
     by_path = {norm: paths[norm] for norm in norms.values()}
     calls = calls_by_norm(record(root, caller_of(model, batch), by_path), by_path)
-    found: dict[str, Found] = {}
+    by_site: dict[str, Found] = {}
     for site, norm in norms.items():
         try:
             adapter = read_called(norm, calls[norm])
@@ -374,8 +374,8 @@ def find_norms(model: Model, batch: Batch) -> dict[str, Found]:
             raise UsageError(f"{by_path[norm]}, a {type(norm).__name__}, {reason}: its run has no swap") from reason
         features = calls[norm][0].inputs[0].shape[adapter.axis]
         stands_at: Any = norm.stands_at
-        found[site] = Found(by_path[norm], norm, adapter, features, stands_at, len(calls[norm]))
-    return found
+        by_site[site] = Found(by_path[norm], norm, adapter, features, stands_at, len(calls[norm]))
+    return by_site
 
 
 @torch.no_grad()
@@ -406,16 +406,16 @@ def take_over(
         tensor.copy_(theirs[name])
     for site, norm in swapped.items():
         section = section_at_site[site]
-        given = [key for key in LIKE_HOST if is_overridden(f"{section}.{key}", words)]
-        take_over_settings(norms[site], norm, given)
+        overridden = [key for key in LIKE_HOST if is_overridden(f"{section}.{key}", words)]
+        take_over_settings(norms[site], norm, overridden)
         keep_weights(norms[site], norm)
 
 
 def state_beside(model: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a model that are not of some norms, by name."""
     of_norms = tuple(f"{path}." for path, module in model.named_modules() if module in norms)
-    found = {}
+    state = {}
     for name, tensor in model.state_dict().items():
         if not name.startswith(of_norms):
-            found[name] = tensor
-    return found
+            state[name] = tensor
+    return state

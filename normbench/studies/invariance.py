@@ -91,19 +91,19 @@ class Invariance(Study):
     # ---- what is measured
 
     def measure(self, subject: Subject) -> Iterator[Row]:
-        for name, given in inputs_of(subject).items():
+        for name, norm_input in inputs_of(subject).items():
             with seed_draws(subject.seed, "invariance", name):
-                features = given.data.shape[-1]
+                features = norm_input.data.shape[-1]
                 w = torch.randn(features, features)
                 c = torch.randn(features)
-                target = torch.randn(given.data.shape)
+                target = torch.randn(norm_input.data.shape)
             for dtype in (torch.float32, torch.float64):
                 place = {"input": name, "precision": str(dtype).removeprefix("torch.")}
-                drawn = [tensor.to(subject.device, dtype) for tensor in (given.data, w, c, target)]
-                for row in measure_changes(subject, given, *drawn):
+                tensors = [tensor.to(subject.device, dtype) for tensor in (norm_input.data, w, c, target)]
+                for row in measure_changes(subject, norm_input, *tensors):
                     yield {**place, **row}
-            data = given.data.to(subject.device, torch.float64)
-            for row in measure_eps(subject, given, data, w.to(data)):
+            data = norm_input.data.to(subject.device, torch.float64)
+            for row in measure_eps(subject, norm_input, data, w.to(data)):
                 yield {"input": name, **row}
         yield from measure_blocks(subject)
 
@@ -113,20 +113,20 @@ class Invariance(Study):
         measured = rows.dropna(subset=["deviation"])
         verdicts = by_change(measured, ["norm"], "holds", verdict).set_index("norm")[SIX_CHANGES]
         known = verdicts[verdicts.index.isin(list(PUBLISHED))]
-        others = []
-        for norm, own in known.iterrows():
-            if " ".join(own) != PUBLISHED[str(norm)]:
-                others.append(str(norm))
-        agree = f"{len(known) - len(others)} of {len(known)} norms respond to all six changes as published"
-        apart = f"; not {', '.join(others)}" if others else ""
+        deviating = []
+        for norm, responses in known.iterrows():
+            if " ".join(responses) != PUBLISHED[str(norm)]:
+                deviating.append(str(norm))
+        agree = f"{len(known) - len(deviating)} of {len(known)} norms respond to all six changes as published"
+        apart = f"; not {', '.join(deviating)}" if deviating else ""
         seeds = count(rows["seed"].nunique(), "seed")
-        found = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
-        found += tell_blocks(rows)
-        for norm, own in verdicts.iterrows():
+        sentences = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
+        sentences += tell_blocks(rows)
+        for norm, responses in verdicts.iterrows():
             name = PROPER_NAMES.get(str(norm), norm)
-            held = ", ".join(own.index[own == "yes"]) or "none of the six"
-            found.append(f"{name} is invariant to: {held}.")
-        return found
+            changes = ", ".join(responses.index[responses == "yes"]) or "none of the six"
+            sentences.append(f"{name} is invariant to: {changes}.")
+        return sentences
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         settings = keys_of(rows)
@@ -198,11 +198,11 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
         UsageError: all are of rules.
     """
     model, norms = subject.build()
-    seen = dict[str, NormInput]()
+    inputs = dict[str, NormInput]()
 
     def see(site: str, norm: Any, given: tuple[Tensor, ...]) -> None:
         standing = bare_of_host(norm, given[0]) if model.hosted else None
-        seen[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim, standing)
+        inputs[site] = NormInput(given[0].movedim(norm.channel_dim, -1), norm.channel_dim, standing)
 
     parts = lay_out(subject.recipe, subject.task).norm_parts
     of_rules = [site.name for site, part in parts.items() if part is None or part.rule]
@@ -215,9 +215,9 @@ def inputs_of(subject: Subject) -> dict[str, NormInput]:
     batch = to_device(subject.data.train_batch(0), subject.device)
     with torch.no_grad(), seed_draws(subject.seed, RANDOM):
         model.train()(*batch.arguments)
-        first = next(iter(seen.values()))
+        first = next(iter(inputs.values()))
         random = torch.randn(first.data.shape)
-    return {RANDOM: first._replace(data=random), **seen}
+    return {RANDOM: first._replace(data=random), **inputs}
 
 
 def bare_of_host(norm: nn.Module, x: Tensor) -> nn.Module:
@@ -302,12 +302,12 @@ def measure_eps(subject: Subject, given: NormInput, x: Inputs, w: Tensor) -> Ite
     if not has_eps:
         return
     w = w / len(w) ** 0.5
-    own = with_norm(subject, given, x, eps=True)
+    with_eps = with_norm(subject, given, x, eps=True)
     exact = with_norm(subject, given, x, eps=False)
     rms = (x @ w.T).square().mean().sqrt()
     x = x / rms
     for scale in np.logspace(-4, 4, 17).tolist():
-        yield {"scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
+        yield {"scale": scale, "eps_deviation": deviation(with_eps(w, scale * x), exact(w, x))}
 
 
 def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs, bound: float) -> Iterator[Row]:
@@ -328,7 +328,7 @@ def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inp
     before = dict[str, Tensor]()
     for change, apply in CHANGES.items():
         new_x, new_w = apply(x, w, c)
-        given = new_x @ new_w.T
+        norm_input = new_x @ new_w.T
         y = layer(new_w, new_x)
         loss = (y * target + y.square() / 2).sum()
         (gradient,) = torch.autograd.grad(loss, w)
@@ -338,8 +338,8 @@ def measure_responses(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inp
         numbers = {
             "gradient": gradient.norm() / before["gradient"].norm(),
             "first_out": y.detach().flatten()[0],
-            "mean_in": given.mean(),
-            "std_in": given.std(),
+            "mean_in": norm_input.mean(),
+            "std_in": norm_input.std(),
             "mean_out": y.mean(),
             "std_out": y.std(),
         }
@@ -381,13 +381,13 @@ def verdict(holds: pd.Series) -> str:
 def verdicts_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return to which changes each arm is invariant, how its gradient grows, and whether that is as published."""
     settings = keys_of(rows)
-    found = by_change(rows, settings, "holds", verdict)
+    table = by_change(rows, settings, "holds", verdict)
     growth = by_change(rows, settings, "gradient", "mean")["W × c"]  # of d/dW, which is c · d/d(cW)
-    found["exponent"] = np.log(growth) / np.log(C) - 1
-    marks = found[SIX_CHANGES].agg(" ".join, axis=1)
-    published = found["norm"].map(PUBLISHED).fillna("–")
-    found["published"] = published.where(published != marks, "the same")
-    return found
+    table["exponent"] = np.log(growth) / np.log(C) - 1
+    marks = table[SIX_CHANGES].agg(" ".join, axis=1)
+    published = table["norm"].map(PUBLISHED).fillna("–")
+    table["published"] = published.where(published != marks, "the same")
+    return table
 
 
 def moments_of(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -64,18 +64,18 @@ class Mapping(Study):
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
-        seen = dict[str, Passed]()
+        passed_by_site = dict[str, Passed]()
         for site, norm in norms.items():
-            norm.register_forward_hook(partial(self.see, seen, site, bare(norm)), with_kwargs=True)
+            norm.register_forward_hook(partial(self.see, passed_by_site, site, bare(norm)), with_kwargs=True)
         with torch.no_grad():
             model(*batch.arguments)
-        drawn = {0, len(seen) // 2, len(seen) - 1}
-        for layer, (site, passed) in enumerate(seen.items()):
+        layers_with_points = {0, len(passed_by_site) // 2, len(passed_by_site) - 1}
+        for layer, (site, passed) in enumerate(passed_by_site.items()):
             place = {"layer": layer, "site": site}
             x = passed.x.flatten().numpy()
             y = passed.y.flatten().numpy()
             yield {**place, "kind": "fit", **fit(x, y)}
-            if layer in drawn:
+            if layer in layers_with_points:
                 for point in self.points(passed):
                     yield {**place, "kind": "point", **point}
 
@@ -110,8 +110,8 @@ class Mapping(Study):
         for token, place in enumerate(drawn_tokens.tolist()):
             inputs = passed.x[place, drawn_features].tolist()
             outputs = passed.y[place, drawn_features].tolist()
-            for given, made in zip(inputs, outputs, strict=True):
-                yield {"token": token, "input": given, "output": made}
+            for input_value, output_value in zip(inputs, outputs, strict=True):
+                yield {"token": token, "input": input_value, "output": output_value}
 
     # ---- what was found
 
@@ -143,7 +143,7 @@ class Mapping(Study):
         return [means, layers]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        said = self.captions
+        captions = self.captions
         errors = draw_curves(
             "errors",
             both_fits(rows),
@@ -151,12 +151,12 @@ class Mapping(Study):
             y="left",
             panel="fit",
             columns={**self.columns, "left": Column("variance that the fit leaves", "share")},
-            **said["errors"],
+            **captions["errors"],
         )
         layers = drawn_layers(rows)
         shown, more = style.take_first(layers, style.MOST_PANELS, "panels")
-        points = draw_points(shown, **said["mapping"])
-        histograms = draw_histograms(shown, **said["histograms"])
+        points = draw_points(shown, **captions["mapping"])
+        histograms = draw_histograms(shown, **captions["histograms"])
         return [replace(points, sentences=[*points.sentences, *more]), *errors, histograms]
 
 
@@ -224,12 +224,12 @@ def fit(x: Values, y: Values) -> dict[str, float]:
 
 def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return the layers whose points are drawn, of the first seed, by arm."""
-    first = rows[rows["seed"] == rows["seed"].min()]
+    of_first_seed = rows[rows["seed"] == rows["seed"].min()]
     layers = []
-    for arm in arms_of(first):
-        for _, own in first[is_arm(first, arm.settings)].groupby("layer"):
-            if len(own) > 1:
-                layers.append((f"{label_of(arm)} · {own['site'].iloc[0]}", own))
+    for arm in arms_of(of_first_seed):
+        for _, rows_of_layer in of_first_seed[is_arm(of_first_seed, arm.settings)].groupby("layer"):
+            if len(rows_of_layer) > 1:
+                layers.append((f"{label_of(arm)} · {rows_of_layer['site'].iloc[0]}", rows_of_layer))
     return layers
 
 

@@ -87,9 +87,9 @@ class Padding(Study):
 
     def batches(self, kind: str, level: float, texts: Texts) -> Iterator[Batch]:
         """Yield texts padded to a share, or cut to a length."""
-        for length, own in texts.items():
-            new = round(length / (1 - level)) if kind == "padding" else int(level)
-            yield from pad(own.tokens[:, :new], own.classes, new)
+        for length, labelled in texts.items():
+            new_length = round(length / (1 - level)) if kind == "padding" else int(level)
+            yield from pad(labelled.tokens[:, :new_length], labelled.classes, new_length)
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, _ = subject.build()
@@ -112,29 +112,33 @@ class Padding(Study):
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
-        own = rows[rows["kind"] == "padding"]
-        most = own["level"].max()
-        least = own["level"].min()
+        padded = rows[rows["kind"] == "padding"]
+        most = padded["level"].max()
+        least = padded["level"].min()
         kinds = (f"with a share of {short(most)} of padding", f"with {short(least)}")
         unit = self.columns["change"].unit
-        return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", "accuracy", kinds, unit)
+        return compare_kinds(
+            padded, padded["level"] == most, padded["level"] == least, "accuracy", "accuracy", kinds, unit
+        )
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         results = []
-        for kind, own in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
+        for kind, rows_of_kind in at_largest(rows, "level", by="kind").groupby("kind", sort=False):
             what = self.captions[str(kind)]["title"]
-            level = own["level"].iloc[0]
+            level = rows_of_kind["level"].iloc[0]
             title = f"{what}, at {short(level)}"
             values = ["accuracy", "change"]
-            results.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
+            results.append(compare(rows_of_kind, values=values, columns=self.columns, key=str(kind), title=title))
         return results
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         drawings = list[Figure]()
-        for kind, own in by_what_counts(rows).groupby("kind", sort=False):
+        for kind, rows_of_kind in by_what_counts(rows).groupby("kind", sort=False):
             columns = {**self.columns, "level": self.columns[kind]}
-            said = self.captions[kind]
-            drawings += draw_curves(kind, own, x="level", y="accuracy", panel="counted", columns=columns, **said)
+            title_and_caption = self.captions[kind]
+            drawings += draw_curves(
+                kind, rows_of_kind, x="level", y="accuracy", panel="counted", columns=columns, **title_and_caption
+            )
         return drawings
 
 
@@ -168,7 +172,7 @@ def pad(tokens: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
 def by_what_counts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with what their norms count (`counted`); arms without `norm.masked` appear once for each answer."""
     masked = rows.get(MASKED, pd.Series(AS_IT_IS, rows.index))
-    others = rows.drop(columns=MASKED, errors="ignore")
-    real = others[masked != False].assign(counted="real tokens alone")  # noqa: E712 (of a column)
-    padding = others[masked != True].assign(counted="padding too")  # noqa: E712
+    without_masked = rows.drop(columns=MASKED, errors="ignore")
+    real = without_masked[masked != False].assign(counted="real tokens alone")  # noqa: E712 (of a column)
+    padding = without_masked[masked != True].assign(counted="padding too")  # noqa: E712
     return pd.concat([real, padding])

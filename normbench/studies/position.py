@@ -125,10 +125,10 @@ class Position(Study):
         return self.compare_or_tell(norms, "std", "mean standard deviation of what norms give")
 
     def tables(self, rows: pd.DataFrame) -> list[Table | ResultTable]:
-        first = rows[rows["position"] == 0].assign(positions="the first")
-        both = pd.concat([rows.assign(positions="all"), first]).dropna(subset="mean")
+        at_first = rows[rows["position"] == 0].assign(positions="the first")
+        at_all_and_first = pd.concat([rows.assign(positions="all"), at_first]).dropna(subset="mean")
         vectors = compare(
-            both,
+            at_all_and_first,
             values=["mean", "std"],
             by=["what", "positions"],
             columns=self.columns,
@@ -141,26 +141,26 @@ class Position(Study):
             if peak.value not in rows:
                 continue
             for arm in arms_of(rows):
-                own = rows[is_arm(rows, arm.settings)]
-                largest = name_largest(own, peak.counted, peak.value, peak.above)
+                rows_of_arm = rows[is_arm(rows, arm.settings)]
+                largest = name_largest(rows_of_arm, peak.counted, peak.value, peak.above)
                 named.append({"arm": label_of(arm), "what": words, **largest})
         return [vectors, rows_table("named", "Outlier channels and attention sinks", named, 2)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         of_positions = rows[rows["position"].notna()]
         named = of_positions.assign(at=of_positions["what"] + " " + of_positions["site"])
-        shown = {}
-        for what, own in named.groupby("what"):
-            shown[what] = own[own["site"].isin(three_of(own["site"]))]
-        vectors = pd.concat([shown["norm"], shown["stream"]])
-        drawn = {"std": vectors, "mean": vectors}
-        if "attention" in shown:
-            drawn["attention"] = shown["attention"]
+        rows_by_what = {}
+        for what, rows_of_what in named.groupby("what"):
+            rows_by_what[what] = rows_of_what[rows_of_what["site"].isin(three_of(rows_of_what["site"]))]
+        vectors = pd.concat([rows_by_what["norm"], rows_by_what["stream"]])
+        rows_by_figure = {"std": vectors, "mean": vectors}
+        if "attention" in rows_by_what:
+            rows_by_figure["attention"] = rows_by_what["attention"]
         columns = {**self.columns, "at": Column("")}
         drawings = list[Figure]()
-        for name, part in drawn.items():
+        for name, rows_of_figure in rows_by_figure.items():
             drawings += draw_curves(
-                name, part, x="position", y=name, panel="at", columns=columns, **self.captions[name]
+                name, rows_of_figure, x="position", y=name, panel="at", columns=columns, **self.captions[name]
             )
         return drawings
 
@@ -223,9 +223,9 @@ def see_attention(found: Found, site: str, inner: InnerAttention, inputs: Any, _
     queries = keys[:, None]
     is_far = queries - keys >= len(keys) // 4
     uniform = (is_far / (queries + 1)).sum(dim=0)
-    got = (weights * is_far).sum(dim=-2).mean(dim=(0, 1))
+    attention = (weights * is_far).sum(dim=-2).mean(dim=(0, 1))
     is_seen_from_afar = uniform > 0
-    columns = {"attention": (got / uniform)[is_seen_from_afar]}
+    columns = {"attention": (attention / uniform)[is_seen_from_afar]}
     found[Place("attention", "position", site)].append(columns)
 
 
@@ -274,10 +274,10 @@ def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> 
     """Name the channels or positions with values above a bound, the largest first, and tell the largest value."""
     large = rows[rows[value] > above].sort_values(value, ascending=False)
     words = []
-    for which, own in large.groupby(counted, sort=False):
-        block = own["block"].iloc[0]
-        most = own[value].iloc[0]
-        seeds = own["seed"].nunique()
-        words.append(f"{whole(which)} (block {block}: {fixed(most, 1)}; in {seeds} seeds)")
+    for index, peak_rows in large.groupby(counted, sort=False):
+        block = peak_rows["block"].iloc[0]
+        most = peak_rows[value].iloc[0]
+        seeds = peak_rows["seed"].nunique()
+        words.append(f"{whole(index)} (block {block}: {fixed(most, 1)}; in {seeds} seeds)")
     named = ", ".join(words[:MOST]) or "none"
     return {"number": len(words), "largest": rows[value].max(), "named": named}

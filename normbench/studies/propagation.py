@@ -147,10 +147,12 @@ class Propagation(Study):
         drawings = list[Figure]()
         for name in (*BY_LAYER, POSITION_GRADIENT):
             x = DEPTH if name == POSITION_GRADIENT else "layer"
-            own = rows if name == POSITION_GRADIENT else deep
+            drawn_rows = rows if name == POSITION_GRADIENT else deep
             if name in rows and x in rows:
                 title = self.columns[name].words
-                drawings += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
+                drawings += draw_curves(
+                    name, drawn_rows, x=x, y=name, columns=self.columns, title=title, caption=caption
+                )
         return drawings
 
 

@@ -76,14 +76,14 @@ class Removal(Study):
         Raises:
             UsageError: no norm is.
         """
-        found = []
+        sites = []
         for site, (x, _) in see_norms(model, norms, batch).items():
             if fix(norms[site], x) is not None:
-                found.append(site)
-        if not found:
+                sites.append(site)
+        if not sites:
             why = "none of its norms is linear where its statistics are held"
             raise UsageError(f"nothing can be taken out of this model ({why}): take norm=layernorm or norm=rmsnorm")
-        return sorted(found, key=lambda site: order_of(norms[site]))
+        return sorted(sites, key=lambda site: order_of(norms[site]))
 
     # ---- what is measured
 
@@ -95,9 +95,9 @@ class Removal(Study):
     def take_out(self, subject: Subject, steps: int) -> Iterator[Row]:
         """Take the norms out of a model that is tuned for so many steps, and yield its loss after each."""
         model, norms = subject.build()
-        whole, norms_of_whole = subject.build()
+        whole_model, norms_of_whole = subject.build()
         tuning = Tuning(subject, model, norms, steps, self.tune_lr)
-        control = Tuning(subject, whole, norms_of_whole, steps, self.tune_lr)
+        control = Tuning(subject, whole_model, norms_of_whole, steps, self.tune_lr)
         calibration = to_device(subject.data.train_batch(0), subject.device)
         batches = list(subject.data.eval_batches("val", subject.tree["trainer"]["eval_batches"]))
 
@@ -105,7 +105,7 @@ class Removal(Study):
             return evaluate(model, batches, subject.task, subject.device)["loss"]
 
         sites = self.removable(model, norms, calibration)
-        loss = control_loss = loss_of(whole)
+        loss = control_loss = loss_of(whole_model)
         row: Row = {"round": 0, "left": len(sites), "site": "none", "loss": loss, "control": loss, "increase": 0.0}
         held: dict[str, HeldNorm] = {}
         for number, site in enumerate(sites, 1):
@@ -119,7 +119,7 @@ class Removal(Study):
             loss = loss_of(model)
             if steps:
                 control.go_on(until)
-                control_loss = loss_of(whole)
+                control_loss = loss_of(whole_model)
             row = {"round": number, "left": left, "site": site, "loss": loss, "control": control_loss}
             row["increase"] = loss - control_loss
         ready = [to_device(batch, subject.device) for batch in batches[:FOLDED_BATCHES]]
@@ -129,10 +129,10 @@ class Removal(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[Value]:
         stated = []
-        for steps, own in without_norms(rows).groupby("tune_steps", sort=False):
+        for steps, rows_of_steps in without_norms(rows).groupby("tune_steps", sort=False):
             tuned = f"with {steps} steps of tuning" if steps else "without tuning"
             number = f"loss added by taking out all norms that can be, {tuned},"
-            stated += values_of(own, "increase", number, self.columns["increase"].unit)
+            stated += values_of(rows_of_steps, "increase", number, self.columns["increase"].unit)
         return stated
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
@@ -164,9 +164,11 @@ class Removal(Study):
         return [all_out, folded, by_round]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        said = self.captions["increase"]
+        title_and_caption = self.captions["increase"]
         columns = {**self.columns, **TUNE_STEPS}
-        return draw_curves("increase", rows, x="round", y="increase", panel="tune_steps", columns=columns, **said)
+        return draw_curves(
+            "increase", rows, x="round", y="increase", panel="tune_steps", columns=columns, **title_and_caption
+        )
 
 
 def without_norms(rows: pd.DataFrame) -> pd.DataFrame:
@@ -187,18 +189,18 @@ def order_of(norm: Any) -> tuple[int, int]:
 @torch.no_grad()
 def see_norms(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
     """Return what enters each norm for a batch in its last call, and the mask that comes with it."""
-    seen = dict[str, tuple[Tensor, Tensor | None]]()
+    inputs = dict[str, tuple[Tensor, Tensor | None]]()
     hooks = []
     for site, norm in norms.items():
 
         def see(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any], site: str = site) -> None:
-            seen[site] = given[0], named.get("mask")
+            inputs[site] = given[0], named.get("mask")
 
         hooks.append(norm.register_forward_pre_hook(see, with_kwargs=True))
     model(*batch.arguments)
     for hook in hooks:
         hook.remove()
-    return seen
+    return inputs
 
 
 class Tuning:
@@ -342,13 +344,13 @@ def fix(norm: Any, x: Tensor, held: HeldNorm | None = None) -> FixedNorm | None:
     centered = held.center(x)
     scaled = held.hold(norm, (x,), norm(x)) - shift
     weight = (scaled * centered).sum(positions) / centered.square().sum(positions)
-    found = FixedNorm(held.axis, held.centers, weight, shift.flatten())
-    for other in (x, 0.3 * x.roll(1, held.axis) + x.flip(held.axis)):
-        expected = held.hold(norm, (other,), norm(other))
-        error = (found(other) - expected).abs().max()
+    fixed_norm = FixedNorm(held.axis, held.centers, weight, shift.flatten())
+    for test_input in (x, 0.3 * x.roll(1, held.axis) + x.flip(held.axis)):
+        expected = held.hold(norm, (test_input,), norm(test_input))
+        error = (fixed_norm(test_input) - expected).abs().max()
         if not error <= TOLERANCE * (expected - shift).abs().max():
             return None
-    return found if weight.any() else None
+    return fixed_norm if weight.any() else None
 
 
 def fold_held(
@@ -362,11 +364,11 @@ def fold_held(
         held: those that are held.
         batches: on which logits are compared.
     """
-    seen = see_norms(model, norms, batches[0])
+    inputs = see_norms(model, norms, batches[0])
     changed, own_norms = copy.deepcopy((model, dict(norms)))
     paths = {module: path for path, module in changed.named_modules()}
-    for site, one in held.items():
-        norm = fix(norms[site], seen[site][0], one)
+    for site, held_norm in held.items():
+        norm = fix(norms[site], inputs[site][0], held_norm)
         assert norm is not None  # as it is linear
         changed.set_submodule(paths[own_norms[site]], norm)
         own_norms[site] = norm
