@@ -82,8 +82,8 @@ class Adapter:
 
     def read(self, norm: nn.Module, name: str) -> Tensor | None:
         """Return a tensor of a norm without gradients, as a vector; None where it has none of this name."""
-        found = getattr(norm, name, None)
-        return found.detach().flatten() if isinstance(found, Tensor) else None
+        tensor = getattr(norm, name, None)
+        return tensor.detach().flatten() if isinstance(tensor, Tensor) else None
 
 
 LAYER = Adapter(-1, "layernorm")

@@ -268,8 +268,8 @@ def say_nothing(name: str) -> Iterator[None]:
 
 def largest_divisor(number: int, most: int) -> int:
     """Return the largest divisor of a number that is not above `most`; 1 where `most` is below 1."""
-    found = 1
+    largest = 1
     for divisor in range(2, most + 1):
         if number % divisor == 0:
-            found = divisor
-    return found
+            largest = divisor
+    return largest

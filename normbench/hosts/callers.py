@@ -112,5 +112,5 @@ def logits_of(host: nn.Module, output: Any) -> Tensor:
     if logits is None or isinstance(logits, tuple | Mapping):
         what = f"{type(host).__name__} gives a {type(output).__name__}"
         raise UsageError(f"{what}, and not logits: choose another model.name, or an option without further outputs")
-    found: Tensor = logits
-    return found
+    tensor: Tensor = logits
+    return tensor

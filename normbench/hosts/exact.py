@@ -107,7 +107,7 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
     except Exception as error:  # a model may do what torch.export cannot follow
         why = f"torch.export cannot follow {type(model).__name__} ({explain(error)})"
         raise UsageError(f"{why}: {instead}") from error
-    found = Exact(changed)
+    exact = Exact(changed)
     plans = []
     for path, nodes in graph.layer_norms.items():
         if paths is not None and path not in paths:
@@ -115,15 +115,15 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
         try:
             plans.append(graph.plan(path, nodes))
         except NotExact as reason:
-            found.refused[path] = str(reason)
-    carry_out(plans, found)
+            exact.refused[path] = str(reason)
+    carry_out(plans, exact)
     after = first_tensor(call(changed))
     change = (after - before).abs().max()
-    found.change = float(change / before.abs().max())
-    if not found.change <= EXACT:  # "not <=" is true of NaN as well
+    exact.change = float(change / before.abs().max())
+    if not exact.change <= EXACT:  # "not <=" is true of NaN as well
         raise UsageError(f"{type(model).__name__} computes in a way that is not seen through: {instead}")
     restore_precision(changed, dtypes)
-    return found
+    return exact
 
 
 def restore_precision(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -309,11 +309,11 @@ class ExportedGraph:
 
     def users_of(self, tensor: int) -> set[fx.Node]:
         """Return the nodes that read a tensor of the model, which is given by its id."""
-        found = set[fx.Node]()
-        for node, own in self.tensors.items():
-            if id(own) == tensor:
-                found.update(self.users(node))
-        return found
+        users = set[fx.Node]()
+        for node, node_tensor in self.tensors.items():
+            if id(node_tensor) == tensor:
+                users.update(self.users(node))
+        return users
 
     def plan(self, path: str, nodes: Sequence[fx.Node]) -> Plan:
         """Return what makes the LayerNorm at a path an RMSNorm, which stands in some nodes.
@@ -331,8 +331,8 @@ class ExportedGraph:
             writers |= self.writers(stream)
             if shift is not None and shift.any():
                 readers += self.readers(node, shift)
-        found, untied = self.name_writers(writers)
-        return Plan(path, self.as_rms(path, nodes[0]), found, untied, readers)
+        named_writers, untied = self.name_writers(writers)
+        return Plan(path, self.as_rms(path, nodes[0]), named_writers, untied, readers)
 
     def as_rms(self, path: str, node: fx.Node) -> RMSNorm:
         """Return the RMSNorm that does what the module at a path does, but for β, with an input without a mean.
@@ -375,7 +375,7 @@ class ExportedGraph:
         Raises:
             NotExact: something else writes to it, or its mean is read.
         """
-        found = dict[Use, Part]()
+        writers = dict[Use, Part]()
         parts = dict[fx.Node, Part]()
         waiting = [(stream, Part(-1))]
         while waiting:
@@ -390,14 +390,14 @@ class ExportedGraph:
                     continue
                 parts[node] = part
                 members.append(node)
-                for source, own in self.sources(node, part).items():
+                for source, source_part in self.sources(node, part).items():
                     if source in self.tensors:
-                        found[source, node] = own
+                        writers[source, node] = source_part
                     else:
-                        waiting.append((source, own))
+                        waiting.append((source, source_part))
             for node in members:
                 waiting += self.followers(node, parts[node])
-        return found
+        return writers
 
     def sources(self, node: fx.Node, part: Part) -> dict[fx.Node, Part]:
         """Return the nodes which have no mean where what a node gives is to have none, each as a part of the stream.
@@ -409,13 +409,13 @@ class ExportedGraph:
             NotExact: no such nodes are known.
         """
         operands = self.operands(node)
-        own = [operand for operand in operands if operand in self.tensors]
-        for among in (own, operands):
+        own_tensors = [operand for operand in operands if operand in self.tensors]
+        for among in (own_tensors, operands):
             for axes in self.choices(among, node, part.axis):
                 if self.centres(node, part, axes):
                     return {operand: Part(axis, part.gain) for operand, axis in axes.items()}
         if part.gain is None:
-            for gain in own:
+            for gain in own_tensors:
                 for operand in operands:
                     if self.multiplies(node, operand, gain, part.axis):
                         return {operand: Part(part.axis, gain)}
@@ -464,12 +464,12 @@ class ExportedGraph:
 
     def operands(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes whose tensors of several numbers a node reads."""
-        found = []
+        operands = []
         for operand in node.all_input_nodes:
             value = operand.meta.get("val")
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
-                found.append(operand)
-        return found
+                operands.append(operand)
+        return operands
 
     def choices(self, operands: Sequence[fx.Node], node: fx.Node, axis: int) -> Iterator[Axes]:
         """Yield the ways in which operands may have the features that a node has along an axis."""
@@ -486,13 +486,13 @@ class ExportedGraph:
         Raises:
             NotExact: a node reads the stream with its mean.
         """
-        found = []
+        followers = []
         for user in self.users(node):
             is_gain = part.gain is not None and part.gain in user.all_input_nodes  # from which we have come
             if is_gain or (user.op == "call_function" and self.is_blind(user, node, part)):
                 continue
-            found.append((user, Part(self.axis_after(user, node, part), part.gain)))
-        return found
+            followers.append((user, Part(self.axis_after(user, node, part), part.gain)))
+        return followers
 
     def axis_after(self, user: fx.Node, node: fx.Node, part: Part) -> int:
         """Return the axis along which a user of a node has the features that the node has as a part of the stream.
@@ -516,8 +516,8 @@ class ExportedGraph:
         values = random_operands(node)
         gain = random_gain(node, part)
         without = dict(values)
-        for operand, own in axes.items():
-            without[operand] = centre(values[operand], own, gain)
+        for operand, axis in axes.items():
+            without[operand] = centre(values[operand], axis, gain)
         before = compute(node, values)
         after = compute(node, without)
         return agree(after, None if before is None else centre(before, part.axis, gain))
@@ -539,7 +539,7 @@ class ExportedGraph:
         used_at = defaultdict[tuple[int, Part], set[fx.Node]](set)
         for (source, user), part in writers.items():
             used_at[id(self.tensors[source]), part].add(user)
-        found = list[Writer]()
+        named_writers = list[Writer]()
         untied = list[str]()
         for (tensor, part), users in used_at.items():
             others = self.users_of(tensor) - users
@@ -548,9 +548,9 @@ class ExportedGraph:
             if here & elsewhere:
                 raise NotExact(f"{self.names[tensor][0]} writes to the stream, and is also used otherwise")
             gain = "" if part.gain is None else self.names[id(self.tensors[part.gain])][0]
-            found.append(Writer(tuple(sorted(here)), part.axis, gain))
+            named_writers.append(Writer(tuple(sorted(here)), part.axis, gain))
             untied += sorted(elsewhere)
-        return found, untied
+        return named_writers, untied
 
     def name_at(self, user: fx.Node, tensor: int) -> str:
         """Return the name of a tensor in the module in whose forward it is used; its first one where it has none."""
@@ -568,18 +568,18 @@ class ExportedGraph:
         Raises:
             NotExact: something else reads it.
         """
-        found = list[Reader]()
+        readers = list[Reader]()
         axes: Axes = {norm: -1}
         waiting = [norm]
         while waiting:
             node = waiting.pop()
             for user in self.users(node):
                 if user.target in READERS and argument(user, READERS[user.target][0]) is node:
-                    found.append(self.reader(user, node, axes[node], shift))
+                    readers.append(self.reader(user, node, axes[node], shift))
                 elif user not in axes:
                     axes[user] = self.axis_shifted(user, node, axes[node])
                     waiting.append(user)
-        return found
+        return readers
 
     def axis_shifted(self, user: fx.Node, node: fx.Node, axis: int) -> int:
         """Return the axis along which a user of a node is shifted as the node is along another.
@@ -593,9 +593,9 @@ class ExportedGraph:
             values = random_operands(user)
             before = compute(user, values)
             after = compute(user, {**values, node: add_along(values[node], shift, axis)})
-            for own in axes_of(user, features):
-                if agree(after, None if before is None else add_along(before, shift, own)):
-                    return own
+            for candidate in axes_of(user, features):
+                if agree(after, None if before is None else add_along(before, shift, candidate)):
+                    return candidate
         raise NotExact(f"{self.name(user)} reads its β, and is not a linear layer")
 
     def reader(self, user: fx.Node, node: fx.Node, axis: int, shift: Tensor) -> Reader:
@@ -608,9 +608,9 @@ class ExportedGraph:
         layer = self.model.get_submodule(path)
         place = READERS[user.target][1]
         bias = argument(user, place)
-        own = layer._parameters.get("bias", layer)  # None where it has none yet
+        own_bias = layer._parameters.get("bias", layer)  # None where it has none yet
         used = self.tensors.get(bias) if bias is not None else None
-        if own is not used or self.count_calls(user) > 1:
+        if own_bias is not used or self.count_calls(user) > 1:
             raise NotExact(f"{path or self.name(user)} reads its β, and has no bias of its own to take it over")
         values = {operand: self.tensors[operand] for operand in user.all_input_nodes if operand in self.tensors}
         values[node] = add_along(torch.zeros(node.meta["val"].shape, dtype=torch.float64), shift, axis)

@@ -101,32 +101,32 @@ def find(model: nn.Module, call: Callable[[nn.Module], object], causal: bool = F
             left.append(Left(path, type(norm).__name__, str(reason)))
     sites, blocks = lay_out(tape, adapters, causal)
     sites = prefer_noted(sites)
-    found: list[Found] = []
+    norms_found: list[Found] = []
     for norm, site in sites.items():
         adapter = adapters[norm]
         own_calls = calls[norm]
         features = own_calls[0].inputs[0].shape[adapter.axis]
-        found.append(Found(candidates[norm], norm, adapter, features, site, len(own_calls)))
-    return Findings(tuple(found), tuple(left), blocks, tuple(describe_functional(tape)))
+        norms_found.append(Found(candidates[norm], norm, adapter, features, site, len(own_calls)))
+    return Findings(tuple(norms_found), tuple(left), blocks, tuple(describe_functional(tape)))
 
 
 def prefer_noted(sites: dict[nn.Module, Site]) -> dict[nn.Module, Site]:
     """Return sites, of norms of ours those that are noted on them, unless two would have the same name then."""
     noted: dict[nn.Module, Site] = {}
     for norm, site in sites.items():
-        own = getattr(norm, "stands_at", None)
-        noted[norm] = own if isinstance(own, Site) else site
+        noted_site = getattr(norm, "stands_at", None)
+        noted[norm] = noted_site if isinstance(noted_site, Site) else site
     names = {site.name for site in noted.values()}
     return noted if len(names) == len(noted) else sites
 
 
 def calls_by_norm(tape: Tape, norms: Mapping[nn.Module, str]) -> dict[nn.Module, list[Call]]:
     """Return the calls of each norm."""
-    found: dict[nn.Module, list[Call]] = {norm: [] for norm in norms}
+    calls_of_norm: dict[nn.Module, list[Call]] = {norm: [] for norm in norms}
     for call in tape.calls():
-        if call.module in found:
-            found[call.module].append(call)
-    return found
+        if call.module in calls_of_norm:
+            calls_of_norm[call.module].append(call)
+    return calls_of_norm
 
 
 def read_called(norm: nn.Module, calls: list[Call]) -> Adapter:

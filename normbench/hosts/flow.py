@@ -77,35 +77,35 @@ class Flow:
     def find_attention(self) -> dict[Operator, list[Reading]]:
         """Return the operators of attention, each with what it reads; of attention inside of a map the first."""
         products = {operator for operator in self.operators if is_product(operator)}
-        found: dict[Operator, list[Reading]] = {}
+        readings: dict[Operator, list[Reading]] = {}
         known = set[Call]()  # maps of which it is known
         for operator in self.operators:
             part = self.map_of.get(operator)
             if part in known:
                 continue
             if operator.name.startswith(WHOLE):
-                found[operator] = read_whole(operator)
+                readings[operator] = read_whole(operator)
             elif operator in products:
-                found |= self.find_pairs(operator, products)
-            if part is not None and operator in found:
+                readings |= self.find_pairs(operator, products)
+            if part is not None and operator in readings:
                 known.add(part)
-        return found
+        return readings
 
     def find_pairs(self, product: Operator, products: Collection[Operator]) -> dict[Operator, list[Reading]]:
         """Return a product and those whose results it reads, each with what it reads; nothing where there are none."""
-        found: dict[Operator, list[Reading]] = {}
+        readings: dict[Operator, list[Reading]] = {}
         for number, operand in enumerate(factors(product)):
             first, softmax = self.product_behind(operand, products)
             if first is None:
                 if self.is_softmax(operand) and multiplies_matrices(product):
-                    found[product] = [Reading(factor) for factor in factors(product)]
+                    readings[product] = [Reading(factor) for factor in factors(product)]
             elif softmax is not None and first.name in PRODUCTS and product.name in PRODUCTS:
-                found[first] = read_scores(first, softmax)
-                found[product] = [read_values(product, 1 - number)]
+                readings[first] = read_scores(first, softmax)
+                readings[product] = [read_values(product, 1 - number)]
             else:
                 for each in (first, product):
-                    found.setdefault(each, [Reading(factor) for factor in factors(each)])
-        return found
+                    readings.setdefault(each, [Reading(factor) for factor in factors(each)])
+        return readings
 
     def product_behind(
         self, operand: Operand, products: Collection[Operator]
@@ -163,12 +163,12 @@ class Flow:
 
     def parts_of(self, operator: Operator) -> list[Call]:
         """Return the map or the norm that an operator is of, if it is of one."""
-        found = (self.map_of.get(operator), self.norm_of.get(operator))
-        return [part for part in found if part is not None]
+        map_and_norm = (self.map_of.get(operator), self.norm_of.get(operator))
+        return [part for part in map_and_norm if part is not None]
 
     def follow(self, start: Collection[Operator]) -> set[Call]:
         """Return the maps and norms that read what operators give, up to where it is added to something else."""
-        found = set[Call]()
+        readers = set[Call]()
         given = set(start)
         beside = set[Operator]()  # of what feeds attention, such as a second product of queries
         for operator in self.operators:
@@ -180,33 +180,33 @@ class Flow:
             is_foreign = operator.name == "add" and not all(source in given or source in beside for source in sources)
             if operator in given or is_foreign or not any(source in given for source in sources):
                 continue
-            found.update(self.parts_of(operator))
+            readers.update(self.parts_of(operator))
             if not is_in_map:
                 given.add(operator)
-        return found
+        return readers
 
     def letters_beyond(self, norm: Call) -> set[str]:
         """Return the letters of what maps make of a norm's output."""
-        found = set[str]()
+        letters = set[str]()
         given = set(operators_in(norm))
         for operator in self.operators:
             if operator in given or not any(each.source in given for each in operator.operands):
                 continue
             part = self.map_of.get(operator)
             if part is not None and part in self.letters:
-                found |= self.letters[part]
+                letters |= self.letters[part]
             else:
                 given.add(operator)
-        return found
+        return letters
 
 
 def by_operator(parts: Iterable[Call]) -> dict[Operator, Call]:
     """Return the part that each operator inside of some parts is of."""
-    found: dict[Operator, Call] = {}
+    part_of_operator: dict[Operator, Call] = {}
     for part in parts:
         for operator in operators_in(part):
-            found[operator] = part
-    return found
+            part_of_operator[operator] = part
+    return part_of_operator
 
 
 def in_order(letters: Iterable[str]) -> str:
@@ -219,8 +219,8 @@ def in_order(letters: Iterable[str]) -> str:
 
 def operators_in(call: Call) -> list[Operator]:
     """Return the operators that ran inside of a call, in order."""
-    found = [operator for each in call.inside() for operator in each.operators]
-    return sorted(found, key=lambda operator: operator.number)
+    operators = [operator for each in call.inside() for operator in each.operators]
+    return sorted(operators, key=lambda operator: operator.number)
 
 
 def has_operator(call: Call, word: str) -> bool:

@@ -176,9 +176,9 @@ class Hosted(Model):
             new = norm(found.features, channel_dim=found.adapter.axis, site=site)
             stays = isinstance(new, Own)
             if stays:
-                own: Any = found.module
-                own.stands_at = site
-                own.channel_dim = found.adapter.axis
+                own_norm: Any = found.module
+                own_norm.stands_at = site
+                own_norm.channel_dim = found.adapter.axis
             else:
                 made[site.name] = new
                 given = set(LIKE_HOST) if given_at is None else given_at(site).intersection(LIKE_HOST)
@@ -298,12 +298,12 @@ class Hosted(Model):
             for role, own_paths in paths.branches.items():
                 modules = [self.host.get_submodule(path) for path in own_paths]
                 branches[role] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-            own: dict[str, nn.Module] = {}
+            norms_of_block: dict[str, nn.Module] = {}
             for place in self.places:
                 if place.site.layer == paths.layer:
-                    own[place.site.name] = norms[place.site.name]
+                    norms_of_block[place.site.name] = norms[place.site.name]
             module = self.host.get_submodule(paths.path)
-            blocks.append(Block(module, paths.layer, paths.side, branches, own, paths.channel_dim))
+            blocks.append(Block(module, paths.layer, paths.side, branches, norms_of_block, paths.channel_dim))
         return Anatomy(self.call.stem(self.host), tuple(blocks), norms, self.head)
 
     # ---- what is told of it
@@ -311,19 +311,19 @@ class Hosted(Model):
     def ledger(self) -> dict[str, Any]:
         versions = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         epsilons = list(dict.fromkeys(place.eps for place in self.places))
-        told: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "host": f"{type(self.host).__name__} of {versions}",
             "host_norms": count_kinds(place.kind for place in self.places),
             "host_eps": epsilons[0] if len(epsilons) == 1 else epsilons,
             "host_norms_kept": sum(place.stays for place in self.places),
         }
         if isinstance(self.call, ImageCaller) and self.call.size is not None:
-            told["images_scaled_to"] = list(self.call.size)
+            entries["images_scaled_to"] = list(self.call.size)
         if self.trained:
-            told["host_weights"] = "trained"
+            entries["host_weights"] = "trained"
         for name, value in self.decided.items():
-            told[f"host_{name}"] = list(value) if isinstance(value, tuple) else value
-        return told
+            entries[f"host_{name}"] = list(value) if isinstance(value, tuple) else value
+        return entries
 
     def norms_of_host(self) -> list[dict[str, str]]:
         rows: list[dict[str, str]] = []

@@ -55,12 +55,12 @@ class Timm(ImageLibrary):
     where_names_are = "python -c 'import timm; print(*timm.list_models())' lists them"
 
     def names(self, kind: str) -> list[str]:
-        found: list[str] = self.load().list_models()
-        return found
+        names: list[str] = self.load().list_models()
+        return names
 
     def has(self, name: str, kind: str) -> bool:
-        found: bool = self.load().is_model(name)  # also with the tag of pretrained weights, which are not loaded
-        return found and ":" not in name
+        is_known: bool = self.load().is_model(name)  # also with the tag of pretrained weights, which are not loaded
+        return is_known and ":" not in name
 
     def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
         assert isinstance(task, ImageClassification)
@@ -108,8 +108,8 @@ class Torchvision(ImageLibrary):
 
     def names(self, kind: str) -> list[str]:
         models: Any = self.load("models")
-        found: list[str] = models.list_models(module=models)
-        return found
+        names: list[str] = models.list_models(module=models)
+        return names
 
     def make(self, name: str, options: Options, task: Task, image_size: int | str | None) -> Host:
         assert isinstance(task, ImageClassification)
@@ -136,8 +136,8 @@ class Torchvision(ImageLibrary):
         return ""
 
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
-        found: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
-        return found
+        weights: Mapping[str, Tensor] = self.load("models").get_model(name, weights="DEFAULT").state_dict()
+        return weights
 
 
 def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:

@@ -208,13 +208,13 @@ def keepable(new: nn.Module, found: Found) -> dict[str, list[tuple[Tensor, Tenso
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
     of_old = ((GAIN, "weight", adapter.read_gain(old)), (SHIFT, "bias", adapter.read_shift(old)))
     for what, name, theirs in of_old:
-        own = getattr(new, name, None)
-        if theirs is not None and isinstance(own, nn.Parameter) and own.shape == theirs.shape:
-            pairs[what] = [(own, theirs)]
+        ours = getattr(new, name, None)
+        if theirs is not None and isinstance(ours, nn.Parameter) and ours.shape == theirs.shape:
+            pairs[what] = [(ours, theirs)]
     statistics = pair_statistics(new, old)
     over_batches = isinstance(new, RunningNorm) and new.facts.crosses_samples
     are_alike = over_batches == (adapter.formula != "instancenorm")
-    have_same_shapes = all(own.shape == theirs.shape for own, theirs in statistics)
+    have_same_shapes = all(ours.shape == theirs.shape for ours, theirs in statistics)
     if adapter.running and are_alike and len(statistics) >= 2 and have_same_shapes:
         pairs[STATISTICS] = statistics
     return pairs
@@ -224,10 +224,10 @@ def pair_statistics(new: nn.Module, old: nn.Module) -> list[tuple[Tensor, Tensor
     """Return the running statistics that two norms both have."""
     pairs = []
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        own = getattr(new, name, None)
+        ours = getattr(new, name, None)
         theirs = getattr(old, name, None)
-        if isinstance(own, Tensor) and isinstance(theirs, Tensor):
-            pairs.append((own, theirs))
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            pairs.append((ours, theirs))
     return pairs
 
 
@@ -235,8 +235,8 @@ def pair_statistics(new: nn.Module, old: nn.Module) -> list[tuple[Tensor, Tensor
 def keep_weights(new: nn.Module, found: Found) -> None:
     """Copy what a new norm can have of the old one's."""
     for pairs in keepable(new, found).values():
-        for own, theirs in pairs:
-            own.copy_(theirs)
+        for ours, theirs in pairs:
+            ours.copy_(theirs)
     for own_name, name in (("weight", found.adapter.gain), ("bias", found.adapter.shift)):
         parameter = getattr(new, own_name, None)
         old = getattr(found.module, name, None)

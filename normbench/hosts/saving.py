@@ -164,9 +164,9 @@ def explain_writing(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        found = re.search(r"os error (\d+)", str(error))
-        if found:  # safetensors says it in words alone
-            number = int(found[1])
+        match = re.search(r"os error (\d+)", str(error))
+        if match:  # safetensors says it in words alone
+            number = int(match[1])
         reason = os.strerror(number) if number else explain(error)
         if number in DISK_FULL:
             cure = "nothing of it is left; make room, and give the same command again"
@@ -195,14 +195,14 @@ def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Tied and shared ones are there under each of their names, so that their library finds all that it looks for. They
     are one again in a model that is read: its own code makes it so, and each name brings the same content.
     """
-    found = dict[str, Tensor]()
+    separate = dict[str, Tensor]()
     storages = set[int]()
     for name, tensor in state.items():
-        own = tensor.contiguous()
-        place = own.untyped_storage().data_ptr()
-        found[name] = own.clone() if place in storages else own
+        contiguous = tensor.contiguous()
+        place = contiguous.untyped_storage().data_ptr()
+        separate[name] = contiguous.clone() if place in storages else contiguous
         storages.add(place)
-    return found
+    return separate
 
 
 def mark_weights(file: Path) -> None:
@@ -357,6 +357,6 @@ def norm_class(name: str) -> type[Norm]:
 def untie(model: nn.Module, names: Collection[str]) -> None:
     """Give parameters of these names tensors of their own."""
     for name in names:
-        path, _, own = name.rpartition(".")
+        path, _, parameter_name = name.rpartition(".")
         module = model.get_submodule(path)
-        setattr(module, own, nn.Parameter(module.get_parameter(own).detach().clone()))
+        setattr(module, parameter_name, nn.Parameter(module.get_parameter(parameter_name).detach().clone()))

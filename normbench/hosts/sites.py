@@ -167,19 +167,19 @@ def overlaps(call: Call, blocks: Iterable[Call]) -> bool:
 
 def norms_inside(call: Call, norms: Collection[nn.Module]) -> set[nn.Module]:
     """Return the norms that were called inside of a call."""
-    found = set[nn.Module]()
+    norms_called = set[nn.Module]()
     for each in call.inside():
         if each is not call and each.module in norms:
-            found.add(each.module)
-    return found
+            norms_called.add(each.module)
+    return norms_called
 
 
 def narrow(block: Call, candidates: Iterable[Call], norms: Collection[nn.Module]) -> Call:
     """Return the innermost candidate inside of a block that has all of its norms, as the one layer of a group has."""
-    own = norms_inside(block, norms)
+    norms_of_block = norms_inside(block, norms)
     inside = set(block.inside())
     for call in candidates:
-        if call in inside and call is not block and norms_inside(call, norms) == own:
+        if call in inside and call is not block and norms_inside(call, norms) == norms_of_block:
             return narrow(call, candidates, norms)
     return block
 
@@ -196,12 +196,12 @@ def has_map(module: nn.Module) -> bool:
 
 def maps_in(call: Call) -> list[Call]:
     """Return the innermost calls inside of a call that have a matrix or a kernel."""
-    found = []
+    maps = []
     for each in call.inside():
         inner = [child for child in each.children if has_map(child.module)]
         if has_map(each.module) and not inner:
-            found.append(each)
-    return found
+            maps.append(each)
+    return maps
 
 
 def is_convolution(call: Call) -> bool:
@@ -307,12 +307,12 @@ class BlockParts:
         source: dict[Key, set[Call]] = {}
         feeders: dict[Call, set[Call]] = {}
         for part in self.parts:
-            own = set[Call]()
+            feeders_of_part = set[Call]()
             for seen in part.inputs:
                 if seen.key is not None:
-                    own |= source.get(seen.key, set())
-            feeders[part] = own
-            gives = own
+                    feeders_of_part |= source.get(seen.key, set())
+            feeders[part] = feeders_of_part
+            gives = feeders_of_part
             if self.is_norm(part) or self.is_map(part):
                 gives = set() if part.has_skip else {part}
             for seen in part.outputs:
@@ -409,17 +409,17 @@ class BlockParts:
 
     def places(self) -> dict[Call, Place]:
         """Return where each norm stands."""
-        found: dict[Call, Place] = {}
+        places: dict[Call, Place] = {}
         of_note = [part for part in self.parts if self.is_norm(part) or self.is_map(part)]
         ends_in_norms = bool(of_note) and self.is_map(of_note[0]) and self.is_norm(of_note[-1])
         for number, part in enumerate(self.parts):
             if self.is_norm(part):
-                found[part] = self.place_of(number, ends_in_norms)
+                places[part] = self.place_of(number, ends_in_norms)
         role = self.branches[0].role if self.branches else "block"
         for part in self.shortcut:
             if self.is_norm(part):
-                found[part] = Place(role, "shortcut")
-        return found
+                places[part] = Place(role, "shortcut")
+        return places
 
     def place_of(self, number: int, ends_in_norms: bool) -> Place:
         """Return where a norm stands.
@@ -457,18 +457,18 @@ class BlockParts:
     def others_reading(self, norm: Call, branch: Branch) -> tuple[str, ...]:
         """Return the roles of branches that read a norm beside the one that it stands before, as side by side."""
         roles: dict[str, None] = {}
-        for part, own in self.branch_of.items():
-            if norm in self.feeders[part] and own.role != branch.role:
-                roles[own.role] = None
+        for part, other in self.branch_of.items():
+            if norm in self.feeders[part] and other.role != branch.role:
+                roles[other.role] = None
         return tuple(roles)
 
     def letters_of(self, norm: Call) -> str:
         """Return of which of queries, keys and values a norm is; where the operators do not tell, by its name."""
-        found = in_order(self.flow.letters.get(norm, ()))
+        letters = in_order(self.flow.letters.get(norm, ()))
         named = QUERY_KEY_VALUE.search(norm.path.rpartition(".")[2])
-        if not found and named:
+        if not letters and named:
             return (named[1] or named[2])[0].lower()
-        return found
+        return letters
 
     def slot_inside(self, norm: Call, branch: Branch) -> str:
         """Return the slot of a norm between the maps of a branch."""
@@ -503,20 +503,20 @@ class BlockParts:
 
     def modules_by_branch(self) -> dict[str, nn.Module]:
         """Return the module of each branch: a child of the block, or a list of those that it is made of."""
-        found: dict[str, nn.Module] = {}
+        module_of_branch: dict[str, nn.Module] = {}
         for branch in self.branches:
             children: dict[nn.Module, None] = {}
             for part in branch.maps:
                 child = self.child_of[part]
-                own = part if self.is_shared(child, branch) else child
-                children[own.module] = None
+                part_or_child = part if self.is_shared(child, branch) else child
+                children[part_or_child.module] = None
             modules = list(children)
-            found[branch.key] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-        return found
+            module_of_branch[branch.key] = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        return module_of_branch
 
     def is_shared(self, child: Call, branch: Branch) -> bool:
         """Tell whether a child of the block has maps of another branch too."""
-        return any(own is not branch and self.child_of[part] is child for part, own in self.branch_of.items())
+        return any(other is not branch and self.child_of[part] is child for part, other in self.branch_of.items())
 
     def channel_dim(self) -> int:
         """Return the axis of features of the stream, by the first part that reads it."""
@@ -554,14 +554,14 @@ def lay_out(
     about: dict[str, Any] = {"depth": depth, "branches": branches, "causal": causal, "sides": count_sides(sides)}
     blocks: list[HostBlock] = []
     places: dict[nn.Module, Site] = {}
-    for layer, (call, own) in enumerate(zip(calls, parts, strict=True)):
-        channel_dim = own.channel_dim()
-        modules = own.modules_by_branch()
+    for layer, (call, block_parts) in enumerate(zip(calls, parts, strict=True)):
+        channel_dim = block_parts.channel_dim()
+        modules = block_parts.modules_by_branch()
         blocks.append(HostBlock(call.path, call.module, layer, modules, channel_dim, sides[layer]))
         width = call.inputs[0].shape[channel_dim] if call.inputs else None
         site = Site("block", layer, side=sides[layer], width=width, **about)
-        for part, place in own.places().items():
-            alone = place.branch is not None and count_around(own, place.branch) == 1
+        for part, place in block_parts.places().items():
+            alone = place.branch is not None and count_around(block_parts, place.branch) == 1
             own_site = replace(site.at(place.role, place.slot, sole=alone), also=place.also)
             places.setdefault(part.module, own_site)
     for call, site in place_outside(tape, calls, norms, adapters, sides).items():
@@ -580,9 +580,9 @@ def count_around(parts: BlockParts, branch: Branch) -> int:
 
 def sides_of(blocks: Sequence[Call]) -> list[Side]:
     """Return for each block whether it is of an encoder or a decoder, where there are both; else empty words."""
-    found = [side_in(block.path) for block in blocks]
-    if set(found) == {"encoder", "decoder"}:
-        return found
+    sides = [side_in(block.path) for block in blocks]
+    if set(sides) == {"encoder", "decoder"}:
+        return sides
     return ["" for _ in blocks]
 
 
@@ -611,13 +611,13 @@ def place_outside(
     A norm that is called several times stands where it is called last. Where there are no blocks, all of the model is
     read as one.
     """
-    found: dict[Call, Site] = {}
+    sites: dict[Call, Site] = {}
     if not blocks:
         root = Call("", nn.Identity(), None, (), children=tape.roots)
         whole = BlockParts(root, norms, adapters)
         for call, place in whole.places().items():
-            found[call] = Site(place.role, slot=place.slot)
-        return found
+            sites[call] = Site(place.role, slot=place.slot)
+        return sites
     inner_norms = set[nn.Module]()
     for block in blocks:
         for call in block.inside():
@@ -631,10 +631,10 @@ def place_outside(
         is_outside = call.module in norms and call.module not in inner_norms
         if not is_outside:
             continue
-        found.pop(last_call.get(call.module, call), None)
+        sites.pop(last_call.get(call.module, call), None)
         last_call[call.module] = call
-        found[call] = site_outside(call, layer, sides)
-    return found
+        sites[call] = site_outside(call, layer, sides)
+    return sites
 
 
 def site_outside(call: Call, layer: int, sides: Sequence[Side]) -> Site:
@@ -659,8 +659,8 @@ def site_outside(call: Call, layer: int, sides: Sequence[Side]) -> Site:
 def number_alike(places: Mapping[nn.Module, Site]) -> dict[nn.Module, Site]:
     """Return sites of which those with the same words are numbered, so that each has a name of its own."""
     counts = Counter[str]()
-    found: dict[nn.Module, Site] = {}
+    numbered: dict[nn.Module, Site] = {}
     for norm, site in places.items():
-        found[norm] = replace(site, number=counts[site.name])
+        numbered[norm] = replace(site, number=counts[site.name])
         counts[site.name] += 1
-    return found
+    return numbered

@@ -87,10 +87,10 @@ def try_step(model: nn.Module, call: CallHost, norms: Iterable[nn.Module]) -> Tr
                 stack.enter_context(norm.register_forward_pre_hook(note_input, with_kwargs=True))
                 stack.enter_context(norm.register_forward_hook(note_output))
                 wanted.extend(parameter for parameter in norm.parameters() if parameter.requires_grad)
-            found = [tensor for tensor in tensors_in(call(model)) if tensor.requires_grad]
-            if found and wanted:
-                ones = [torch.ones_like(tensor) for tensor in found]
-                torch.autograd.grad(found, wanted, ones, allow_unused=True)
+            outputs = [tensor for tensor in tensors_in(call(model)) if tensor.requires_grad]
+            if outputs and wanted:
+                ones = [torch.ones_like(tensor) for tensor in outputs]
+                torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
     except Exception as error:  # another library's code, which may raise anything
         return Trial(error)
     return Trial(None, tuple(passing))

@@ -210,9 +210,9 @@ class Tape(TorchFunctionMode):
             return
         operands: list[Operand] = []
         for tensor in read:
-            own = storages_of([tensor])
-            source = next((self.sources[storage] for storage in own if storage in self.sources), None)
-            operands.append(Operand(tuple(tensor.shape), source, not own.isdisjoint(self.data)))
+            storages = storages_of([tensor])
+            source = next((self.sources[storage] for storage in storages if storage in self.sources), None)
+            operands.append(Operand(tuple(tensor.shape), source, not storages.isdisjoint(self.data)))
         axis = given[0][1] if name in SOFTMAX else None
         operator = Operator(self.count, name, tuple(operands), axis)
         self.count += 1
@@ -247,12 +247,12 @@ def floats_in(value: Any) -> Iterator[Tensor]:
 
 def storages_of(tensors: Iterable[Tensor]) -> set[StorageWeakRef]:
     """Return the storages of tensors, less those of such as have none."""
-    found = set[StorageWeakRef]()
+    storages = set[StorageWeakRef]()
     with torch._C.DisableTorchFunction():
         for tensor in tensors:
             if tensor.layout == torch.strided and not tensor.is_nested:
-                found.add(StorageWeakRef(tensor.untyped_storage()))
-    return found
+                storages.add(StorageWeakRef(tensor.untyped_storage()))
+    return storages
 
 
 def look_at(x: Tensor) -> Seen:

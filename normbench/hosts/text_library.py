@@ -178,12 +178,12 @@ class Transformers(Library):
             decided["is_decoder"] = True
         decided |= decide_sizes(default, options)
         names = {own_name(default, key) for key in options}
-        found: dict[str, Any] = {}
+        not_given: dict[str, Any] = {}
         for key, value in decided.items():
             is_there = key == "num_labels" or has_field(default, key)
             if is_there and own_name(default, key) not in names:
-                found[own_name(default, key)] = value
-        return found
+                not_given[own_name(default, key)] = value
+        return not_given
 
 
 def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str], list[str]]:
@@ -240,19 +240,19 @@ def take_one_name_each(default: Any, options: Options) -> dict[str, Any]:
     names_of = defaultdict[str, list[str]](list)
     for name in options:
         names_of[own_name(default, name)].append(name)
-    found = dict(options)
+    remaining = dict(options)
     for names in names_of.values():
         if len(names) == 1:
             continue
         for name in names:
             if options[name] == USUAL_SIZES.get(name):
-                del found[name]
-        left = [name for name in names if name in found]
+                del remaining[name]
+        left = [name for name in names if name in remaining]
         values = {options[name] for name in left}
         if len(values) > 1:
             given = [f"model.config.{name}={show(options[name])}" for name in left]
             raise UsageError(f"{' and '.join(given)} are the same setting of {default.model_type}: give one of them")
-    return found
+    return remaining
 
 
 def refuse_other_sizes(config: Any, options: Options, where: str) -> None:
@@ -262,9 +262,9 @@ def refuse_other_sizes(config: Any, options: Options, where: str) -> None:
         UsageError: with the first one.
     """
     for name, value in options.items():
-        own = getattr(config, name, None)
-        if type(value) is int and value not in (own, USUAL_SIZES.get(name)):
-            what = f"{where} has {own_name(config, name)}={own}, and model.config.{name}={value} is given"
+        size = getattr(config, name, None)
+        if type(value) is int and value not in (size, USUAL_SIZES.get(name)):
+            what = f"{where} has {own_name(config, name)}={size}, and model.config.{name}={value} is given"
             raise UsageError(f"{what}: leave that out, since trained weights say their sizes")
 
 
@@ -296,13 +296,13 @@ def decide_sizes(default: Any, options: Options) -> dict[str, Any]:
     usual_width = getattr(default, "hidden_size", None)
     if not isinstance(width, int) or not isinstance(usual_width, int) or width == usual_width:
         return {}
-    found = decide_heads(default, given, width)
+    sizes = decide_heads(default, given, width)
     for name in INNER_WIDTHS:
         usual = getattr(default, name, None)
         if isinstance(usual, int) and has_field(default, name):
             inner_width = width * usual / usual_width
-            found[name] = max(MULTIPLE, MULTIPLE * round(inner_width / MULTIPLE))
-    return found
+            sizes[name] = max(MULTIPLE, MULTIPLE * round(inner_width / MULTIPLE))
+    return sizes
 
 
 def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
@@ -318,14 +318,14 @@ def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
         return {}
     most = max(1, width // HEAD_SIZE)
     heads = given.get(own_name(default, "num_attention_heads"), largest_divisor(width, most))
-    found: dict[str, Any] = {"num_attention_heads": heads}
+    decided: dict[str, Any] = {"num_attention_heads": heads}
     usual_shared = getattr(default, "num_key_value_heads", None)
     if isinstance(usual_shared, int):
-        found["num_key_value_heads"] = max(1, heads * usual_shared // usual_heads)
+        decided["num_key_value_heads"] = max(1, heads * usual_shared // usual_heads)
     usual_size = getattr(default, "head_dim", None)
     if isinstance(usual_size, int) and has_field(default, "head_dim"):
         size = given.get(own_name(default, "head_dim"), width // heads)
-        found["head_dim"] = size
+        decided["head_dim"] = size
         if getattr(default, "query_pre_attn_scalar", None) == usual_size:
-            found["query_pre_attn_scalar"] = size
-    return found
+            decided["query_pre_attn_scalar"] = size
+    return decided

@@ -175,29 +175,29 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
     Raises:
         UsageError: one cannot be read, or two have a tensor of the same name.
     """
-    found = StateDict()
+    tensors = StateDict()
     files_by_name: dict[str, Path] = {}
     for file in files:
-        own = StateDict()
+        tensors_of_file = StateDict()
         try:
             if is_pickle(file):
-                gather_tensors(load_pickle(file), (), own)
+                gather_tensors(load_pickle(file), (), tensors_of_file)
             else:
-                own.update(safetensors.torch.load_file(file))
+                tensors_of_file.update(safetensors.torch.load_file(file))
         except pickle.UnpicklingError as error:
             raise UsageError(f"{file} cannot be read, since {explain_pickle(error)}") from error
         except Exception as error:  # of a damaged file
             raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
-        if not own:
+        if not tensors_of_file:
             raise UsageError(f"{file} holds no tensors by name: {WANTED}")
-        for name in own:
+        for name in tensors_of_file:
             if name in files_by_name:
                 both = f"{files_by_name[name].name} and {file.name} both have {name}"
                 raise UsageError(f"{file.parent} holds several weights ({both}): give one of the files")
             files_by_name[name] = file
-        found.update(own)
-        found._metadata |= own._metadata
-    return found
+        tensors.update(tensors_of_file)
+        tensors._metadata |= tensors_of_file._metadata
+    return tensors
 
 
 def load_pickle(file: Path, mmap: bool = False) -> Any:
@@ -255,7 +255,7 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     for path, version in found._metadata.items():
         seen._metadata[without_wrappers(path)] = version
     parts = find_parts(seen, names)
-    fitting = [part] if part in parts else [one for one in parts if is_below(one, part)]
+    fitting = [part] if part in parts else [candidate for candidate in parts if is_below(candidate, part)]
     if len(fitting) > 1:
         file = where.removesuffix(f":{part}")
         cure = f"write one of {either(fitting)} after a colon, as {file}:{fitting[0]}"
@@ -266,7 +266,7 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     if not fitting:
         return seen  # what is not the model's is named when they are loaded
     (chosen,) = fitting
-    others = [one for one in parts if one != chosen and is_below(one, chosen)]
+    others = [candidate for candidate in parts if candidate != chosen and is_below(candidate, chosen)]
     taken = StateDict()
     for name, tensor in seen.items():
         if is_below(name, chosen) and not any(is_below(name, other) for other in others):
@@ -308,10 +308,10 @@ def find_parts(found: Iterable[str], names: Collection[str]) -> list[str]:
 
 def explain_pickle(error: pickle.UnpicklingError) -> str:
     """Say why torch reads no tensors of a pickle, whose own message is a page on how to run its code nevertheless."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    if not found:
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    if not match:
         return f"it is damaged, or no file that torch.save writes: {WANTED}"
-    what = f"it holds more than tensors ({found[1]}), as where a whole model is saved, and code in it would run"
+    what = f"it holds more than tensors ({match[1]}), as where a whole model is saved, and code in it would run"
     return f"{what}: save model.state_dict() alone, or {WANTED}"
 
 
@@ -330,13 +330,13 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     Raises:
         UsageError: they do not fit; with the first names. The model may have some of them then.
     """
-    own = module.state_dict()
+    state = module.state_dict()
     paths = {each: path for path, each in module.named_modules()}
     anew = list[str]()
-    if head is not None and has_other_shape(paths[head], own, tensors):
-        anew = names_below(paths[head], own)
+    if head is not None and has_other_shape(paths[head], state, tensors):
+        anew = names_below(paths[head], state)
     known = drop_keys(tensors, *anew)
-    other = [name for name in own if name in known and not has_shape_of(known[name], own[name])]
+    other = [name for name in state if name in known and not has_shape_of(known[name], state[name])]
     given = StateDict(drop_keys(known, *other), getattr(tensors, "_metadata", None) or {})
     try:
         loaded = module.load_state_dict(given, strict=False)  # torch knows what the versions of its modules lack
@@ -344,7 +344,7 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
         raise UsageError(f"{where} does not fit the model ({explain(error)}): {FITTING}") from error
     missing = []
     for name in loaded.missing_keys:
-        if name not in anew and name not in other and not is_shared(name, own, known):
+        if name not in anew and name not in other and not is_shared(name, state, known):
             missing.append(name)
     check_fit(where, missing, loaded.unexpected_keys, other)
     return anew
