@@ -129,7 +129,7 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
         UsageError: any mistake in the words.
     """
     find_own_classes()
-    found: list[Config] = []
+    configs: list[Config] = []
     for given in points:
         with translate_errors():
             words = write_out(given)
@@ -142,8 +142,8 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
             of_scheme = {key_of(word) for word in scheme_words}
             apply(config, groups, settings, of_scheme)
             finished = finish(config, groups, every_word, rules)
-            found.append(replace(finished, words=tuple(words)))
-    return found
+            configs.append(replace(finished, words=tuple(words)))
+    return configs
 
 
 def write_out(words: Iterable[str]) -> list[str]:
@@ -152,25 +152,25 @@ def write_out(words: Iterable[str]) -> list[str]:
     `optim={lr: 0.1, betas: [0.9, 0.95]}` is `optim.lr=0.1 optim.betas=[0.9,0.95]`. So whatever reads words knows one
     form, and runs are the same in both.
     """
-    found: list[str] = []
+    written: list[str] = []
     for word in words:
         key, _, value = word.partition("=")
         mapping = value_of(value) if value.lstrip().startswith("{") else None
         if isinstance(mapping, dict) and not key.startswith("~"):
-            found += words_in(key, mapping)
+            written += words_in(key, mapping)
         else:
-            found.append(word)
-    return found
+            written.append(word)
+    return written
 
 
 def words_in(key: str, value: Any) -> list[str]:
     """Return the words that set a value, one for each value in it where it is a mapping by plain keys."""
     if not value or not isinstance(value, dict) or not all(map(is_plain, value)):
         return [f"{key}={in_hydra_grammar(value)}"]
-    found: list[str] = []
+    words: list[str] = []
     for name, each in value.items():
-        found += words_in(f"{key}.{name}", each)
-    return found
+        words += words_in(f"{key}.{name}", each)
+    return words
 
 
 def is_plain(name: Any) -> bool:
@@ -261,11 +261,11 @@ def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...], r
     tree, closed = check_config(complete(config, words, rules))
     choices = name_choices(groups, tree, words)
     leave_out_defaults(tree, choices.groups, own_folders(words))
-    found = Config(tree, closed, choices, words)
+    checked = Config(tree, closed, choices, words)
     steps = closed.trainer.steps
-    if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
+    if steps and checked.overridden("trainer.epochs") and not checked.overridden("trainer.steps"):
         raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
-    return found
+    return checked
 
 
 def complete(config: DictConfig, words: tuple[str, ...], rules: Mapping[str, Tree]) -> dict[str, Any]:
@@ -391,15 +391,15 @@ def keys_of_schemes(words: Sequence[str]) -> set[str]:
     """Return the keys that schemes set: the one that words name, or all of several."""
     folders = own_folders(words)
     known = options(SCHEME, *folders)
-    found = set[str]()
+    keys = set[str]()
     for word in words:
         if key_of(word) == SCHEME:
             named = word.partition("=")[2]
             every = "(" in named  # such as glob(*)
             for scheme in known:
                 if every or scheme in named.split(","):
-                    found.update(scheme_words(scheme, *folders))
-    return found
+                    keys.update(scheme_words(scheme, *folders))
+    return keys
 
 
 def check_choice(override: Override, folders: Sequence[Path]) -> None:
@@ -426,7 +426,7 @@ def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
     folders = own_folders(words)
     given = {key_of(word): word for word in words if is_rule(key_of(word))}
     rules = {key.removesuffix("._target_") for key in given}
-    found: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for key, word in given.items():
         if word.startswith("~"):
             raise UsageError(f"{word} takes a rule back: leave out {key} instead")
@@ -435,27 +435,27 @@ def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         group = read_rule(key).group
         place, _, name = key.rpartition(".")
         if place in rules and (name.startswith("_") or option not in options(group, *folders)):  # a setting
-            found.setdefault(place, {})[name] = value
+            sections.setdefault(place, {})[name] = value
             continue
         if option not in options(group, *folders) and options_with(group, name):
             raise UsageError(f"{key} is a setting of {place}, which is not given: add {place}={group.upper()}")
         check_option(key, option, *folders)
         preset = {} if f"{key}._target_" in given else section_of(group, option, *folders)
-        found[key] = preset | found.get(key, {})
-    return found
+        sections[key] = preset | sections.get(key, {})
+    return sections
 
 
 def own_folders(words: Iterable[str]) -> list[Path]:
     """Return the folders that `--config-dir` names, as they stand among the words."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for word in words:
         if key_of(word) == SEARCH_PATH:
             places = value_of(word.partition("=")[2])
             if isinstance(places, list):  # else Hydra says that it must be one
                 for place in places:
                     path = str(place).removeprefix("file://")
-                    found.append(Path(path))
-    return found
+                    folders.append(Path(path))
+    return folders
 
 
 def is_overridden(key: str, words: Iterable[str]) -> bool:

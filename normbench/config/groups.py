@@ -71,25 +71,25 @@ def own_folder(folder: Path) -> Path:
 @cache
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
-    found: dict[str, str] = {}
+    line_of_option: dict[str, str] = {}
     for folder in (config_directory(), *more):
         for file in sorted((folder / group).glob("*.yaml")):
             if file.is_file():
-                found[file.stem] = first_comment(file)
-    return found
+                line_of_option[file.stem] = first_comment(file)
+    return line_of_option
 
 
 @cache
 def other_names(group: str, *more: Path) -> dict[str, str]:
     """Return the names that people have for each option, as its YAML lists them: `# also: ln, layer_norm`."""
-    found: dict[str, str] = {}
+    names_of_option: dict[str, str] = {}
     for folder in (config_directory(), *more):
         for option in options(group, *more):
             file = folder / group / f"{option}.yaml"
             listed = re.search(r"^# also: *(\S.*)$", file.read_text("utf-8"), re.MULTILINE) if file.is_file() else None
             if listed:
-                found[option] = listed[1]
-    return found
+                names_of_option[option] = listed[1]
+    return names_of_option
 
 
 def find_meant(group: str, word: str, *folders: Path) -> list[str]:
@@ -101,11 +101,11 @@ def find_meant(group: str, word: str, *folders: Path) -> list[str]:
     spelled_so = [option for option in options(group, *folders) if spell(option) == wanted]
     if spelled_so:
         return spelled_so
-    found: list[str] = []
+    meant: list[str] = []
     for option, listed in other_names(group, *folders).items():
         if wanted in map(spell, listed.split(",")):
-            found.append(option)
-    return found
+            meant.append(option)
+    return meant
 
 
 def spell(name: str) -> str:
@@ -126,8 +126,8 @@ def suggest(group: str, word: str, *folders: Path) -> str:
 
 def first_comment(path: Path) -> str:
     """Return the first comment of a YAML that is not Hydra's `@package` header."""
-    found = re.search(r"^# *(?!@package)(\S.*)$", path.read_text("utf-8"), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^# *(?!@package)(\S.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def check_option(key: str, option: str, *folders: Path) -> None:
@@ -198,16 +198,16 @@ def content(group: str, option: str, more: tuple[Path, ...] = ()) -> dict[str, A
     """Return what an option's YAML sets, with those it builds on; `defaults` are the options of other groups."""
     places = [folder / group / f"{option}.yaml" for folder in (*more, config_directory())]
     file = next(place for place in places if place.is_file())
-    own = read_yaml(file) or {}
-    found: dict[str, Any] = {"defaults": {}}
-    for entry in own.pop("defaults", []):
+    own_content = read_yaml(file) or {}
+    inherited: dict[str, Any] = {"defaults": {}}
+    for entry in own_content.pop("defaults", []):
         if isinstance(entry, Mapping):
             for key, value in entry.items():
                 other_group = key.split("/")[-1]
-                found["defaults"][other_group] = str(value)
+                inherited["defaults"][other_group] = str(value)
         elif entry != "_self_":
-            found = merge(found, content(group, entry, more))
-    return merge(found, own)
+            inherited = merge(inherited, content(group, entry, more))
+    return merge(inherited, own_content)
 
 
 def merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,13 +245,13 @@ def scheme_words(scheme: str, *more: Path, above: tuple[str, ...] = ()) -> dict[
     check_option("scheme", scheme, *more)
     if scheme in above:
         raise UsageError(f"scheme={scheme} builds on itself: take the line scheme out of {above[-1]}.yaml")
-    own = dict(content("scheme", scheme, more))
-    del own["defaults"]
-    base = own.pop("scheme", None)
+    words = dict(content("scheme", scheme, more))
+    del words["defaults"]
+    base = words.pop("scheme", None)
     if base is None:
-        return own
-    found = leave_out_said(scheme_words(str(base), *more, above=(*above, scheme)), own)
-    return {**found, **own}
+        return words
+    words_of_base = leave_out_said(scheme_words(str(base), *more, above=(*above, scheme)), words)
+    return {**words_of_base, **words}
 
 
 def scheme_of_experiment(experiment: str, *more: Path) -> str:
@@ -269,12 +269,12 @@ def leave_out_said(words: Mapping[str, Any], given: Collection[str]) -> dict[str
         given: keys.
     """
     replaced = [key for key in words if key in given or f"{key}._target_" in given]
-    found: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, value in words.items():
         option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
         if key not in replaced and not option_is_replaced:
-            found[key] = value
-    return found
+            remaining[key] = value
+    return remaining
 
 
 def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
@@ -302,16 +302,16 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     scheme = given.get("scheme") or scheme_of_experiment(given.get("experiment", ""), *more)
     if scheme in options("scheme", *more):
         given = scheme_words(scheme, *more) | given
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
-        by_default = found.get(group, defaults[group])
+        by_default = chosen.get(group, defaults[group])
         option = given.get(group, by_default)
         if option in options(group, *more):
-            found = content(group, option, more)["defaults"] | found
+            chosen = content(group, option, more)["defaults"] | chosen
     for group, option in given.items():
         if group in GROUPS and option in options(group, *more):
-            found[group] = option
-    return {group: found.get(group, defaults[group]) for group in GROUPS}
+            chosen[group] = option
+    return {group: chosen.get(group, defaults[group]) for group in GROUPS}
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -324,6 +324,6 @@ def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict
     for group, option in chosen.items():
         if group != "scheme" and option in options(group, *more):
             whole = content(group, option, more)
-            own = whole if group in whole else {group: whole}
-            tree = merge(tree, own)
+            part_of_tree = whole if group in whole else {group: whole}
+            tree = merge(tree, part_of_tree)
     return chosen, tree

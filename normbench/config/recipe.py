@@ -105,13 +105,13 @@ class Recipe:
 
     def loggers(self) -> list[Part]:
         """Return the parts that are loggers."""
-        found: list[Part] = []
+        loggers: list[Part] = []
         for name, values in self.tree[LOGGER].items():
             path = f"{LOGGER}.{name}"
             if path not in self.resolved:
                 self.resolved[path] = resolve(LOGGER, values, name)
-            found.append(self.resolved[path])
-        return found
+            loggers.append(self.resolved[path])
+        return loggers
 
     @property
     def treats_weights(self) -> bool:

@@ -142,9 +142,9 @@ def fits_slot(word: str, site: Site) -> bool:
     if not site.slot:
         return False
     asked = OF_HEADS.fullmatch("qkv_latent" if word == "latent" else word)
-    own = OF_HEADS.fullmatch(site.slot)
-    if asked and own and asked["kind"] == own["kind"]:
-        return not set(asked["letters"]).isdisjoint(own["letters"])
+    of_site = OF_HEADS.fullmatch(site.slot)
+    if asked and of_site and asked["kind"] == of_site["kind"]:
+        return not set(asked["letters"]).isdisjoint(of_site["letters"])
     return site.slot in SLOTS.get(word, (word,))
 
 
@@ -160,17 +160,17 @@ def fits_depth(word: str, site: Site) -> bool:
     elif site.side == "decoder":
         layer -= encoder
         depth = decoder
-    found = RANGE.fullmatch(word)
-    if found:
-        start = int(found["start"])
-        stop = int(found["stop"] or start)
+    match = RANGE.fullmatch(word)
+    if match:
+        start = int(match["start"])
+        stop = int(match["stop"] or start)
         return start <= layer <= stop
-    found = FIRST_OR_LAST.fullmatch(word)
-    if found is None:
+    match = FIRST_OR_LAST.fullmatch(word)
+    if match is None:
         return False
-    number = float(found["number"])
-    count = depth * number / 100 if found["percent"] else number
-    from_end = layer if found["end"] == "first" else depth - 1 - layer
+    number = float(match["number"])
+    count = depth * number / 100 if match["percent"] else number
+    from_end = layer if match["end"] == "first" else depth - 1 - layer
     return from_end < count
 
 
@@ -252,12 +252,12 @@ def read_rule(key: str) -> Rule:
     Raises:
         UsageError: it is not GROUP@PLACE.
     """
-    found = KEY.fullmatch(key)
-    if found is None:
+    match = KEY.fullmatch(key)
+    if match is None:
         forms = either(f"{group}@PLACE" for group in PLACED)
         example = "norm@qk=rmsnorm or placement@first3=post"
         raise UsageError(f"{key} is not a rule for places: write {forms}, as in {example}")
-    return Rule(found["group"], found["place"])
+    return Rule(match["group"], match["place"])
 
 
 def rule_sections(tree: Tree) -> dict[str, Tree]:
@@ -288,8 +288,8 @@ def section_at(tree: Tree, section: str) -> dict[str, Any]:
 
 def class_sections_in(tree: Tree) -> dict[str, Tree]:
     """Return the sections of a configuration that hold `_target_` and its arguments, those of rules too."""
-    found = {section: section_at(tree, section) for section in CLASS_SECTIONS}
-    return {**found, **rule_sections(tree)}
+    sections = {section: section_at(tree, section) for section in CLASS_SECTIONS}
+    return {**sections, **rule_sections(tree)}
 
 
 def trusted_in(section: str) -> tuple[str, ...]:

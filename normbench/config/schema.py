@@ -96,25 +96,25 @@ class TrainConfig:
 
 def closed_settings(section: type) -> dict[str, Setting]:
     """Return the settings of a closed section; only those with a default, which older runs have not, may be missing."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, annotation in get_type_hints(section, include_extras=True).items():
-        found[name] = replace(setting_from(annotation), required=name not in vars(section))
-    return found
+        settings[name] = replace(setting_from(annotation), required=name not in vars(section))
+    return settings
 
 
 def list_keys() -> dict[str, Setting]:
     """Return the settings of all keys that are there whatever is chosen."""
-    found: dict[str, Setting] = {}
+    setting_of_key: dict[str, Setting] = {}
     for section, settings in CLOSED.items():
         for name, setting in settings.items():
-            found[f"{section}.{name}"] = setting
+            setting_of_key[f"{section}.{name}"] = setting
     for name, setting in ROOT.items():
         if name not in CLOSED:
-            found[name] = setting
+            setting_of_key[name] = setting
     for section in CLASS_SECTIONS:
         if not BY_NAME[section].absent:
-            found[f"{section}._target_"] = TARGET
-    return found
+            setting_of_key[f"{section}._target_"] = TARGET
+    return setting_of_key
 
 
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
@@ -151,13 +151,13 @@ def list_left_out() -> dict[str, Any]:
 
     A configuration leaves a key out where it has that value, so that runs keep their names.
     """
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for section, kind in (("trainer", TrainerConfig), ("probes", ProbesConfig)):
-        for each in fields(kind):
-            path = f"{section}.{each.name}"
-            if each.default is not MISSING and path not in UNHASHED_KEYS:
-                found[path] = each.default
-    return found
+        for field in fields(kind):
+            path = f"{section}.{field.name}"
+            if field.default is not MISSING and path not in UNHASHED_KEYS:
+                defaults[path] = field.default
+    return defaults
 
 
 LEFT_OUT = list_left_out()
@@ -267,11 +267,11 @@ def check_section(section: str, values: Any) -> dict[str, Any]:
 
 def check_rules(tree: Tree) -> dict[str, dict[str, Any]]:
     """Return the section of each rule, each value checked and in its own type."""
-    found: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for key, values in rule_sections(tree).items():
         read_rule(key)
-        found[key] = check_section(key, values)
-    return found
+        sections[key] = check_section(key, values)
+    return sections
 
 
 @contextmanager
@@ -286,10 +286,10 @@ def blame_file(path: Path) -> Iterator[None]:
 
 def class_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths, those of rules too."""
-    found = class_sections_in(tree)
+    sections = class_sections_in(tree)
     for name, values in tree[LOGGER].items():
-        found[f"{LOGGER}.{name}"] = values
-    return found
+        sections[f"{LOGGER}.{name}"] = values
+    return sections
 
 
 def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:

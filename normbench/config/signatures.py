@@ -61,7 +61,7 @@ def import_target(path: str, where: str = "") -> Callable[..., Any]:
     where = where or path
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(import_module_beside(module), name)
+        target = getattr(import_module_beside(module), name)
     except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
         if comes_from_torchvision(error):
             raise UsageError(f"{where} cannot be imported: {explain_torchvision(module, error)}") from error
@@ -70,9 +70,9 @@ def import_target(path: str, where: str = "") -> Callable[..., Any]:
         known = vars(sys.modules[module]) if module in sys.modules else ()
         cure = f"{nearest(name, known)}give package.module.Class, such as mynorms.MyNorm of mynorms.py"
         raise UsageError(f"{where} cannot be imported ({error if module else 'no module'}): {cure}") from error
-    if not callable(found):
+    if not callable(target):
         raise UsageError(f"{where} is not a class: give package.module.Class")
-    return found
+    return target
 
 
 # ---- somebody else's, imported
@@ -84,14 +84,14 @@ def settings_of_class(made: Callable[..., Any]) -> dict[str, Setting] | None:
 
     None where it takes any, or is not written in Python.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     hands_on = False
     for maker in makers(made):
-        own, hands_on = read_maker(maker)
-        found = {**own, **found}
+        settings_of_maker, hands_on = read_maker(maker)
+        settings = {**settings_of_maker, **settings}
         if not hands_on:
             break
-    return None if hands_on else found
+    return None if hands_on else settings
 
 
 def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
@@ -150,7 +150,7 @@ def settings_among(parameters: Iterable[Parameter], read: Callable[[Any], Settin
         parameters: in their order.
         read: gives what an annotation of theirs allows.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     bare: dict[str, Setting] = {}
     for parameter in parameters:
         if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
@@ -161,14 +161,14 @@ def settings_among(parameters: Iterable[Parameter], read: Callable[[Any], Settin
         if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
             setting = read(parameter.annotation)
         if parameter.default is not Parameter.empty:
-            found[parameter.name] = replace(setting, default=as_in_yaml(parameter.default))
+            settings[parameter.name] = replace(setting, default=as_in_yaml(parameter.default))
         elif parameter.kind is Parameter.KEYWORD_ONLY:
-            found[parameter.name] = replace(setting, required=True)
+            settings[parameter.name] = replace(setting, required=True)
         else:
             bare[parameter.name] = setting
     if len(bare) <= MOST_BARE:
-        found |= bare
-    return drop_keys(found, *GIVEN)
+        settings |= bare
+    return drop_keys(settings, *GIVEN)
 
 
 def fields_of(made: type) -> dict[str, Setting]:
@@ -176,7 +176,7 @@ def fields_of(made: type) -> dict[str, Setting]:
 
     Where names in an annotation are looked up: in the module of the base that has the field.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, parameter in inspect.signature(made).parameters.items():
         if name in GIVEN or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
@@ -186,10 +186,10 @@ def fields_of(made: type) -> dict[str, Setting]:
                 module = base.__module__
         setting = read_setting(parameter.annotation, vars(sys.modules[module]))
         if parameter.default is Parameter.empty:
-            found[name] = replace(setting, required=True)
+            settings[name] = replace(setting, required=True)
         else:
-            found[name] = replace(setting, default=as_in_yaml(parameter.default))
-    return found
+            settings[name] = replace(setting, default=as_in_yaml(parameter.default))
+    return settings
 
 
 def as_in_yaml(default: Any) -> Any:
@@ -227,8 +227,8 @@ def settings_in_source(target: str) -> dict[str, Setting] | None:
     """Return what `settings_of_class` does, from the source alone, for classes that are written as plainly as ours."""
     module, _, name = target.rpartition(".")
     with suppress(Exception):  # a source may hold anything, or not be there
-        found: dict[str, Setting] | None = source_of(module)[name]()
-        return found
+        settings: dict[str, Setting] | None = source_of(module)[name]()
+        return settings
     return None
 
 
@@ -287,13 +287,13 @@ class Source(dict[str, Any]):
         for line in node.body:
             if isinstance(line, ast.FunctionDef) and line.name == "__init__":
                 return self.settings_of_function(line.args, base)
-        own = settings_among(self.fields(node), self.read_setting)
-        return self.add_rest(base, own) if base else own
+        settings = settings_among(self.fields(node), self.read_setting)
+        return self.add_rest(base, settings) if base else settings
 
     def settings_of_function(self, arguments: ast.arguments, rest: ast.expr | None) -> dict[str, Setting] | None:
         """Return the settings of a function. rest: what takes those that it hands on."""
-        own = settings_among(self.parameters(arguments), self.read_setting)
-        return self.add_rest(rest, own) if arguments.kwarg else own
+        settings = settings_among(self.parameters(arguments), self.read_setting)
+        return self.add_rest(rest, settings) if arguments.kwarg else settings
 
     def add_rest(self, maker: ast.expr | None, own: dict[str, Setting]) -> dict[str, Setting] | None:
         """Return the settings of what takes the rest, and one's own; None where anything is taken."""
@@ -304,23 +304,25 @@ class Source(dict[str, Any]):
         """Return what a function takes by keyword."""
         without_default = len(arguments.args) - len(arguments.defaults)
         defaults = [*[None] * without_default, *arguments.defaults]
-        found: list[Parameter] = []
+        parameters: list[Parameter] = []
         for argument, default in zip(arguments.args, defaults, strict=True):
-            found.append(self.parameter(argument.arg, argument.annotation, default, Parameter.POSITIONAL_OR_KEYWORD))
+            parameters.append(
+                self.parameter(argument.arg, argument.annotation, default, Parameter.POSITIONAL_OR_KEYWORD)
+            )
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            found.append(self.parameter(argument.arg, argument.annotation, default))
-        return found
+            parameters.append(self.parameter(argument.arg, argument.annotation, default))
+        return parameters
 
     def fields(self, node: ast.ClassDef) -> list[Parameter]:
         """Return what a dataclass takes; nothing where a class is none."""
-        found: list[Parameter] = []
+        parameters: list[Parameter] = []
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and node.decorator_list:
                 default = line.value
                 if isinstance(default, ast.Call):  # field(default=1.0, kw_only=True)
                     default = {keyword.arg: keyword.value for keyword in default.keywords}.get("default", default)
-                found.append(self.parameter(ast.unparse(line.target), line.annotation, default))
-        return found
+                parameters.append(self.parameter(ast.unparse(line.target), line.annotation, default))
+        return parameters
 
     def parameter(
         self, name: str, annotation: ast.expr | None, default: ast.expr | None, kind: Any = Parameter.KEYWORD_ONLY

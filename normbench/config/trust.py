@@ -55,11 +55,11 @@ def needs_trust(word: str) -> bool:
 
     What is not known to be harmless may.
     """
-    found = SIMPLE_WORD.fullmatch(word)
-    if found is None:
+    match = SIMPLE_WORD.fullmatch(word)
+    if match is None:
         return True
-    key = found["key"]
-    value = found["value"] or ""
+    key = match["key"]
+    value = match["value"] or ""
     section, _, name = key.rpartition(".")
     if key == "sweep.tie":
         tied_words = value.strip("'\"").split(";")
@@ -83,12 +83,12 @@ def needs_trust(word: str) -> bool:
 
 def options_here(group: str) -> set[str]:
     """Return the options of a group in STAYING_HERE that reach no other machine."""
-    found: set[str] = set()
+    staying: set[str] = set()
     for option in options(group):
         targets = re.findall(r'"_target_": "([^"]*)"', json.dumps(content(group, option)))
         if all(target.startswith(STAYING_HERE[group]) for target in targets):
-            found.add(option)
-    return found
+            staying.add(option)
+    return staying
 
 
 def check_words(words: Iterable[str], folder: Path) -> None:
