@@ -179,11 +179,11 @@ def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> Non
             raise UsageError(f"trainer.train={trained}: {why}, choose a norm that has, with norm.affine=true")
     if "head" in trained:
         head = getattr(model, "head", None)
-        own = [] if head is None else list(head.parameters())
-        if not own:
+        parameters_of_head = [] if head is None else list(head.parameters())
+        if not parameters_of_head:
             why = "this model has no output layer of its own"
             raise UsageError(f"trainer.train={trained}: {why}, set model.tied=false or choose another model")
-        kept.update(own)
+        kept.update(parameters_of_head)
     for parameter in model.parameters():
         if parameter not in kept:
             parameter.requires_grad_(False)

@@ -49,7 +49,7 @@ def rehearse(
             takes a statistic over one value, or a model of another library does not train with it.
     """
     group = group or Group()
-    own, batch = first_examples(data, device, group)
+    rows_of_process, batch = first_examples(data, device, group)
     with explain_failure(model, data.task, batch, group):
         kept = pass_forward(model, norms, data.task, batch, device, group)
     if not group.shards:
@@ -57,7 +57,7 @@ def rehearse(
         check_smallest_batch(model, data, device, group, batches)
         check_evaluation(model, data, batch, device)
     segment = segment_length(len(model.anatomy().blocks)) if recompute else None
-    return kept.of_step(segment) * len(own.targets) / len(batch.targets)
+    return kept.of_step(segment) * len(rows_of_process.targets) / len(batch.targets)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def check_evaluation(model: Model, data: Data, batch: Batch, device: torch.devic
             model.eval()(*single.arguments)
     except ValueError as error:
         for split in ("val", "test") if data.has_test else ("val",):
-            if any(len(one.targets) == 1 for one in data.eval_batches(split)):
+            if any(len(eval_batch.targets) == 1 for eval_batch in data.eval_batches(split)):
                 what = f"{split} has a batch of 1 of the {data.task.examples}"
                 name = type(readers[0]).__name__
                 why = f"of which {name} cannot take statistics, as it does in evaluation too ({explain(error)})"
@@ -165,8 +165,8 @@ def pass_forward(
         if logits.shape == shape:
             task.loss(logits, batch.targets)
     if logits.shape != shape:
-        found = tuple(logits.shape)
-        raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
+        given = tuple(logits.shape)
+        raise ContractError(f"the model's logits have the shape {given}, and the data need {shape}: change its forward")
     return kept
 
 
@@ -183,9 +183,9 @@ def first_examples(data: Data, device: torch.device, group: Group) -> tuple[Batc
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
-    own = group.rows(batch)
-    start = own.map(itemgetter(slice(REHEARSED_EXAMPLES)))
-    return own, to_device(start, device)
+    rows_of_process = group.rows(batch)
+    start = rows_of_process.map(itemgetter(slice(REHEARSED_EXAMPLES)))
+    return rows_of_process, to_device(start, device)
 
 
 def check_precision(model: Model, data: Data, precision: Precision, group: Group | None = None) -> None:

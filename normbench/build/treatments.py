@@ -51,7 +51,7 @@ def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Modul
     inside_norms = with_parts(norms)
     anatomy = model.anatomy()
     sides = Counter(block.side for block in anatomy.blocks)
-    found: dict[nn.Module, Site] = {}
+    places: dict[nn.Module, Site] = {}
     inside_blocks = set[nn.Module]()
     for block in anatomy.blocks:
         inside_blocks.update(block.module.modules())
@@ -62,16 +62,16 @@ def places_of_weights(model: Model, norms: Iterable[nn.Module]) -> dict[nn.Modul
             writers = [branch.get_submodule(name) for name in output]
             for module in branch.modules():
                 if isinstance(module, MAPS) and module not in inside_norms:
-                    found[module] = place.at(role, "out" if module in writers else "")
+                    places[module] = place.at(role, "out" if module in writers else "")
     in_stem = set(anatomy.stem.modules()) if anatomy.stem else set[nn.Module]()
     for module in model.modules():
         if module in inside_blocks or module in inside_norms:
             continue
         if isinstance(module, nn.Embedding):
-            found[module] = Site("embedding")
+            places[module] = Site("embedding")
         elif isinstance(module, MAPS):
-            found[module] = Site("stem" if module in in_stem else "head")
-    return found
+            places[module] = Site("stem" if module in in_stem else "head")
+    return places
 
 
 class WeightsByPlace(ByPlace):
@@ -104,15 +104,15 @@ def choose_treatments(
         return [], {}
     by_place = WeightsByPlace(recipe)
     sites = places_of_weights(model, norms)
-    found: list[TreatedModule] = []
+    treated: list[TreatedModule] = []
     for name, module in model.named_modules():
         if module in sites:
             part = by_place.part_for(sites[module])
             if part is not None:
                 treatment = by_place.treatments[part.section]
-                found.append(TreatedModule(name, module, sites[module], part, treatment))
+                treated.append(TreatedModule(name, module, sites[module], part, treatment))
     by_place.check_used()
-    return found, by_place.parts
+    return treated, by_place.parts
 
 
 def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
@@ -127,11 +127,11 @@ def untreated_weights(model: Model, norms: Iterable[nn.Module]) -> list[str]:
     for block in model.anatomy().blocks:
         for branch in block.branches.values():
             in_branches.update(branch.parameters())
-    found: list[str] = []
+    names: list[str] = []
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and parameter in in_branches and parameter not in known:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def treatments_after_step(model: Model) -> list[Callable[[], None]]:
@@ -145,8 +145,8 @@ def treatments_after_step(model: Model) -> list[Callable[[], None]]:
             key = id(noted.treatment)
             treatments[key] = noted.treatment
             modules_of.setdefault(key, {})[module] = noted.site
-    found: list[Callable[[], None]] = []
+    functions: list[Callable[[], None]] = []
     for key, treatment in treatments.items():
         if type(treatment).after_step is not Weights.after_step:
-            found.append(partial(treatment.after_step, modules_of[key]))
-    return found
+            functions.append(partial(treatment.after_step, modules_of[key]))
+    return functions

@@ -304,13 +304,13 @@ def modules_in(part: nn.Module | None) -> list[nn.Module]:
 def inner_weights(anatomy: Anatomy) -> list[nn.Parameter]:
     """Return the weights of all linear maps and convolutions in branches, less those of norms."""
     in_norms = with_parts(anatomy.norms.values())
-    found = list[nn.Parameter]()
+    weights = list[nn.Parameter]()
     for block in anatomy.blocks:
         for branch in block.branches.values():
             for module in branch.modules():
                 if isinstance(module, nn.Linear | nn.Conv2d) and module not in in_norms:
-                    found.append(module.get_parameter("weight"))
-    return found
+                    weights.append(module.get_parameter("weight"))
+    return weights
 
 
 def output_weights(anatomy: Anatomy) -> list[nn.Parameter]:
@@ -320,11 +320,11 @@ def output_weights(anatomy: Anatomy) -> list[nn.Parameter]:
 
 def residual_branches(block: Block, without: str = "") -> list[Branch]:
     """Return the branches of a block that say which of their weights scale, but for one role."""
-    found = []
+    branches = []
     for role, branch in block.branches.items():
         if isinstance(branch, Branch) and role != without:
-            found.append(branch)
-    return found
+            branches.append(branch)
+    return branches
 
 
 def scale_weights(branches: Iterable[Branch], gain: float) -> None:

@@ -165,11 +165,11 @@ class MultiHead(Branch):
         batch, time, features = x.shape
         size = features // len(names) // self.heads
         parts = x.view(batch, time, len(names), self.heads, size).unbind(2)
-        found = []
+        heads = []
         for place, name in enumerate(names):  # torch.fx can follow an index, and no loop over parts
             part = self.normalize(name, parts[place], mask)
-            found.append(part.transpose(1, 2))
-        return found
+            heads.append(part.transpose(1, 2))
+        return heads
 
     def normalize(self, name: str, x: Split, mask: Mask | None) -> Split:
         """Return queries, keys or values normalized over all heads, then in each, where there are such norms."""

@@ -99,8 +99,8 @@ class AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        found: Tensor = AllReduce.apply(gradient)
-        return found
+        summed: Tensor = AllReduce.apply(gradient)
+        return summed
 
 
 def moments(
@@ -261,8 +261,8 @@ class AffineNorm(Norm, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device, by torch's own way there, and choose again."""
         moved = super()._apply(fn, recurse)
-        own = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
-        example = own[0] if own else fn(torch.empty(1))
+        tensors = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
+        example = tensors[0] if tensors else fn(torch.empty(1))
         self.choose_for(example.device)
         return moved
 
@@ -316,8 +316,8 @@ class AffineNorm(Norm, ABC):
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
             norm = f"{type(self).__name__.lower()}{self.where}"
-            found = "1 value" if count else "no real value"
-            raise UsageError(f"{norm} has {found} for a statistic, and needs at least 2: {cure}")
+            amount = "1 value" if count else "no real value"
+            raise UsageError(f"{norm} has {amount} for a statistic, and needs at least 2: {cure}")
 
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""

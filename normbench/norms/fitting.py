@@ -97,11 +97,11 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, mask: Tensor | None = None, rows: 
     if alpha is not None and alpha.numel() == 1:
         real = x if mask is None else x[mask]
         norm.alpha.fill_(find_slope(float(real.double().std()), left_with))
-    found = lines()
+    fitted = lines()
     if weight is not None:
-        weight.copy_(torch.from_numpy(found.gamma).view(weight.shape))
+        weight.copy_(torch.from_numpy(fitted.gamma).view(weight.shape))
     if bias is not None:
-        bias.copy_(torch.from_numpy(found.beta).expand(bias.shape))
+        bias.copy_(torch.from_numpy(fitted.beta).expand(bias.shape))
     error = columns_of(norm(x, **masked)) - wanted
     return float(np.square(error).sum() / np.square(wanted - wanted.mean(0)).sum())
 

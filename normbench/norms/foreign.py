@@ -23,8 +23,8 @@ class Unmasked(nn.Module):
     """What a norm of a user's own gets beside its class where that takes no mask."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        found: Tensor = super().forward(x)
-        return found
+        y: Tensor = super().forward(x)
+        return y
 
 
 def accept_mask(norm: nn.Module) -> nn.Module:
@@ -136,13 +136,13 @@ def find_layout(norm: Any, num_features: int) -> None:
 def answer(norm: nn.Module, x: Tensor, **more: Tensor) -> Tensor:
     """Return what a copy of a norm makes of x on the CPU or, where that fails and there is one, on a GPU."""
     try:
-        found: Tensor = copy.deepcopy(norm)(x, **more)
+        y: Tensor = copy.deepcopy(norm)(x, **more)
     except Exception:  # of a kernel for GPUs alone, or of another layout, which fails there as well
         if not torch.cuda.is_available():
             raise
         there = {name: tensor.to("cuda") for name, tensor in more.items()}
-        found = copy.deepcopy(norm).to("cuda")(x.to("cuda"), **there).cpu()
-    return found
+        y = copy.deepcopy(norm).to("cuda")(x.to("cuda"), **there).cpu()
+    return y
 
 
 @torch.no_grad()

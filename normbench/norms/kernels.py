@@ -241,8 +241,8 @@ class MaskedBatchNormFunction(torch.autograd.Function):
         gamma = torch.ones_like(mean) if weight is None else weight
         scale = gamma / counts.stretch
         # with a momentum of 1 the moving averages are the batch's own statistics
-        own = cleaned.new_zeros(2, x.shape[1])
-        own_mean, var = own[0], own[1]
+        statistics = cleaned.new_zeros(2, x.shape[1])
+        own_mean, var = statistics[0], statistics[1]
         y, center, scaling = batch_norm(stretched, scale, bias, own_mean, var, True, 1.0, eps)
         ctx.counts = counts
         ctx.eps = eps
@@ -294,8 +294,8 @@ class DifferentiableOnce(torch.autograd.Function):
 def by_liger(module: str, x: Tensor, *more: Any) -> Tensor:
     """Return what a kernel of Liger's computes: the autograd function in one of its modules."""
     if not x.is_cuda or x.dtype != torch.float32:
-        found = f"{str(x.dtype).removeprefix('torch.')} on {x.device.type}"
-        raise UsageError(f"norm.impl=liger computes in float32 on CUDA, not in {found}: set norm.impl=auto")
+        dtype_and_device = f"{str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+        raise UsageError(f"norm.impl=liger computes in float32 on CUDA, not in {dtype_and_device}: set norm.impl=auto")
     words = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "dyt": "DyT"}
     function = getattr(import_module(f"liger_kernel.ops.{module}"), f"Liger{words[module]}Function")
     y: Tensor = DifferentiableOnce.apply(function.apply(x, *more))
