@@ -275,6 +275,15 @@ def test_the_search_for_learning_rates_is_a_figure(tmp_path: Path) -> None:
     assert "rates at which a run was lost" in figure.caption
 
 
+def test_an_arm_that_trained_at_no_rate_is_in_the_figure_where_other_settings_tell_the_others_apart(
+    tmp_path: Path,
+) -> None:
+    searched(tmp_path / "first")
+    make_run(tmp_path, norm="layernorm", lr=1e-2, settings={"model.depth": 8})
+    figure = sketched(tmp_path)["learning-rate-search"]
+    assert {"none", "rmsnorm · depth=4"} <= {*figure.data["arm"]}
+
+
 def test_rates_that_were_swept_are_in_the_text_of_a_paper(tmp_path: Path) -> None:
     for norm, lr, seed in product(("layernorm", "rmsnorm"), (1e-3, 1e-2), range(2)):
         make_run(tmp_path, norm=norm, lr=lr, seed=seed, final=2.0 + lr + seed / 10)

@@ -30,11 +30,12 @@ def label_of(arm: Arm) -> str:
 def name_settings(arm: Arm, keys: Sequence[str]) -> str:
     """Name an arm by some of its settings, with the proper names of norms: LayerNorm for layernorm.
 
-    A setting that is `default`, as studies say of one that the arm does not change, is left out.
+    A setting that is `default`, as studies say of one that the arm does not change, is left out; and one that an arm
+    without runs, of which a sweep has noted what it was to be, does not have.
     """
     named = {}
     for key in keys:
-        if arm.settings[key] != "default":
+        if arm.settings.get(key, "default") != "default":
             named[key] = proper_value(arm, key)
     return Arm(named).name if named else ""
 
