@@ -96,9 +96,9 @@ class Robustness(Study):
         differences = list[StudyResult]()
         values = list[Value]()
         column = self.columns["increase"]
-        for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
-            level = own["strength"].max()
-            strongest = own[own["strength"] == level]
+        for kind, rows_of_kind in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
+            level = rows_of_kind["strength"].max()
+            strongest = rows_of_kind[rows_of_kind["strength"] == level]
             number = f"loss added by {OF_STREAM[str(kind)].format(short(level))}"
             differences += compare_with_baseline(
                 strongest, "increase", self.baseline, number, column.unit, better=column.better
@@ -119,11 +119,18 @@ class Robustness(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         drawings = list[Figure]()
-        for kind, own in rows.groupby("kind", sort=False):
+        for kind, rows_of_kind in rows.groupby("kind", sort=False):
             columns = {**self.columns, "strength": Column(LEVELS[str(kind)])}
-            said = self.captions[str(kind)]
+            title_and_caption = self.captions[str(kind)]
             drawings += draw_curves(
-                str(kind), own, x="strength", y="loss", panel="place", log="xy", columns=columns, **said
+                str(kind),
+                rows_of_kind,
+                x="strength",
+                y="loss",
+                panel="place",
+                log="xy",
+                columns=columns,
+                **title_and_caption,
             )
         return drawings
 

@@ -46,23 +46,23 @@ class RunningStatistics(Study):
             UsageError: there is none.
         """
         model, norms = subject.build()
-        found = [norm for norm in norms.values() if getattr(norm, "running_mean", None) is not None]
-        if not found:
+        tracked_norms = [norm for norm in norms.values() if getattr(norm, "running_mean", None) is not None]
+        if not tracked_norms:
             cure = "choose norm=batchnorm, or instancenorm with norm.track_running_stats=true"
             raise UsageError(f"norm={subject.settings['norm']} keeps no running mean and variance: {cure}")
-        return model, found
+        return model, tracked_norms
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         running = None
         for name in ("running", "batch", "cumulative", "recomputed"):
-            found = self.evaluate_with(name, subject)
+            metrics = self.evaluate_with(name, subject)
             if running is None:
-                running = found["loss"]
+                running = metrics["loss"]
             yield {
                 "statistics": name,
-                "loss": found["loss"],
-                "accuracy": 100 * found["accuracy"],
-                "gap": found["loss"] - running,
+                "loss": metrics["loss"],
+                "accuracy": 100 * metrics["accuracy"],
+                "gap": metrics["loss"] - running,
             }
 
     def evaluate_with(self, name: str, subject: Subject) -> dict[str, float]:
@@ -83,10 +83,10 @@ class RunningStatistics(Study):
         return evaluate(model, batches, subject.task, subject.device)
 
     def finding(self, rows: pd.DataFrame) -> list[StudyResult]:
-        own = rows["statistics"] == "batch"
-        running = rows["statistics"] == "running"
+        is_batch = rows["statistics"] == "batch"
+        is_running = rows["statistics"] == "running"
         kinds = ("with a batch's own statistics", "with the running ones")
-        return compare_kinds(rows, own, running, "loss", "loss", kinds, self.columns["loss"].unit)
+        return compare_kinds(rows, is_batch, is_running, "loss", "loss", kinds, self.columns["loss"].unit)
 
     def tables(self, rows: pd.DataFrame) -> list[ResultTable]:
         note = "The gap is taken for each checkpoint, so that its interval is that of a paired difference."
@@ -104,9 +104,11 @@ class RunningStatistics(Study):
         if BATCH_SIZE not in rows:
             return []
         arms = rows[["statistics", *rows.columns.drop("statistics")]]  # a line for each of the statistics
-        others = arms[arms["statistics"] != "running"]
-        said = self.captions["gap"]
-        return draw_curves("statistics", others, x=BATCH_SIZE, y="gap", columns=self.columns, log="x", **said)
+        other_statistics = arms[arms["statistics"] != "running"]
+        title_and_caption = self.captions["gap"]
+        return draw_curves(
+            "statistics", other_statistics, x=BATCH_SIZE, y="gap", columns=self.columns, log="x", **title_and_caption
+        )
 
 
 def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:

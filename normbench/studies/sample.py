@@ -158,18 +158,18 @@ def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> 
     if wanted.prompt:
         source = data.encode(wanted.prompt)
         if len(source) >= task.context:
-            given = f"the text has {len(source) + 1:,} tokens with its end"
-            raise UsageError(f"{given}, and the model takes {task.context:,}: give it in parts")
+            length_of_text = f"the text has {len(source) + 1:,} tokens with its end"
+            raise UsageError(f"{length_of_text}, and the model takes {task.context:,}: give it in parts")
         batch = task.batch([source], [source[:0]])
-        [(_, _, found)] = task.translations(model, [batch], data, device)
-        print(printable(found))
+        [(_, _, translation)] = task.translations(model, [batch], data, device)
+        print(printable(translation))
         return
     count = wanted.count or 20
     batches = math.ceil(count / data.eval_batch_size)
     rows = task.translations(model, data.eval_batches("val", batches), data, device)
-    shown = min(count, len(rows))
-    for number in range(shown):
-        sentences = rows[number * len(rows) // shown]  # spread evenly over all rows
+    shown_count = min(count, len(rows))
+    for number in range(shown_count):
+        sentences = rows[number * len(rows) // shown_count]  # spread evenly over all rows
         print(printable("\n".join((*sentences, ""))))
 
 
@@ -212,22 +212,22 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> Classifi
         count: how many of them are kept.
     """
     device = next(model.parameters()).device
-    kept: list[Judged] = []
+    most_surprising: list[Judged] = []
     total = mistakes = 0
     for batch in batches:
-        given = batch.map(lambda tensor: tensor.to(device))
-        logits = model(*given.arguments).float().cpu()
+        on_device = batch.map(lambda tensor: tensor.to(device))
+        logits = model(*on_device.arguments).float().cpu()
         probabilities, predicted = logits.softmax(dim=-1).max(dim=-1)
         is_wrong = predicted != batch.targets.cpu()
         surprise = torch.where(is_wrong, probabilities, -probabilities)
         inputs = [row.clone() for row in batch.inputs]
         if batch.mask is not None:
             inputs = [row[real] for row, real in zip(inputs, batch.mask, strict=True)]
-        kept += map(Judged, batch.targets.tolist(), predicted.tolist(), surprise.tolist(), inputs)
-        kept = nlargest(count, kept, key=lambda example: example.surprise)
+        most_surprising += map(Judged, batch.targets.tolist(), predicted.tolist(), surprise.tolist(), inputs)
+        most_surprising = nlargest(count, most_surprising, key=lambda example: example.surprise)
         total += len(predicted)
         mistakes += int(is_wrong.sum())
-    return Classified(kept, mistakes, total)
+    return Classified(most_surprising, mistakes, total)
 
 
 def title_of(run: TrainedRun, found: Classified, data: Any) -> str:
@@ -245,31 +245,31 @@ def class_names(data: Any) -> Sequence[str]:
 
 def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
-    found = classify(model, data.eval_batches("val"), wanted.count or 20)
+    classified = classify(model, data.eval_batches("val"), wanted.count or 20)
     classes = class_names(data)
     table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for one in found.examples:
-        words = data.decode(one.inputs).split()
+    for example in classified.examples:
+        words = data.decode(example.inputs).split()
         cells = (
-            "wrong" if one.is_wrong else "right",
-            classes[one.label],
-            classes[one.predicted],
-            f"{fixed(100 * abs(one.surprise), 0)} %",
+            "wrong" if example.is_wrong else "right",
+            classes[example.label],
+            classes[example.predicted],
+            f"{fixed(100 * abs(example.surprise), 0)} %",
             " ".join(words),
         )
-        table.add_row(*map(Text, cells), style="red" if one.is_wrong else "")
-    print(title_of(run, found, data))
+        table.add_row(*map(Text, cells), style="red" if example.is_wrong else "")
+    print(title_of(run, classified, data))
     width = None if sys.stdout.isatty() else 10**6
     Console(width=width).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Write a page of classified images."""
-    found = classify(model, data.eval_batches("val"), wanted.count or 60)
-    title = title_of(run, found, data)
-    inputs = torch.stack([one.inputs for one in found.examples])
+    classified = classify(model, data.eval_batches("val"), wanted.count or 60)
+    title = title_of(run, classified, data)
+    inputs = torch.stack([example.inputs for example in classified.examples])
     images = list(data.pixels(inputs).numpy())
-    page = draw_page(title, found.examples, images, class_names(data))
+    page = draw_page(title, classified.examples, images, class_names(data))
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:
         write_atomically(path, lambda file: page.savefig(file, format="png", bbox_inches="tight"))
@@ -280,7 +280,7 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
 
 def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Figure:
     """Draw images in rows, each with what was predicted; mistakes have a red frame, and their class in red words."""
-    captions = [caption_of(one, classes) for one in examples]
+    captions = [caption_of(example, classes) for example in examples]
     lines = max(caption.count("\n") + 1 for caption in captions)
     pixels_high, pixels_wide = images[0].shape[1:]
     longer_side = max(pixels_high, pixels_wide)
@@ -293,16 +293,16 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
     height = row_height * rows
     page = Figure(figsize=(SIDE * width, SIDE * height))
     axes = page.add_axes((0, 0, 1, 1))
-    for number, (one, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
+    for number, (example, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
         row, column = divmod(number, columns)
         left = COLUMN_WIDTH * column
         top = row_height * row
         bottom = top + image_height
-        color = "red" if one.is_wrong else "gray"
+        color = "red" if example.is_wrong else "gray"
         extent = (left, left + image_width, bottom, top)
         axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=extent)
         axes.text(left, bottom + 0.04, caption, color=color, fontsize="x-small", va="top", parse_math=False)
-        if one.is_wrong:
+        if example.is_wrong:
             frame = Rectangle((left, top), image_width, image_height, fill=False, edgecolor=color, linewidth=3)
             axes.add_patch(frame)
     axes.set(xlim=(-0.1, width), ylim=(height, -0.1))

@@ -103,7 +103,7 @@ class Saturation(Study):
             # a column after the seed is a coordinate, and no longer a setting of the arm
             rows = rows[[*rows.columns.drop(SCALING), SCALING]]
         first_seed = rows[rows["seed"] == rows["seed"].min()]
-        drawn = {
+        rows_by_figure = {
             "unit_median": last_layer(first_seed),
             "median": last_layer(rows),
             "saturated": rows[rows["layer"] == 1],
@@ -111,10 +111,19 @@ class Saturation(Study):
             "accuracy": rows,
         }
         drawings = list[Figure]()
-        for name, own in drawn.items():
-            said = self.captions[name]
+        for name, rows_of_figure in rows_by_figure.items():
+            title_and_caption = self.captions[name]
             band = BANDS.get(name)
-            drawings += draw_curves(name, own, x="step", y=name, columns=self.columns, panel=panel, band=band, **said)
+            drawings += draw_curves(
+                name,
+                rows_of_figure,
+                x="step",
+                y=name,
+                columns=self.columns,
+                panel=panel,
+                band=band,
+                **title_and_caption,
+            )
         return drawings
 
 
@@ -135,20 +144,20 @@ def saturated_share(values: Float[Tensor, "..."], edge: float) -> float:
 @torch.no_grad()
 def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return what each sigmoid reads for these inputs, in their order, and the logits; buffers stay as they are."""
-    seen = list[Tensor]()
+    sigmoid_reads = list[Tensor]()
 
     def keep_input(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seen.append(given[0])
+        sigmoid_reads.append(given[0])
 
     sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
-    handles = [each.register_forward_pre_hook(keep_input) for each in sigmoids]
+    handles = [sigmoid.register_forward_pre_hook(keep_input) for sigmoid in sigmoids]
     try:
         with keep_buffers(model):
             logits = model(inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return seen, logits
+    return sigmoid_reads, logits
 
 
 def last_layer(rows: pd.DataFrame) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def save(
     answer = answer_of(name, command, study.baseline, results, stated, [sentence.text for sentence in sentences])
     write_bytes(folder / ANSWER_FILE, answer.to_json().encode())
     tables = [write_table(table) if isinstance(table, ResultTable) else table for table in results]
-    shown = first_of_study(sentences)
+    shown_sentences = first_of_study(sentences)
     if left_out:
         reasons = [left._asdict() for left in left_out]
         tables.append(rows_table("left-out", "Left out", reasons, 2))
@@ -72,8 +72,8 @@ def save(
         "question": inspect.getdoc(type(study)),
         "source": study.source,
         "command": command,
-        "finding": [sentence.text for sentence in shown],
-        "details": [sentence.detail for sentence in shown if sentence.detail],
+        "finding": [sentence.text for sentence in shown_sentences],
+        "details": [sentence.detail for sentence in shown_sentences if sentence.detail],
         "machine": {"cpu": machine, "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
         "session": {**describe_machine(), "accelerator": " and ".join(gpus)},
@@ -94,17 +94,17 @@ def ask(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any
     Raises:
         UsageError: it gives something else.
     """
-    given = getattr(study, method)(rows)
-    is_list = isinstance(given, Sequence) and not isinstance(given, str)
-    wrong = [item for item in given if not isinstance(item, kinds)] if is_list else [given]
-    if not wrong:
-        return list(given)
+    returned = getattr(study, method)(rows)
+    is_list = isinstance(returned, Sequence) and not isinstance(returned, str)
+    wrong_items = [item for item in returned if not isinstance(item, kinds)] if is_list else [returned]
+    if not wrong_items:
+        return list(returned)
     what = f"{type(study).__name__}.{method}"
-    kind_given = type(wrong[0]).__name__
+    kind_given = type(wrong_items[0]).__name__
     if is_list:
         kind_given += " within a list"
-    wanted = " or ".join(kind.__name__ for kind in kinds)
-    raise UsageError(f"{what} gives {kind_given}: let it return one flat list of {wanted}")
+    allowed = " or ".join(kind.__name__ for kind in kinds)
+    raise UsageError(f"{what} gives {kind_given}: let it return one flat list of {allowed}")
 
 
 def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:
@@ -112,12 +112,12 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
     settings = keys_of(rows)
     place = place_in(rows)
     metrics = measured_numbers(rows, study.columns)
-    known = {*settings, "seed", place, *metrics}
-    kinds = [column for column in rows if column not in known]
-    for values, own in rows.groupby(settings, dropna=False, sort=False):
+    named_columns = {*settings, "seed", place, *metrics}
+    kinds = [column for column in rows if column not in named_columns]
+    for values, rows_of_arm in rows.groupby(settings, dropna=False, sort=False):
         arm = " ".join(map(str, values))
         board = new_board(inside(folder, "arms", folder_name(arm)))
-        steps = own.groupby(place) if place else [(0, own)]
+        steps = rows_of_arm.groupby(place) if place else [(0, rows_of_arm)]
         for step, at_step in steps:
             scalars = {}
             for tag, mean in means_by_tag(at_step, metrics, kinds).items():

@@ -102,11 +102,11 @@ class Smoothness(Study):
     # ---- what is measured
 
     def measure(self, subject: Subject) -> Iterator[Row]:
-        own = at_rate(subject, self.best_rate(subject), subject.seed)
-        for row in self.train_and_measure(own, noise=False):
+        at_best_rate = at_rate(subject, self.best_rate(subject), subject.seed)
+        for row in self.train_and_measure(at_best_rate, noise=False):
             yield {"noise": False, **row}
         if self.noise and subject.facts.statistics_over != "none":
-            for row in self.train_and_measure(own, noise=True):
+            for row in self.train_and_measure(at_best_rate, noise=True):
                 yield {"noise": True, **row}
 
     def best_rate(self, subject: Subject) -> float:
@@ -135,8 +135,8 @@ class Smoothness(Study):
                 before = None
                 if step.number % self.every == 0:
                     yield self.measure_landscape(step, watched)
-                    kept = [parameter.detach().clone() for parameter in watched.parameters]
-                    before = MeasuredStep(step.number, step.repeat, kept)
+                    copies = [parameter.detach().clone() for parameter in watched.parameters]
+                    before = MeasuredStep(step.number, step.repeat, copies)
 
     def measure_landscape(self, step: TrainingStep, watched: WatchedModel) -> Row:
         """Return what is measured of a step before its update: the loss along its gradient, and its curvature."""
@@ -167,15 +167,15 @@ class Smoothness(Study):
         rows = with_noise_named(rows)
         rates = f"Learning rates: {'; '.join(self.rates_used(rows))}."
         results = []
-        for value, said in self.captions.items():
+        for value, title_and_caption in self.captions.items():
             if value not in rows:
                 continue
             table = compare(
                 rows,
                 values=[value],
                 key=value,
-                title=said["title"],
-                notes=[said["caption"], rates],
+                title=title_and_caption["title"],
+                notes=[title_and_caption["caption"], rates],
                 ratio=self.columns[value].scale == "log",
                 columns=self.columns,
                 baseline=self.baseline,
@@ -186,12 +186,12 @@ class Smoothness(Study):
     def rates_used(self, rows: pd.DataFrame) -> Iterator[str]:
         """Say at which rate each arm trained, whether it is an end of those tried, and how many seeds diverged."""
         for arm in arms_of(rows):
-            own = rows[is_arm(rows, arm.settings)]
-            rate = own["rate"].max()
+            rows_of_arm = rows[is_arm(rows, arm.settings)]
+            rate = rows_of_arm["rate"].max()
             words = f"{label_of(arm)} {short(rate)}"
             if self.rates and rate in (self.rates[0], self.rates[-1]):
                 words += " (an end of study.rates)"
-            last_steps = own.groupby("seed")["step"].max()
+            last_steps = rows_of_arm.groupby("seed")["step"].max()
             diverged = (last_steps < rows["step"].max()).sum()
             if diverged:
                 words += f", {diverged} seeds diverged"
@@ -200,10 +200,10 @@ class Smoothness(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         rows = with_noise_named(rows)
         drawings = list[Figure]()
-        for value, said in self.captions.items():
+        for value, title_and_caption in self.captions.items():
             if value not in rows:
                 continue
-            how: dict[str, Any] = {"x": "step", "y": value, "columns": self.columns, **said}
+            how: dict[str, Any] = {"x": "step", "y": value, "columns": self.columns, **title_and_caption}
             if value in BANDS:
                 word = BANDS[value]
                 how |= {"y": f"{word}_high", "band": (f"{word}_low", f"{word}_high")}
@@ -258,11 +258,11 @@ def watch_model(model: Model, norms: Mapping[str, nn.Module]) -> WatchedModel:
         in_norms.update(norm.parameters())
     weights = []
     for layer in layers:
-        own = []
+        layer_weights = []
         for parameter in layer:
             if parameter.ndim > 1 and parameter not in in_norms:
-                own.append(parameter)
-        weights.append(own)
+                layer_weights.append(parameter)
+        weights.append(layer_weights)
     return WatchedModel(model, list(model.parameters()), layers, weights)
 
 
@@ -302,9 +302,9 @@ def landscape(loss: Loss, parameters: Sequence[Tensor], distances: Sequence[floa
     changes = list[float]()
     for distance in distances:
         with move_along(parameters, gradient, -distance):
-            there = loss()
-            difference = flat(torch.autograd.grad(there, parameters)) - flat(gradient)
-        losses.append(there.item())
+            moved_loss = loss()
+            difference = flat(torch.autograd.grad(moved_loss, parameters)) - flat(gradient)
+        losses.append(moved_loss.item())
         changes.append(difference.norm().item())
     slopes = np.divide(changes, np.multiply(distances, length))
     return {
@@ -334,17 +334,17 @@ def covariate_shift(
         after: each parameter as it is one step on.
     """
     counted = list[Tensor]()
-    for own in weights:
-        counted += own
+    for layer_weights in weights:
+        counted += layer_weights
     before = torch.autograd.grad(loss(), counted)
     gradients = dict(zip(counted, before, strict=True))
-    for layer, (below, own) in enumerate(zip(layers, weights[1:], strict=False), start=1):
+    for layer, (below, layer_weights) in enumerate(zip(layers, weights[1:], strict=False), start=1):
         with torch.no_grad():
             torch._foreach_copy_([*below], [after[parameter] for parameter in below])
-        if not own:
+        if not layer_weights:
             continue
-        old = flat(gradients[weight] for weight in own)
-        new = flat(torch.autograd.grad(loss(), own))
+        old = flat(gradients[weight] for weight in layer_weights)
+        new = flat(torch.autograd.grad(loss(), layer_weights))
         shift = (new - old).norm()
         yield {
             "layer": layer,
@@ -379,14 +379,14 @@ def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: i
 @contextmanager
 def move_along(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
     """Move parameters along a direction inside the `with`, and back at the end."""
-    kept = [parameter.detach().clone() for parameter in parameters]
+    copies = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         torch._foreach_add_([*parameters], [*direction], alpha=distance)
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_([*parameters], kept)
+            torch._foreach_copy_([*parameters], copies)
 
 
 def flat(tensors: Iterable[Tensor]) -> Vector:

@@ -71,14 +71,14 @@ def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
     defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false"]
     if not kind.trains:
         defaults.append("sweep.jobs=1")
-    kept = []
+    kept_words = []
     for word in (*defaults, *kind.words):
         key = key_of(word)
         is_set = not own_keys.isdisjoint([key, *tied_keys(word)])
         is_of_group = key.partition(".")[0] in own_groups
         if not is_set and not is_of_group:
-            kept.append(word)
-    return [*kept, *words]
+            kept_words.append(word)
+    return [*kept_words, *words]
 
 
 def tied_keys(word: str) -> list[str]:
@@ -91,21 +91,21 @@ def tied_keys(word: str) -> list[str]:
 
 def points_of(plan: SweepPlan) -> list[Subject]:
     """Return the points of a grid, whose models are as they start."""
-    return [subject_of(one) for one in plan.runs]
+    return [subject_of(run) for run in plan.runs]
 
 
 def trained_points(plan: SweepPlan, left_out: list[LeftOut]) -> list[Subject]:
     """Return the points of a grid whose runs have finished; add the others to `left_out`, with the reason."""
-    found = []
-    for one in plan.runs:
-        directory = one.prepared.directory
+    subjects = []
+    for run in plan.runs:
+        directory = run.prepared.directory
         summary = directory.read_result()
         status = summary["status"] if summary else "failed"
         if status == "finished":
-            found.append(subject_of(one, directory.path))
+            subjects.append(subject_of(run, directory.path))
         else:
             left_out.append(LeftOut(directory.path.name, status))
-    return found
+    return subjects
 
 
 def subject_of(one: PlannedRun, path: Path | None = None) -> Subject:
@@ -126,8 +126,8 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
     runs, *of_other_tasks = read_studies(folders)
     resolved = resolve_device(device)
     if of_other_tasks:
-        given = ", ".join(map(str, folders))
-        raise UsageError(f"{given} hold runs of several tasks: give folders of runs of one task")
+        folder_names = ", ".join(map(str, folders))
+        raise UsageError(f"{folder_names} hold runs of several tasks: give folders of runs of one task")
     loaded: dict[str, Data] = {}  # runs of the same data share them
 
     def load(trained: TrainedRun) -> Data:
@@ -137,15 +137,15 @@ def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list
             loaded[key] = trained.data()
         return loaded[key]
 
-    found = []
+    subjects = []
     for arm, run in runs.pairs:
         if run.status != "finished":
             left_out.append(LeftOut(run.name, run.status))
             continue
         trained = TrainedRun(run.path, trust)
         settings = {"norm": run.config["norm"], **arm.settings}
-        found.append(Subject(settings, trained.tree, resolved, partial(load, trained), run.path, trust))
-    return found
+        subjects.append(Subject(settings, trained.tree, resolved, partial(load, trained), run.path, trust))
+    return subjects
 
 
 def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[LeftOut]) -> list[Subject]:
@@ -154,19 +154,19 @@ def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Lef
     Raises:
         UsageError: it takes none.
     """
-    found = []
+    accepted = []
     refused = None
     for subject in subjects:
         try:
             study.check(subject)
-            found.append(subject)
+            accepted.append(subject)
         except UsageError as error:
             refused = error
             norm = subject.settings["norm"]
             left_out.append(LeftOut(f"{norm} · seed {subject.seed}", str(error)))
-    if refused and not found:
+    if refused and not accepted:
         raise refused
-    return found
+    return accepted
 
 
 # ---- one study
@@ -217,9 +217,9 @@ def run_study(name: str, words: Sequence[str], device: str = "auto", trust: bool
 def gpus_of(subjects: Sequence[Subject]) -> list[str]:
     """Return the names of the GPUs on which subjects are measured, each once."""
     names: dict[str, None] = {}
-    for one in subjects:
-        if one.device.type == "cuda":
-            names[device_name(one.device)] = None
+    for subject in subjects:
+        if subject.device.type == "cuda":
+            names[device_name(subject.device)] = None
     return list(names)
 
 
@@ -277,11 +277,11 @@ def plan_subjects(
         left_out.append(LeftOut(f"{number} of the grid", why))
     points = points_of(sweep.plan)
     subjects = check_subjects(study, points, left_out)
-    kept = []
+    kept_runs = []
     for run, point in zip(sweep.plan.runs, points, strict=True):
         if point in subjects:
-            kept.append(run)
-    sweep.plan = replace(sweep.plan, runs=kept)
+            kept_runs.append(run)
+    sweep.plan = replace(sweep.plan, runs=kept_runs)
     return subjects, sweep
 
 
@@ -310,26 +310,26 @@ def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet:
     found_in_journal = read_journal(journal)
     for note in found_in_journal.notes:
         say(console, note)
-    kept = found_in_journal.rows
+    rows_by_key = found_in_journal.rows
     keys = {subject: subject.key(study) for subject in subjects}
     todo = []
     for group in groups_of(study, subjects):
         keys_of_group = {keys[subject] for subject in group}
-        if not keys_of_group <= kept.keys():
+        if not keys_of_group <= rows_by_key.keys():
             todo.append(group)
     with Stages(len(todo), quiet, is_long=True) as stages:
         for done, group in enumerate(todo):
             stages.begin(f"measuring {name_subjects(group)}", done)
             make_current(group[0].device)
             allow_tf32(group[0].tree["trainer"].get("tf32", False))
-            found: dict[str, list[Row]] = {keys[subject]: [] for subject in group}
+            rows_of_group: dict[str, list[Row]] = {keys[subject]: [] for subject in group}
             for subject, row in study.measure_together(group):
-                found[keys[subject]].append(row)
+                rows_of_group[keys[subject]].append(row)
                 stages.note(describe_row(study, subject, row))
-            for key, rows in found.items():
+            for key, rows in rows_of_group.items():
                 write_journal(journal, key, rows)
-                kept[key] = rows
-    rows_of_subjects = [kept[keys[subject]] for subject in subjects]
+                rows_by_key[key] = rows
+    rows_of_subjects = [rows_by_key[keys[subject]] for subject in subjects]
     return join_rows(subjects, rows_of_subjects)
 
 
@@ -374,22 +374,22 @@ def join_rows(subjects: Sequence[Subject], rows_of_subjects: Sequence[Sequence[R
 def groups_of(study: Study, subjects: Sequence[Subject]) -> list[list[Subject]]:
     """Return the subjects that are measured at once: each by itself, or all on one device together."""
     if not study.together:
-        return [[one] for one in subjects]
+        return [[subject] for subject in subjects]
     groups = defaultdict(list)
-    for one in subjects:
-        groups[one.device].append(one)
+    for subject in subjects:
+        groups[subject.device].append(subject)
     return list(groups.values())
 
 
 def settings_of(subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
     """Yield the settings of each subject, all with the same keys, lists as words."""
     keys: dict[str, None] = {}  # each once, in their order
-    for one in subjects:
-        keys.update(dict.fromkeys(one.settings))
-    for one in subjects:
+    for subject in subjects:
+        keys.update(dict.fromkeys(subject.settings))
+    for subject in subjects:
         settings = {}
         for key in keys:
-            value = one.settings.get(key, AS_IT_IS)  # an arm may be without some
+            value = subject.settings.get(key, AS_IT_IS)  # an arm may be without some
             settings[key] = show(value) if isinstance(value, list) else value
         yield settings
 
@@ -441,28 +441,28 @@ def read_journal(path: Path) -> Journal:
     lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
     entries = [read_line(line) for line in lines]
     have_digests = any(entry is not None and entry.sha256 is not UNSET for entry in entries)
-    kept = dict[str, list[Row]]()
-    whole = list[bytes]()
+    rows_by_key = dict[str, list[Row]]()
+    sound_lines = list[bytes]()
     before_digests = 0
     for line, entry in zip(lines, entries, strict=True):
         if entry is None or (have_digests and entry.sha256 is UNSET):
             continue
-        kept[entry.key] = entry.rows
+        rows_by_key[entry.key] = entry.rows
         if have_digests:
-            whole.append(line)
+            sound_lines.append(line)
         else:
             before_digests += 1
-            whole.append(make_line(entry.key, entry.rows))
+            sound_lines.append(make_line(entry.key, entry.rows))
     notes = list[str]()
     if before_digests:
         notes.append(f"{path}: {count(before_digests, 'line')} made before lines had digests, and taken as it stands")
-    if len(whole) < len(lines):
+    if len(sound_lines) < len(lines):
         torn = lines[-1:] if not lines[-1].endswith(b"\n") else []
-        if len(whole) + len(torn) < len(lines):
+        if len(sound_lines) + len(torn) < len(lines):
             notes.append(f"{keep_damaged(path)}; what is missing is measured again")
-    if before_digests or len(whole) < len(lines) or (whole and not whole[-1].endswith(b"\n")):
-        write_bytes(path, b"".join(line.rstrip(b"\n") + b"\n" for line in whole))
-    return Journal(kept, notes)
+    if before_digests or len(sound_lines) < len(lines) or (sound_lines and not sound_lines[-1].endswith(b"\n")):
+        write_bytes(path, b"".join(line.rstrip(b"\n") + b"\n" for line in sound_lines))
+    return Journal(rows_by_key, notes)
 
 
 def read_line(line: bytes) -> Line | None:

@@ -79,10 +79,10 @@ def swap(words: Sequence[str], out: Path | None, trust: bool = False) -> int:
     """
     if out is not None:
         check_out(out)
-    keep, others = take_keep(words)
+    keep, other_words = take_keep(words)
     with Stages() as stages:
         stages.begin("reading the model and the data")
-        given = read_given(others, trust)
+        given = read_given(other_words, trust)
         if out is not None and not isinstance(given.own, Hosted):
             why = "--out writes models of other libraries, and this run has one of normbench's"
             raise UsageError(f"{why}: leave out --out")
@@ -100,13 +100,13 @@ def swap(words: Sequence[str], out: Path | None, trust: bool = False) -> int:
 def take_keep(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return what `keep=` says, and the other words."""
     keep = "weights"
-    others = []
+    other_words = []
     for word in words:
         if key_of(word) == "keep":
             keep = SWAP_KEYS["keep"].check("keep", word.partition("=")[2])
         else:
-            others.append(word)
-    return keep, others
+            other_words.append(word)
+    return keep, other_words
 
 
 class Trial:
@@ -148,7 +148,7 @@ class Trial:
         self.calibrate(fresh, sites)
         fitted = copy.deepcopy(kept)
         left = fit_all(self.own, fitted, sites, self.batch)
-        found = {
+        swapped = {
             "weights": Swapped(kept, self.judge(kept, WAYS["weights"])),
             "nothing": Swapped(fresh, self.judge(fresh, WAYS["nothing"])),
             "fit": Swapped(fitted, self.judge(fitted, WAYS["fit"]), left),
@@ -156,8 +156,8 @@ class Trial:
         exact = self.exactly(kept, places)
         if exact is not None:
             model = put_in_place(kept, exact.model)
-            found["exact"] = Swapped(model, self.judge(model, WAYS["exact"]), exact=exact)
-        return found
+            swapped["exact"] = Swapped(model, self.judge(model, WAYS["exact"]), exact=exact)
+        return swapped
 
     def calibrate(self, model: Model, sites: Sequence[str]) -> None:
         """Set running statistics of norms to those of the batch."""
@@ -180,23 +180,23 @@ class Trial:
         untied = root.untie() if isinstance(root, Model) else []
         paths = {place.path for place in swapped}
         try:
-            found = to_rms(root, caller_of(self.own, self.batch.map(Tensor.cpu)), paths)
+            exact = to_rms(root, caller_of(self.own, self.batch.map(Tensor.cpu)), paths)
         except UsageError as error:
             self.why_not_exact = str(error)
             return None
-        missing = [place.path for place in swapped if place.path not in found.norms]
+        missing = [place.path for place in swapped if place.path not in exact.norms]
         if missing:
             path = missing[0]
-            reason = found.refused.get(path, "it is no LayerNorm")
+            reason = exact.refused.get(path, "it is no LayerNorm")
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             self.why_not_exact = f"{path}{more}: {reason}"
             return None
         for place in swapped:
-            norm: Any = found.norms[place.path]
+            norm: Any = exact.norms[place.path]
             norm.stands_at = place.site
-        found.untied += untied
-        found.model.to(self.given.device)
-        return found
+        exact.untied += untied
+        exact.model.to(self.given.device)
+        return exact
 
     def write(self, out: Path, swapped: Swapped, command: str) -> None:
         """Write a swapped model of another library, with a note of its norms.
@@ -303,16 +303,16 @@ def fit_one(old: nn.Module, new: nn.Module, entered: Sequence[Batch]) -> float:
 @contextmanager
 def without_activation(norm: Any) -> Iterator[None]:
     """Let a norm that ends in an activation, as timm's BatchNormAct2d does, leave it out inside."""
-    kept = dict[str, nn.Module]()
+    left_out = dict[str, nn.Module]()
     for name in ("drop", "act"):
         module = getattr(norm, name, None)
         if isinstance(module, nn.Module):
-            kept[name] = module
+            left_out[name] = module
             setattr(norm, name, nn.Identity())
     try:
         yield
     finally:
-        for name, module in kept.items():
+        for name, module in left_out.items():
             setattr(norm, name, module)
 
 

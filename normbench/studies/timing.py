@@ -63,12 +63,12 @@ def forward_and_backward(norm: nn.Module, x: Tensor, dy: Tensor) -> Call:
 
     The gradients are returned and not added to others, as within a network.
     """
-    wanted = (x, *norm.parameters())
-    return lambda: torch.autograd.grad(norm(x), wanted, dy)
+    leaves = (x, *norm.parameters())
+    return lambda: torch.autograd.grad(norm(x), leaves, dy)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
     """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
-    found = quantile_test(np.asarray(values), q=0, p=0.5)
-    lower, upper = found.confidence_interval(0.95)
+    test_result = quantile_test(np.asarray(values), q=0, p=0.5)
+    lower, upper = test_result.confidence_interval(0.95)
     return Interval(float(lower), float(upper))
