@@ -39,8 +39,8 @@ def draw_arms(study: RecordedStudy) -> list[DrawnArms]:
         drawing = arm.runs[0].drawing
         if drawing:
             arms_of[printable(drawing)].append(arm.name)
-    found = []
+    drawn_arms = []
     for text, names in arms_of.items():
         columns = max(len(line) for line in text.splitlines())
-        found.append(DrawnArms(tuple(names), text, columns))
-    return found
+        drawn_arms.append(DrawnArms(tuple(names), text, columns))
+    return drawn_arms

@@ -138,11 +138,11 @@ def in_text(tables: Sequence[Table]) -> str:
             continue
         names = [str(name).partition(",")[0] for name in table.frame]
         wanted = SLIM[table.key] or names
-        kept = [place for place, name in enumerate(names) if name in wanted]
+        places = [place for place, name in enumerate(names) if name in wanted]
         if table.key == "arms":
-            kept = kept[:SLIM_RESULTS]
-        if len(kept) > table.heads:  # else they are names of arms alone, as none has a mean
-            frame = table.frame.iloc[:, kept]
+            places = places[:SLIM_RESULTS]
+        if len(places) > table.heads:  # else they are names of arms alone, as none has a mean
+            frame = table.frame.iloc[:, places]
             short = replace(table, key=f"{table.key}-short", frame=frame, marked=())
             written.append(table_for(short))
     return "\n".join(written)

@@ -78,7 +78,7 @@ def make_reports(
     with_runs = [folder for folder in folders if not holds_only_studies(folder)]
     if not with_runs:
         return []
-    return [put_in_words(found) for found in examine_all(with_runs, request, missing)]
+    return [put_in_words(examination) for examination in examine_all(with_runs, request, missing)]
 
 
 def holds_only_studies(folder: Path) -> bool:
@@ -121,9 +121,9 @@ def all_tables(found: Examination, runs: pd.DataFrame) -> Iterable[Table]:
     if answer.differences:
         yield tables.differences_table(answer.differences)
     for metric in yardstick.metrics[1:]:
-        others = [one for one in answer.others if one.metric == metric]
-        if others:
-            yield tables.differences_table(others, primary=False)
+        differences = [difference for difference in answer.others if difference.metric == metric]
+        if differences:
+            yield tables.differences_table(differences, primary=False)
     yield tables.scaling_table(answer.scaling)
     yield tables.designs_table(answer.effects)
     for key in failing_settings(found.arms):
@@ -218,10 +218,10 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
 def draw_and_write(draw: Callable[[], list[Figure]]) -> list[tuple[ShownFigure, dict[str, bytes]]]:
     """Return figures as a page shows them, each with the content of its files by name."""
     drawn = []
-    for one in draw():
-        files = one.files()
-        svg = files[f"{one.name}.svg"].decode()
-        drawn.append((show_figure(one, svg), files))
+    for figure in draw():
+        files = figure.files()
+        svg = files[f"{figure.name}.svg"].decode()
+        drawn.append((show_figure(figure, svg), files))
     return drawn
 
 

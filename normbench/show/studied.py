@@ -156,10 +156,10 @@ def save_study(
         for name, content in figure.files().items():
             write_bytes(drawings / name, content)
             written.add(f"figures/{name}")
-    found = dict(about)
-    found["tables"] = [as_json(table) for table in tables]
-    found["figures"] = [words_of(figure) for figure in figures]
-    write_with_digests(folder / STUDY_FILE, found, [*files, STUDY_FILE])
+    content_of_study = dict(about)
+    content_of_study["tables"] = [as_json(table) for table in tables]
+    content_of_study["figures"] = [words_of(figure) for figure in figures]
+    write_with_digests(folder / STUDY_FILE, content_of_study, [*files, STUDY_FILE])
     shown = say_once(show_figure(figure, figure.svg) for figure in figures)
     study = replace(read_study(folder, folder), figures=shown)
     page = page_of("study.html", about["title"], studies=[study])
@@ -286,12 +286,12 @@ def places_of_studies(folders: Sequence[Path]) -> list[Path]:
 
 def studies_below(folders: Sequence[Path], page: Path) -> list[SavedStudy]:
     """Read all studies below some folders; warn of damaged ones. page: the folder of the page that shows them."""
-    found = list[SavedStudy]()
-    seen = Counter[str]()
+    studies = list[SavedStudy]()
+    numbers = Counter[str]()
     for place in places_of_studies(folders):
-        seen[place.name] += 1
+        numbers[place.name] += 1
         try:
-            found.append(read_study(place, page.resolve(), seen[place.name]))
+            studies.append(read_study(place, page.resolve(), numbers[place.name]))
         except UsageError as error:
             logging.getLogger("normbench").warning("warning: %s", error)
-    return found
+    return studies

@@ -186,8 +186,8 @@ def some_of(number: int, of: int) -> str:
 def summary_table(answer: Answer) -> Table:
     """Return the table that a page begins with: how each arm that is compared ended, and what was found, best first."""
     metric = answer.question.metric
-    differences = {one.arm: one for one in answer.differences}
-    baselines = {one.baseline for one in answer.differences}
+    differences = {difference.arm: difference for difference in answer.differences}
+    baselines = {difference.baseline for difference in answer.differences}
     compared = [arm for arm in answer.arms if arm.compared_as is not None]
     compared.sort(key=lambda arm: badness_of_mean(arm.results[0].mean, metric))
     rows = []
@@ -195,10 +195,10 @@ def summary_table(answer: Answer) -> Table:
         name, end = str(arm.compared_as), arm.results[0]
         row = {"arm": name, "seeds": some_of(end.n, len(arm.seeds)), heading_of(metric): write_mean(metric, end)}
         if name in differences:
-            one = differences[name]
-            row["against"] = one.baseline
-            row.update(columns_of_difference(one))
-            row["found"] = found_in(one)
+            difference = differences[name]
+            row["against"] = difference.baseline
+            row.update(columns_of_difference(difference))
+            row["found"] = found_in(difference)
         elif name in baselines:
             row["found"] = "baseline"
         elif not differences:
@@ -219,9 +219,9 @@ def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick
     results = {arm.name: arm for arm in arms}
     rows, badness = [], []
     for arm in study.arms:
-        own = runs[runs["arm"] == arm.name]
-        finished = own[own["status"] == "finished"]
-        rows.append(result_row(arm, own, finished, yardstick, results[arm.name]))
+        runs_of_arm = runs[runs["arm"] == arm.name]
+        finished = runs_of_arm[runs_of_arm["status"] == "finished"]
+        rows.append(result_row(arm, runs_of_arm, finished, yardstick, results[arm.name]))
         badness.append(badness_of(finished, yardstick.primary))
     best_first = np.argsort(badness, kind="stable")
     evaluated = evaluations_in_words(study.runs)
@@ -233,7 +233,7 @@ def results_table(runs: pd.DataFrame, study: RecordedStudy, yardstick: Yardstick
         evaluated=evaluated,
         ran=ran_as(study.arms),
     )
-    if not evaluated or not any(is_worse_on_the_way(own, yardstick) for _, own in runs.groupby("arm")):
+    if not evaluated or not any(is_worse_on_the_way(runs_of_arm, yardstick) for _, runs_of_arm in runs.groupby("arm")):
         return table
     few = f"on {evaluated}, while the final value is on all validation data: so it may be worse than that"
     return warn(table, OF_FEW, ("best ",), few)
@@ -254,9 +254,9 @@ def result_row(
 ) -> dict[str, str]:
     """Return the row of how well an arm ended. own: the rows of its runs. finished: those of the runs that finished."""
     row = {"arm": arm.name, "n": some_of(len(finished), len(own))}
-    for place, (metric, one) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
-        row[heading_of(metric)] = write_mean(metric, one)
-        row["95 % interval" + " " * place] = write_interval(metric, one)
+    for place, (metric, metric_result) in enumerate(zip(yardstick.metrics, result.results, strict=True)):
+        row[heading_of(metric)] = write_mean(metric, metric_result)
+        row["95 % interval" + " " * place] = write_interval(metric, metric_result)
     seeds = set(finished["seed"])
     if any(in_two_groups(arm, metric, seeds) for metric in yardstick.metrics):
         finished = finished[:0]  # of two groups there is no mean
@@ -317,13 +317,13 @@ def time_to_target(times: pd.Series, seeds: pd.Series) -> str:
     """Write the median time of an arm's runs to the target, how many reached it, and which, where not all did."""
     median = times.median()
     words = "not reached" if median == math.inf else duration(median)
-    got_there = np.isfinite(times)
-    reached = int(got_there.sum())
+    has_reached = np.isfinite(times)
+    reached = int(has_reached.sum())
     if not 0 < reached < len(times):
         return words
-    fewer = got_there if reached <= len(times) / 2 else ~got_there
+    fewer = has_reached if reached <= len(times) / 2 else ~has_reached
     which = name_seeds(sorted(seeds[fewer]))
-    if fewer is not got_there:
+    if fewer is not has_reached:
         which = f"not {which}"
     return f"{words} ({reached} of {len(times)}: {which})"
 
@@ -342,29 +342,29 @@ def costs_table(runs: pd.DataFrame) -> Table:
     ends = ends.mask(runs["trained"].eq(False), "did not train")
     has_several_processes = runs["processes"].max() > 1
     rows = []
-    for name, own in runs.assign(end=ends).groupby("arm", sort=False):
-        finished = own[own["status"] == "finished"]
+    for name, runs_of_arm in runs.assign(end=ends).groupby("arm", sort=False):
+        finished = runs_of_arm[runs_of_arm["status"] == "finished"]
         row = {"arm": str(name)}
         if has_several_processes:
-            row["processes"] = str(own["processes"].max())
-        row["norms run as"] = join_distinct(own["implementation"])
-        row["step time, ms"] = significant(own["step_median_ms"].median())
-        row["90th percentile, ms"] = significant(own["step_p90_ms"].median())
-        row["operators a step"] = whole(own["operators_a_step"].median())
-        row["steps timed"] = whole(own["steps_timed"].sum())
+            row["processes"] = str(runs_of_arm["processes"].max())
+        row["norms run as"] = join_distinct(runs_of_arm["implementation"])
+        row["step time, ms"] = significant(runs_of_arm["step_median_ms"].median())
+        row["90th percentile, ms"] = significant(runs_of_arm["step_p90_ms"].median())
+        row["operators a step"] = whole(runs_of_arm["operators_a_step"].median())
+        row["steps timed"] = whole(runs_of_arm["steps_timed"].sum())
         row["training time"] = duration(finished["training_seconds"].mean())
-        row["peak memory, MiB"] = significant(own["peak_memory_bytes"].median() / 2**20)
+        row["peak memory, MiB"] = significant(runs_of_arm["peak_memory_bytes"].median() / 2**20)
         for end in BAD:
-            row[end] = count_of(own["end"], end)
-        row["spikes"] = percent(own["spikes"].mean())
+            row[end] = count_of(runs_of_arm["end"], end)
+        row["spikes"] = percent(runs_of_arm["spikes"].mean())
         rows.append(row)
     return make_table("costs", "Cost and stability", rows)
 
 
 def join_distinct(names: pd.Series) -> str:
     """Join names, each once, such as `a or b`."""
-    known = [name for name in names.unique() if name]
-    return " or ".join(known) or NONE
+    distinct = [name for name in names.unique() if name]
+    return " or ".join(distinct) or NONE
 
 
 def count_of(ends: pd.Series, end: str) -> str:
@@ -379,17 +379,17 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     blocks: as `activations_frame` has them.
     """
     rows = []
-    for name, own in blocks.groupby("arm", sort=False):
-        row = {"arm": str(name), "n": str(own["seeds"].max()), "blocks": str(len(own))}
-        last = len(own) - 1
-        shown = own.iloc[sorted({0, len(own) // 2, last})]
+    for name, blocks_of_arm in blocks.groupby("arm", sort=False):
+        row = {"arm": str(name), "n": str(blocks_of_arm["seeds"].max()), "blocks": str(len(blocks_of_arm))}
+        last = len(blocks_of_arm) - 1
+        shown_blocks = blocks_of_arm.iloc[sorted({0, len(blocks_of_arm) // 2, last})]
         for column in IN_BLOCKS:
-            values = shown[column]
+            values = shown_blocks[column]
             written = " → ".join(map(significant, values))
             row[column] = written if values.notna().any() else NONE
         trend = math.nan
-        if own["mean γ"].nunique() > 2:
-            trend = own["block"].corr(own["mean γ"], method="spearman")
+        if blocks_of_arm["mean γ"].nunique() > 2:
+            trend = blocks_of_arm["block"].corr(blocks_of_arm["mean γ"], method="spearman")
         row["γ with depth"] = fixed(trend, 2, sign=True)
         rows.append(row)
     return make_table("activations", "Activations by depth", rows, heads=3)
@@ -413,19 +413,20 @@ def differences_table(found: Sequence[Difference], primary: bool = True) -> Tabl
     key = "differences" if primary else f"differences-{metric.kind}"
     ordered = sorted(found, key=badness_of_difference)
     rows = []
-    for one in ordered:
-        is_corrected = family > 1 or one.corrected != one.p
+    for difference in ordered:
+        is_corrected = family > 1 or difference.corrected != difference.p
         row = {
-            **columns_of_pair(one),
-            **columns_of_difference(one),
-            "effect size": effect_size(one.effect_size),
-            "p": p_value(one.p),
-            "p after Holm": p_value(one.corrected) if is_corrected else NONE,
-            "Wilcoxon p": p_value(one.ranked_p),
-            "minimum detectable effect": detectable_of(one),
-            "found": found_in(one),
+            **columns_of_pair(difference),
+            **columns_of_difference(difference),
+            "effect size": effect_size(difference.effect_size),
+            "p": p_value(difference.p),
+            "p after Holm": p_value(difference.corrected) if is_corrected else NONE,
+            "Wilcoxon p": p_value(difference.ranked_p),
+            "minimum detectable effect": detectable_of(difference),
+            "found": found_in(difference),
         }
-        if one.verdict == Verdict.UNTRAINED:  # no test counts it, and the columns in a paper do not say that it is none
+        if difference.verdict == Verdict.UNTRAINED:
+            # no test counts it, and the columns in a paper do not say that it is none
             row |= dict.fromkeys(OF_TESTS, NONE)
         rows.append(row)
     title = f"Differences in {metric.words}"
@@ -444,7 +445,7 @@ def columns_of_difference(one: Difference) -> dict[str, str]:
 
 def places_of_real(found: Sequence[Paired]) -> list[int]:
     """Return the places of the rows that may be called differences."""
-    return [place for place, one in enumerate(found) if one.real]
+    return [place for place, paired in enumerate(found) if paired.real]
 
 
 def badness_of_difference(one: Difference) -> float:
@@ -528,40 +529,40 @@ def write_ratio(ratio: Sample) -> tuple[str, str]:
 
 def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
     """Return the logarithm to base 2 of what is measured of an arm's runs, by seed."""
-    found = {}
+    exponents = {}
     for seed, value in by_seed(arm.runs, measure).items():
-        found[seed] = math.log2(value)
-    return found
+        exponents[seed] = math.log2(value)
+    return exponents
 
 
 def designs_table(found: Sequence[FactorEffect]) -> Table:
     """Return the table of what factors do to arms, less what they do to their baselines."""
     rows = []
-    for one in found:
-        if not one.n:
+    for effect in found:
+        if not effect.n:
             continue
-        row = {"what": name_effect(one), **columns_of_pair(one)}
-        if one.kind == EffectKind.LARGEST:
-            row.update(columns_of_largest(one))
+        row = {"what": name_effect(effect), **columns_of_pair(effect)}
+        if effect.kind == EffectKind.LARGEST:
+            row.update(columns_of_largest(effect))
         else:
-            row.update(columns_of_effect(one))
-        row["p"] = p_value(one.p)
-        row["p after Holm"] = NONE if one.family == 1 else p_value(one.corrected)
+            row.update(columns_of_effect(effect))
+        row["p"] = p_value(effect.p)
+        row["p after Holm"] = NONE if effect.family == 1 else p_value(effect.corrected)
         rows.append(row)
-    kinds = {one.kind for one in found}
-    family = max((one.family for one in found), default=1)
+    kinds = {effect.kind for effect in found}
+    family = max((effect.family for effect in found), default=1)
     table = make_table("designs", "Crossed factors", rows, heads=3, kinds=kinds, family=family)
     return replace(table, marked=places_of_real(found))
 
 
 def columns_of_largest(one: FactorEffect) -> dict[str, str]:
     """Return the columns of the largest levels at which an arm and its baseline train, and their ratio."""
-    own = sum(one.own) / one.n
-    other = sum(one.other) / one.n
+    of_arm = sum(one.own) / one.n
+    of_baseline = sum(one.other) / one.n
     ends = one.interval.as_ratios if one.interval else None
     return {
-        "for the arm": compact(2**own),
-        "for the baseline": compact(2**other),
+        "for the arm": compact(2**of_arm),
+        "for the baseline": compact(2**of_baseline),
         "difference": f"× {compact(2**one.mean, 2)}",
         "95 % interval": span(ends, 2),
     }
@@ -569,13 +570,13 @@ def columns_of_largest(one: FactorEffect) -> dict[str, str]:
 
 def columns_of_effect(one: FactorEffect) -> dict[str, str]:
     """Return the columns of what a factor does to an arm and to its baseline, and the difference of the two."""
-    own = sum(one.own) / one.n
-    other = sum(one.other) / one.n
+    of_arm = sum(one.own) / one.n
+    of_baseline = sum(one.other) / one.n
     digits = precision(one.mean, one.interval)
     has_sign = one.kind != EffectKind.AREA
     return {
-        "for the arm": fixed(own, digits, sign=has_sign),
-        "for the baseline": fixed(other, digits, sign=has_sign),
+        "for the arm": fixed(of_arm, digits, sign=has_sign),
+        "for the baseline": fixed(of_baseline, digits, sign=has_sign),
         "difference": f"{fixed(one.mean, digits, sign=True)} {one.metric.unit}",
         "95 % interval": span(one.interval, digits, sign=True),
     }
@@ -584,28 +585,28 @@ def columns_of_effect(one: FactorEffect) -> dict[str, str]:
 def scaling_table(found: Sequence[Scaling]) -> Table:
     """Return the table of how differences change with the size of the model."""
     rows = []
-    for one in found:
-        digits = precision(one.mean, one.interval)
-        unit = one.metric.unit
-        smallest = rounded_count(one.sizes[0].parameters)
-        largest = rounded_count(one.sizes[-1].parameters)
+    for scaling in found:
+        digits = precision(scaling.mean, scaling.interval)
+        unit = scaling.metric.unit
+        smallest = rounded_count(scaling.sizes[0].parameters)
+        largest = rounded_count(scaling.sizes[-1].parameters)
         row = {
-            **columns_of_pair(one),
-            "sizes": str(len(one.sizes)),
+            **columns_of_pair(scaling),
+            "sizes": str(len(scaling.sizes)),
             "parameters": f"{smallest} to {largest}",
-            f"change for each tenfold, {unit}": fixed(one.mean, digits, sign=True),
-            "95 % interval": span(one.interval, digits, sign=True),
-            "p": p_value(one.p),
-            "p after Holm": NONE if one.family == 1 else p_value(one.corrected),
-            f"line at the smallest, {unit}": fixed(one.at_smallest.mean, digits, sign=True),
-            f"line at the largest, {unit}": fixed(one.at_largest.mean, digits, sign=True),
-            "extrapolated to": rounded_count(one.extrapolated.parameters),
-            f"extrapolated, {unit}": fixed(one.extrapolated.mean, digits_of(one.extrapolated), sign=True),
-            "95 % interval ": span(one.extrapolated.interval, digits_of(one.extrapolated), sign=True),
-            "p of a bend": p_value(one.bend_p),
+            f"change for each tenfold, {unit}": fixed(scaling.mean, digits, sign=True),
+            "95 % interval": span(scaling.interval, digits, sign=True),
+            "p": p_value(scaling.p),
+            "p after Holm": NONE if scaling.family == 1 else p_value(scaling.corrected),
+            f"line at the smallest, {unit}": fixed(scaling.at_smallest.mean, digits, sign=True),
+            f"line at the largest, {unit}": fixed(scaling.at_largest.mean, digits, sign=True),
+            "extrapolated to": rounded_count(scaling.extrapolated.parameters),
+            f"extrapolated, {unit}": fixed(scaling.extrapolated.mean, digits_of(scaling.extrapolated), sign=True),
+            "95 % interval ": span(scaling.extrapolated.interval, digits_of(scaling.extrapolated), sign=True),
+            "p of a bend": p_value(scaling.bend_p),
         }
         rows.append(row)
-    family = max((one.family for one in found), default=1)
+    family = max((scaling.family for scaling in found), default=1)
     table = make_table("scaling", "Differences by the size of the model", rows, heads=2, family=family)
     return replace(table, marked=places_of_real(found))
 
@@ -622,10 +623,10 @@ def survival_table(arms: Sequence[Arm], key: str) -> Table:
     """Return the table of how many runs of arms train at each level of a setting, and up to which level they do."""
     word = short_name(key)
     rows = []
-    for one in tried_levels(arms, key):
-        row = {"arm": one.arm.name}
+    for levels in tried_levels(arms, key):
+        row = {"arm": levels.arm.name}
         all_train, most_train = [], []  # levels
-        for level, arm in one.by_level.items():
+        for level, arm in levels.by_level.items():
             ended = [run for run in arm.runs if run.ended]
             if not ended:
                 continue
@@ -644,13 +645,13 @@ def survival_table(arms: Sequence[Arm], key: str) -> Table:
 def areas_table(mapped: Sequence[Area]) -> Table:
     """Return the table of the share of a grid of two settings in which arms train."""
     rows = []
-    for one in mapped:
-        share, interval = mean_interval(list(one.shares.values()), AREA.bounds)
+    for area in mapped:
+        share, interval = mean_interval(list(area.shares.values()), AREA.bounds)
         row = {
-            "arm": one.arm.name,
-            "grid of": one.words,
-            "seeds": str(len(one.shares)),
-            "cells": str(len(one.cells)),
+            "arm": area.arm.name,
+            "grid of": area.words,
+            "seeds": str(len(area.shares)),
+            "cells": str(len(area.cells)),
             "trains, %": fixed(share, 1),
             "95 % interval": span(interval, 1),
         }
@@ -661,17 +662,17 @@ def areas_table(mapped: Sequence[Area]) -> Table:
 def rates_table(tried: Sequence[TriedLevels]) -> Table:
     """Return the table of how sensitive arms are to the learning rate."""
     rows = []
-    for one in tried:
-        sensitivity, interval = mean_interval(list(one.sensitivity.values()), (0.0, math.inf))
+    for levels in tried:
+        sensitivity, interval = mean_interval(list(levels.sensitivity.values()), (0.0, math.inf))
         lost = []
-        for rate, number in one.lost.items():
+        for rate, number in levels.lost.items():
             if number:
                 lost.append(f"{number} at {short(rate)}")
         row = {
-            "arm": one.arm.name,
-            "rates tried": ", ".join(map(short, one.losses)),
-            "best rate": short(one.best),
-            "loss there, nats": fixed(one.losses[one.best], 4),
+            "arm": levels.arm.name,
+            "rates tried": ", ".join(map(short, levels.losses)),
+            "best rate": short(levels.best),
+            "loss there, nats": fixed(levels.losses[levels.best], 4),
             "sensitivity, nats": fixed(sensitivity, 4),
             "95 % interval": span(interval, 4),
             "lost or did not train": ", ".join(lost) or "0",
@@ -684,17 +685,17 @@ def search_table(found: Sequence[Search]) -> Table:
     """Return the table of the learning rates that were tried for each arm, their held-out losses, and the choice."""
     rates = set[float]()
     seeds = 0
-    for one in found:
-        for rate, losses in one.losses.items():
+    for search in found:
+        for rate, losses in search.losses.items():
             rates.add(rate)
             seeds = max(seeds, len(losses))
     rows = []
-    for one in found:
-        row = {"arm": one.arm.name}
-        row["chosen"] = write_counts([short(rate) for rate in sorted(one.chosen)])
+    for search in found:
+        row = {"arm": search.arm.name}
+        row["chosen"] = write_counts([short(rate) for rate in sorted(search.chosen)])
         for rate in sorted(rates):
-            row[f"at {short(rate)}"] = search_cell(one, rate)
-        row["at an end of those tried"] = write_counts(one.edges)
+            row[f"at {short(rate)}"] = search_cell(search, rate)
+        row["at an end of those tried"] = write_counts(search.edges)
         rows.append(row)
     return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
 
@@ -801,12 +802,12 @@ def plan_table(one: Difference, difference: float | None) -> Table:
     sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
     rows = []
     for size in sizes:
-        found = paired_power(size, sd, n)
+        power = paired_power(size, sd, n)
         row = {
             f"difference, {one.metric.unit}": plain(size, 3),
             "seeds": whole(seeds_needed(size, sd)),
             "cautious": whole(seeds_needed(size, cautious)),
-            f"found with {n} seeds": f"{fixed(100 * found, 0)} %",
+            f"found with {n} seeds": f"{fixed(100 * power, 0)} %",
         }
         rows.append(row)
     return make_table("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

@@ -67,7 +67,7 @@ def tex_letter(letter: str) -> str:
 @cache
 def environment() -> Environment:
     """Return what renders the templates; HTML escapes all words, Markdown those that pass the filter `md`."""
-    found = Environment(
+    renderer = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html"),
         undefined=StrictUndefined,
@@ -75,9 +75,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"tex": tex, "code": mark_commands, "cell": cell, "md": markdown, "mood": MOODS.get}
-    found.filters |= {"count": count, "titles": list_titles, "kinds": list_kinds}
-    return found
+    renderer.filters |= {"tex": tex, "code": mark_commands, "cell": cell, "md": markdown, "mood": MOODS.get}
+    renderer.filters |= {"count": count, "titles": list_titles, "kinds": list_kinds}
+    return renderer
 
 
 def list_titles(tables: Sequence[Table]) -> str:
