@@ -26,6 +26,7 @@ from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.sweep.plan import make_stacks
 from normbench.sweep.sweep import plan_sweep
+from normbench.sweep.tuning import tuned_grid
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import Clock
 from normbench.training.guard import Diverged
@@ -301,6 +302,14 @@ def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
         [("rmsnorm", 4), ("rmsnorm", 3), ("rmsnorm", 2)], [("rmsnorm", 1), ("rmsnorm", 0)],
     ]  # fmt: skip
     assert make_stacks(single, 1) == [[run] for run in single]
+    rate_of_seed = {0: 0.01, 1: 0.1, 2: 0.01, 3: 0.01, 4: 0.1}  # as sweep.lr=each chooses one for each seed
+    sweep = plan_sweep([*ARMS, "seed=range(0,5)", "sweep.stack=3", "sweep.lr=each"])
+    choices = [{"name": name, "seed": seed, "lr": rate_of_seed[seed]} for name in sweep.plan.arms for seed in range(5)]
+    tuned = sweep.planner.plan(tuned_grid(sweep.plan, choices, sweep.settings)).runs
+    assert [[(run.arm["norm"], run.seed) for run in stack] for stack in make_stacks(tuned, 3)] == [
+        [("rmsnorm", 0), ("rmsnorm", 2), ("rmsnorm", 3)], [("rmsnorm", 1), ("rmsnorm", 4)],
+        [("batchnorm", 0), ("batchnorm", 2), ("batchnorm", 3)], [("batchnorm", 1), ("batchnorm", 4)],
+    ]  # fmt: skip
     (one,) = plan_sweep(runs[2].words).plan.runs
     assert one.run == runs[2].run  # as environment.json has its command
 

@@ -322,11 +322,14 @@ def balance(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def make_stacks(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedRun]]:
-    """Return runs in stacks of at most `size` that differ in their seed alone, in the order of their first ones."""
+    """Return runs in stacks of at most `size` that differ in their seed alone, in the order of their first ones.
+
+    Runs of one arm may differ in more: in the learning rate, where one was chosen for each seed.
+    """
     stacks: list[Sequence[PlannedRun]] = []
-    unfilled: dict[tuple[str, int], list[PlannedRun]] = {}  # the last stack of each arm and length
+    unfilled: dict[tuple[str, int], list[PlannedRun]] = {}  # the last stack of each kind and length
     for run in runs:
-        kind = arm_name(run.arm), run.steps
+        kind = fingerprint(drop_keys(run.prepared.config.tree, "seed")), run.steps
         stack = unfilled.get(kind)
         if stack is None or len(stack) == size:
             stack = []
