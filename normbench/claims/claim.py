@@ -192,9 +192,9 @@ class Claim:
 
     def with_words(self, words: Sequence[str]) -> Claim:
         """Return the claim with some words in place of its own for the same keys."""
-        given = {key_of(word) for word in words}
-        kept = [word for word in self.words if key_of(word) not in given]
-        return replace(self, words=(*kept, *words))
+        given_keys = {key_of(word) for word in words}
+        remaining = [word for word in self.words if key_of(word) not in given_keys]
+        return replace(self, words=(*remaining, *words))
 
 
 # ---- reading
@@ -224,14 +224,14 @@ class Reader:
             if isinstance(value_node, yaml.MappingNode):
                 for inner, _ in value_node.value:
                     self.lines[f"{key_node.value}.{inner.value}"] = inner.start_mark.line + 1
-        given = drop_nulls(content)
+        without_nulls = drop_nulls(content)
         for key in SECTIONS:
-            if isinstance(given.get(key), dict):
-                given[key] = drop_nulls(given[key])
+            if isinstance(without_nulls.get(key), dict):
+                without_nulls[key] = drop_nulls(without_nulls[key])
         try:
-            self.form = convert(given, ClaimForm)
+            self.form = convert(without_nulls, ClaimForm)
         except ValidationError as error:
-            raise self.explain(error, given) from error
+            raise self.explain(error, without_nulls) from error
 
     def blame(self, key: str, why: str) -> UsageError:
         """Return an error that names the line of a key."""
@@ -389,10 +389,10 @@ def read_arms(reader: Reader) -> dict[str, Conditions]:
         UsageError: there are none, or a name or condition cannot be read.
     """
     arms = {}
-    for name, given in reader.form.arms.items():
+    for name, conditions in reader.form.arms.items():
         if not str(name).isidentifier() or name in NAMES:
             raise reader.blame(f"arms.{name}", f"arms: {name} cannot name an arm: use letters, digits and _")
-        arms[str(name)] = reader.conditions(f"arms.{name}", given)
+        arms[str(name)] = reader.conditions(f"arms.{name}", conditions)
     return arms
 
 

@@ -80,12 +80,12 @@ def write_draft(name: str, folder: Path, into: Path, others: Sequence[Path] = ()
 
 def own_words(words: Sequence[str]) -> list[str]:
     """Return the words of a sweep that a claim may have: none on how runs are made."""
-    kept = []
+    remaining = []
     for word in words:
         key = key_of(word)
         if key not in FORBIDDEN and key.partition(".")[0] not in ("launcher", "hydra"):
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def fill_draft(name: str, words: Sequence[str], entries: Sequence[Entry]) -> str:

@@ -404,8 +404,8 @@ def take_medians(claim: Claim, block: Measured, measured_columns: Iterable[str],
         if differing:
             keys = " and ".join(sorted(differing))
             raise claim.blame(f"arms.{arm}", f"arms: {arm} has rows that differ in {keys}: choose one with where:")
-        kept = drop_keys(first.keys, *aside)
-        medians.add(arm, [ArmValue(number, kept, median(point.value for point in points))])
+        other_keys = drop_keys(first.keys, *aside)
+        medians.add(arm, [ArmValue(number, other_keys, median(point.value for point in points))])
     return medians
 
 

@@ -73,11 +73,11 @@ class ClaimRun(ClaimStanding):
         claim = self.claim
         if not self.way.trial:
             return [list(range(count)) for count in claim.seeds]
-        given = [word for word in self.way.words if key_of(word) == "seed"]
-        if not given:
+        seed_words = [word for word in self.way.words if key_of(word) == "seed"]
+        if not seed_words:
             first = 0 if is_in_blocks(study_of(claim)) else FIRST_TRIAL_SEED
             return [list(range(first, first + claim.seeds[-1]))]
-        return [read_seeds(given)]
+        return [read_seeds(seed_words)]
 
     # ---- words
 
@@ -111,8 +111,8 @@ class ClaimRun(ClaimStanding):
                 raise UsageError(
                     f"the runs of {self.owner.name} were begun with {key}={value}, not {given[key]}: {cure}"
                 )
-        kept = [word for word in self.way.machine if key_of(word) != "outputs"]
-        return [*kept, *(f"{key}={value}" for key, value in noted.items() if key not in given)]
+        words = [word for word in self.way.machine if key_of(word) != "outputs"]
+        return [*words, *(f"{key}={value}" for key, value in noted.items() if key not in given)]
 
     # ---- the note of the registration
 
@@ -293,8 +293,8 @@ class ClaimRun(ClaimStanding):
             if has_ended(self.rows_file(self.runs_folder / name)):
                 continue
             say(self.console, f"{self.claim.name}: process {number - seeds[0] + 1} of {len(seeds)}")
-            where = [f"outputs={quote(self.runs_folder)}", f"name={name}", "quiet=true"]
-            command = [sys.executable, "-m", "normbench", "study", self.owner.study, *words, *where]
+            words_of_place = [f"outputs={quote(self.runs_folder)}", f"name={name}", "quiet=true"]
+            command = [sys.executable, "-m", "normbench", "study", self.owner.study, *words, *words_of_place]
             begin = partial(end_with_parent, os.getpid())
             status = subprocess.run(command, stdout=subprocess.DEVNULL, preexec_fn=begin).returncode
             if status >= STOPPED:
@@ -436,18 +436,18 @@ def choose_within(costs: Mapping[str, Cost], budget: float) -> Choice:
     """
     taken: dict[str, float] = {}
     left = budget
-    made: set[str] = set()
+    owners_with_runs: set[str] = set()
     while True:
         minutes: dict[str, float] = {}
         for name, cost in costs.items():
             if name not in taken:
-                minutes[name] = cost.own_minutes + (0.0 if cost.runs in made else cost.runs_minutes)
+                minutes[name] = cost.own_minutes + (0.0 if cost.runs in owners_with_runs else cost.runs_minutes)
         shortest = min(minutes, key=lambda name: (minutes[name], name), default=None)
         if shortest is None or minutes[shortest] > left:
             return Choice(taken, dict(sorted(minutes.items(), key=lambda item: (item[1], item[0]))))
         taken[shortest] = minutes[shortest]
         left -= minutes[shortest]
-        made.add(costs[shortest].runs)
+        owners_with_runs.add(costs[shortest].runs)
 
 
 def costs_of(runs: Sequence[ClaimRun]) -> dict[str, Cost]:

@@ -294,15 +294,15 @@ def find_unplanned(points: Sequence[PlannedPoint], entries: Sequence[Entry], see
         entries: which runs there are.
         seeds: of the claim.
     """
-    wanted = set(index_points(points))
+    planned = set(index_points(points))
     there = set[tuple[ArmKey, int]]()
     for entry in entries:
         if entry.seed in seeds:
             there.add((arm_of(entry.arm), entry.seed))
     wrong = []
-    for arm, seed in sorted(wanted - there):
+    for arm, seed in sorted(planned - there):
         wrong.append(f"the run of {describe_arm(arm)} with seed {seed} is missing")
-    for arm, seed in sorted(there - wanted):
+    for arm, seed in sorted(there - planned):
         wrong.append(f"a run of {describe_arm(arm)} with seed {seed} is none of the claim's")
     return wrong
 

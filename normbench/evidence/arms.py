@@ -104,9 +104,9 @@ def canonical(text: str) -> str:
 
 def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
     """Return the arm that another one is compared with: it has the baseline's settings, and else that arm's own."""
-    wanted = {**arm.settings, **baseline}
+    settings = {**arm.settings, **baseline}
     for other in arms:
-        if other.settings.items() <= wanted.items():
+        if other.settings.items() <= settings.items():
             return other
     return None
 

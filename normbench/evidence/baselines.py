@@ -160,12 +160,12 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
     Raises:
         UsageError: the word names no arm or several.
     """
-    wanted = settings_named(study, word) if folder else {}
+    settings = settings_named(study, word) if folder else {}
     place = (folder or Path(word)).resolve()
     arms = []
     for arm in study.arms:
         runs = [run for run in arm.runs if run.path.resolve().is_relative_to(place)]
-        if runs and arm.has(wanted):
+        if runs and arm.has(settings):
             arms.append(Arm(arm.settings, tuple(runs)))
     if len(arms) != 1:
         names = join_first([arm.name for arm in arms])

@@ -88,12 +88,12 @@ def given_settings(study: RecordedStudy) -> list[str]:
     if study.fairly_chosen:
         aside.add(LEARNING_RATE)
     first, *others = [words_of_command(run) for run in study.runs]
-    kept = []
+    shared_words = []
     for word in first:
         everywhere = all(word in other_words for other_words in others)
         if everywhere and word.partition("=")[0] not in aside:
-            kept.append(word)
-    return kept
+            shared_words.append(word)
+    return shared_words
 
 
 def words_of_command(run: RecordedRun) -> list[str]:

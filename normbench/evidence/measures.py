@@ -109,8 +109,8 @@ def bleu_on(split: str) -> Metric:
 
 def largest_rate() -> Metric:
     """Return the largest learning rate that a run bore as it grew; differences are doublings of it."""
-    every = (-math.inf, math.inf)
-    return Metric(LARGEST_RATE, "doublings", "log₂", 1.0, 2, every, lower_is_better=False, in_doublings=True)
+    bounds = (-math.inf, math.inf)
+    return Metric(LARGEST_RATE, "doublings", "log₂", 1.0, 2, bounds, lower_is_better=False, in_doublings=True)
 
 
 METRICS_OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # of a split; all other kinds are losses

@@ -190,20 +190,20 @@ class RecordedStudy:
         plans = self.plans
         if len(plans) != 1:
             return ""
-        kept = []
+        words = []
         for word in plans[0]:
             key = key_of(word)
             if key == TIE:
-                kept += leave_out_of_tie(word, changes)
+                words += leave_out_of_tie(word, changes)
             elif key not in changes and key != "sweep.report":
-                kept.append(word)
-        if not kept:
+                words.append(word)
+        if not words:
             return ""
         new = []
         for key, value in changes.items():
             if value is not None:
                 new.append(f"{key}={value}")
-        return shlex.join(["normbench", "sweep", *kept, *new])
+        return shlex.join(["normbench", "sweep", *words, *new])
 
     def more_seeds(self, number: int) -> str:
         """Return the command that runs so many new seeds; only its word for them where no sweep made the runs."""
@@ -220,10 +220,10 @@ class RecordedStudy:
 def leave_out_of_tie(word: str, keys: Container[str]) -> list[str]:
     """Return the words in place of a tie without some of its settings; one that is left alone varies by itself."""
     settings = word.partition("=")[2].strip("'\"").split(";")
-    kept = [setting for setting in settings if key_of(setting) not in keys]
-    if len(kept) == len(settings):
+    remaining = [setting for setting in settings if key_of(setting) not in keys]
+    if len(remaining) == len(settings):
         return [word]
-    return kept if len(kept) < 2 else [f"{TIE}={';'.join(kept)}"]
+    return remaining if len(remaining) < 2 else [f"{TIE}={';'.join(remaining)}"]
 
 
 # ---- reading
@@ -239,10 +239,10 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     for folder in folders:
         for name, directory in run_directories(folder).items():
             named_directories[directory.path.resolve()] = name, directory
-    every = list(named_directories.values())
-    half = len(every) // 2
-    read_others = run_beside(lambda: read_all(every[half:]))
-    runs, damaged = read_all(every[:half])
+    directories = list(named_directories.values())
+    half = len(directories) // 2
+    read_others = run_beside(lambda: read_all(directories[half:]))
+    runs, damaged = read_all(directories[:half])
     other_runs, other_damaged = read_others()
     runs += other_runs
     damaged += other_damaged
@@ -343,7 +343,7 @@ def settings_as_seen(runs: Sequence[RecordedRun]) -> dict[Path, Mapping[str, Any
     """
     keys = keys_in_configs(runs)
     paths = paths_of_options(runs)
-    seen = {}
+    settings_of_run = {}
     for run in runs:
         changes = dict[str, Any]()
         for section in CLASS_SECTIONS:
@@ -354,8 +354,8 @@ def settings_as_seen(runs: Sequence[RecordedRun]) -> dict[Path, Mapping[str, Any
         for key, value in list_unwritten(run.config).items():
             if key in keys:
                 changes[key] = value
-        seen[run.path] = {**run.config, **changes} if changes else run.config
-    return seen
+        settings_of_run[run.path] = {**run.config, **changes} if changes else run.config
+    return settings_of_run
 
 
 def paths_of_options(runs: Iterable[RecordedRun]) -> dict[tuple[str, Any], set[Any]]:

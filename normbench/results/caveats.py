@@ -115,9 +115,9 @@ def find_caveats(case: Case) -> tuple[Caveat, ...]:
 def say_values(sentence: str, evidence: Iterable[Evidence]) -> str:
     """Say after a sentence who has which value, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
     values = []
-    for each in evidence:
-        having = join_first(each.arms, MOST_OF_ONE_VALUE)
-        values.append(f"{each.value} ({having})")
+    for item in evidence:
+        having = join_first(item.arms, MOST_OF_ONE_VALUE)
+        values.append(f"{item.value} ({having})")
     return f"{sentence}: {'; '.join(values)}"
 
 
@@ -129,8 +129,8 @@ def say_of_arms(evidence: Iterable[Evidence], sentence: str) -> str:
 def arms_in(evidence: Iterable[Evidence]) -> tuple[str, ...]:
     """Return the arms that evidence names, each once."""
     names = list[str]()
-    for each in evidence:
-        names += each.arms
+    for item in evidence:
+        names += item.arms
     return each_once(names)
 
 
@@ -376,10 +376,10 @@ def forbidden_facts(case: Case) -> Iterator[Caveat]:
 @caveat
 def missing_seeds(case: Case) -> Iterator[Caveat]:
     """Find arms that lack a seed that others have."""
-    every = {run.seed for run in case.study.runs}
+    seeds_of_study = {run.seed for run in case.study.runs}
     names_lacking: dict[tuple[int, ...], list[str]] = {}
     for arm in case.study.arms:
-        lacks = sorted(every - arm.seeds)
+        lacks = sorted(seeds_of_study - arm.seeds)
         if lacks:
             names_lacking.setdefault(tuple(lacks), []).append(arm.name)
     for seeds, names in names_lacking.items():
@@ -415,13 +415,13 @@ def without_rate(case: Case) -> Iterator[Caveat]:
 def open_rates(case: Case) -> Iterator[Caveat]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(case.study):
-        every = set[int]()
+        seeds_of_family = set[int]()
         for arm in family:
-            every |= arm.seeds
+            seeds_of_family |= arm.seeds
         name = without_settings(family[0], LEARNING_RATE).name
         evidence, lacking = [], []
         for arm in family:
-            seeds = sorted(every - settled_seeds(arm))
+            seeds = sorted(seeds_of_family - settled_seeds(arm))
             if seeds:
                 rate = in_words(arm.settings[LEARNING_RATE])
                 evidence.append(Evidence(rate, (name,), seeds=tuple(seeds)))
@@ -521,7 +521,7 @@ def step_times(case: Case) -> Iterator[Caveat]:
         if ratio > STEADY:
             evidence.append(Evidence("", (arm.name,), numbers={"ratio": ratio}))
     if evidence:
-        worst = max(each.numbers["ratio"] for each in evidence)
+        worst = max(item.numbers["ratio"] for item in evidence)
         text = (
             f"step times differ up to {fixed(worst, 1)}-fold between seeds of one arm, so runs disturbed each other, "
             f"or the machine did other work: their times say little: {join_first(arms_in(evidence), MOST)}"
@@ -567,8 +567,8 @@ def waits_for_host(run: RecordedRun) -> bool:
 
 def say_waiting(gpus: Sequence[str], of_arms: Sequence[Evidence]) -> str:
     """Say that GPUs probably waited for their hosts. of_arms: the work of the hosts."""
-    operators = [f"{whole(each.numbers['operators'])} ({each.arms[0]})" for each in of_arms]
-    least = round(1000 * min(each.numbers["host_share"] for each in of_arms)) // 10
+    operators = [f"{whole(item.numbers['operators'])} ({item.arms[0]})" for item in of_arms]
+    least = round(1000 * min(item.numbers["host_share"] for item in of_arms)) // 10
     gpu = f"the {gpus[0]}" if len(gpus) == 1 else f"the GPU (one of {join_first(gpus)})"
     return (
         f"in most runs the host was at work for at least {least} % of a step, so {gpu} probably waited for it, "

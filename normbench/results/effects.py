@@ -409,8 +409,8 @@ def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Oper
         raise EffectError(f"{name} is not a function: there are {', '.join(NAMES)}")
     fewest, most = ARGUMENTS[name]
     if len(given) < fewest or (most is not None and len(given) > most):
-        wanted = str(fewest) if fewest == most else f"{fewest} or more"
-        raise EffectError(f"{name}() has {len(given)} arguments, and takes {wanted}")
+        allowed = str(fewest) if fewest == most else f"{fewest} or more"
+        raise EffectError(f"{name}() has {len(given)} arguments, and takes {allowed}")
     first, *others = given
     if name == "steps" or (name in REDUCTIONS and not others):
         return Operation(name, tuple(read_arm(argument, arms) for argument in given))

@@ -193,10 +193,10 @@ def measured_at(rung: Rung, seeds: tuple[int, ...], keys: Sequence[str]) -> Diff
     """Return how arms differ at their size. seeds: those to keep. keys: the settings that make the size."""
     difference = rung.difference
     value_of_seed = dict(zip(difference.seeds, difference.values, strict=True))
-    kept = Sample(tuple(value_of_seed[seed] for seed in seeds), difference.resolution, seeds)
+    sample = Sample(tuple(value_of_seed[seed] for seed in seeds), difference.resolution, seeds)
     settings = {key: rung.arm.settings[key] for key in keys}
     return DifferenceAtSize(
-        parameters_of(rung.baseline), kept.values, kept.mean, kept.interval, settings, kept.resolution
+        parameters_of(rung.baseline), sample.values, sample.mean, sample.interval, settings, sample.resolution
     )
 
 

@@ -312,11 +312,11 @@ def areas(study: RecordedStudy) -> list[Area]:
     numbers = [key for key in levels if are_numbers(levels[key])]
     mapped = []
     for first, second in combinations(numbers, 2):
-        every = len(levels[first]) * len(levels[second])
+        cells_of_grid = len(levels[first]) * len(levels[second])
         for family in families_of(study.arms, first, second):
             cells = {}
             for arm in family:
                 cells[arm.settings[first], arm.settings[second]] = arm
-            if len(cells) == every:
+            if len(cells) == cells_of_grid:
                 mapped.append(Area(without_settings(family[0], first, second), (first, second), cells))
     return mapped

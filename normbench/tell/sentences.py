@@ -82,9 +82,9 @@ def say(answer: Answer) -> list[Statement]:
     kinds.append(("costs", say_losses(answer.losses)))
     kinds.append(("costs", say_plainly(say_diverged(answer.arms))))
     kinds.append(("lost", say_plainly(say_lost(answer.arms))))
-    most = allot_sentences([len(sentences) for _, sentences in kinds])
+    allotted = allot_sentences([len(sentences) for _, sentences in kinds])
     statements = []
-    for (table, sentences), number in zip(kinds, most, strict=True):
+    for (table, sentences), number in zip(kinds, allotted, strict=True):
         for sentence in first_of(sentences, number):
             statements.append(Statement(one_line(sentence.text), table, one_line(sentence.detail)))
     return statements
@@ -320,22 +320,22 @@ def say_reasons(cause: Cause) -> str:
 
 def say_reason(reason: Reason) -> str:
     """Say one thing that probes show."""
-    seen = {}
+    numbers = {}
     for name, value in reason.evidence.items():
-        seen[name] = compact(value, 2)
+        numbers[name] = compact(value, 2)
     if reason.kind == ReasonKind.SMALL_STREAM:
-        text = f"the stream enters the first norm with RMS {seen['entering']}"
-        if "passed" in seen:
-            text += f", where its bounded function is linear and passes on values of RMS {seen['passed']}"
+        text = f"the stream enters the first norm with RMS {numbers['entering']}"
+        if "passed" in numbers:
+            text += f", where its bounded function is linear and passes on values of RMS {numbers['passed']}"
         return text
     if reason.kind == ReasonKind.SATURATED:
         share = fixed(100 * reason.evidence["saturated"], 0)
         return f"up to {share} % of what enters the norms of a block is at their bound"
     if reason.kind == ReasonKind.VANISHING:
-        inside, outside = seen["in_blocks"], seen["gradient"]
+        inside, outside = numbers["in_blocks"], numbers["gradient"]
         return f"gradients vanish: their norm is {inside} in all blocks together, and {outside} outside of them"
     if reason.kind == ReasonKind.VANISHING_DOWN:
-        last, first = seen["last_gradient"], seen["first_gradient"]
+        last, first = numbers["last_gradient"], numbers["first_gradient"]
         return (
             f"gradients vanish on their way down: their norm is {last} in the last block and {first} in the first one"
         )
@@ -348,7 +348,7 @@ def say_reason(reason: Reason) -> str:
         ReasonKind.FIRST_GRADIENT: "the gradient norm of the first block is",
         ReasonKind.LAST_GRADIENT: "the gradient norm of the last block is",
     }
-    return f"{names[reason.kind]} {seen['arm']} instead of {seen['baseline']}"
+    return f"{names[reason.kind]} {numbers['arm']} instead of {numbers['baseline']}"
 
 
 # ---- what to do next

@@ -176,8 +176,8 @@ def factors(study: RecordedStudy) -> list[JointFactor]:
     joint_factors = [JointFactor(keys, joint_levels(study, keys)) for keys in groups]
     combinations_of_all = math.prod(len(factor.levels) for factor in joint_factors)
     if combinations_of_all > len(study.arms):  # all pairs of values are there, but not all triples
-        every = tuple(chain.from_iterable(groups))
-        return [JointFactor(every, joint_levels(study, every))]
+        all_settings = tuple(chain.from_iterable(groups))
+        return [JointFactor(all_settings, joint_levels(study, all_settings))]
     return joint_factors
 
 
