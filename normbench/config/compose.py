@@ -130,9 +130,9 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     """
     find_own_classes()
     configs: list[Config] = []
-    for given in points:
+    for point in points:
         with translate_errors():
-            words = write_out(given)
+            words = write_out(point)
             scheme_words = words_of_scheme(words)
             every_word = (*scheme_words, *words)
             rules = read_rules(every_word)
@@ -168,8 +168,8 @@ def words_in(key: str, value: Any) -> list[str]:
     if not value or not isinstance(value, dict) or not all(map(is_plain, value)):
         return [f"{key}={in_hydra_grammar(value)}"]
     words: list[str] = []
-    for name, each in value.items():
-        words += words_in(f"{key}.{name}", each)
+    for name, inner_value in value.items():
+        words += words_in(f"{key}.{name}", inner_value)
     return words
 
 
@@ -300,13 +300,13 @@ def name_choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str,
         if is_overridden(f"{group}._target_", words):
             named[group] = name_class(section_at(tree, group))
     named[LOGGER] = ",".join(tree[LOGGER]) or "none"
-    given = {key_of(word): word for word in words}
+    word_of_key = {key_of(word): word for word in words}
     rules = tree.get(RULES, {})
     for key, section in rules.items():
-        if f"{key}._target_" in given:
+        if f"{key}._target_" in word_of_key:
             named[key] = name_class(section)
         else:
-            named[key] = str(parse(given[key]).value())
+            named[key] = str(parse(word_of_key[key]).value())
     name_words = [named["norm"], named["placement"]]
     if named[SCHEME] == "None":
         del named[SCHEME]
@@ -378,12 +378,12 @@ def words_of_scheme(words: Sequence[str]) -> list[str]:
     Raises:
         UsageError: there is no such scheme.
     """
-    given = {key_of(word): word.partition("=")[2] for word in words}
+    value_of_key = {key_of(word): word.partition("=")[2] for word in words}
     folders = own_folders(words)
-    scheme = given.get(SCHEME) or scheme_of_experiment(given.get("experiment", ""), *folders)
+    scheme = value_of_key.get(SCHEME) or scheme_of_experiment(value_of_key.get("experiment", ""), *folders)
     if scheme == "null":
         return []
-    unsaid = leave_out_said(scheme_words(scheme, *folders), given)
+    unsaid = leave_out_said(scheme_words(scheme, *folders), value_of_key)
     return [f"{key}={show(value)}" for key, value in unsaid.items()]
 
 
@@ -424,10 +424,10 @@ def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         UsageError: a place that is not written as one, an unknown option, or a setting of a rule that is not given.
     """
     folders = own_folders(words)
-    given = {key_of(word): word for word in words if is_rule(key_of(word))}
-    rules = {key.removesuffix("._target_") for key in given}
+    word_of_key = {key_of(word): word for word in words if is_rule(key_of(word))}
+    rules = {key.removesuffix("._target_") for key in word_of_key}
     sections: dict[str, dict[str, Any]] = {}
-    for key, word in given.items():
+    for key, word in word_of_key.items():
         if word.startswith("~"):
             raise UsageError(f"{word} takes a rule back: leave out {key} instead")
         value = parse_one(word).value()
@@ -440,7 +440,7 @@ def read_rules(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         if option not in options(group, *folders) and options_with(group, name):
             raise UsageError(f"{key} is a setting of {place}, which is not given: add {place}={group.upper()}")
         check_option(key, option, *folders)
-        preset = {} if f"{key}._target_" in given else section_of(group, option, *folders)
+        preset = {} if f"{key}._target_" in word_of_key else section_of(group, option, *folders)
         sections[key] = preset | sections.get(key, {})
     return sections
 
@@ -587,10 +587,10 @@ def refuse_idle_removal(override: Override, current: Any) -> None:
     key = override.key_or_group
     if current is MISSING:
         raise UsageError(f"{text(override)} takes nothing back, since {key} is not set: leave it out")
-    given = override.value()
+    value = override.value()
     if OmegaConf.is_config(current):
         current = OmegaConf.to_container(current)
-    if given not in (None, "", current):
+    if value not in (None, "", current):
         raise UsageError(f"{text(override)} takes nothing back, since {key} is {show(current)}: write ~{key}")
 
 
@@ -718,8 +718,8 @@ def in_hydra_grammar(value: Any) -> str:
     """Return a value as Hydra's grammar has it: sections in braces, lists in brackets, text in quotes."""
     if isinstance(value, Mapping):
         entries = []
-        for key, each in value.items():
-            entries.append(f"{key}:{in_hydra_grammar(each)}")
+        for key, inner_value in value.items():
+            entries.append(f"{key}:{in_hydra_grammar(inner_value)}")
         return "{" + ",".join(entries) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(in_hydra_grammar, value)) + "]"

@@ -97,13 +97,13 @@ def find_meant(group: str, word: str, *folders: Path) -> list[str]:
 
     Case, dashes, underscores and blanks do not count. Several options may have one name, such as postnorm.
     """
-    wanted = spell(word)
-    spelled_so = [option for option in options(group, *folders) if spell(option) == wanted]
+    spelled = spell(word)
+    spelled_so = [option for option in options(group, *folders) if spell(option) == spelled]
     if spelled_so:
         return spelled_so
     meant: list[str] = []
     for option, listed in other_names(group, *folders).items():
-        if wanted in map(spell, listed.split(",")):
+        if spelled in map(spell, listed.split(",")):
             meant.append(option)
     return meant
 
@@ -271,7 +271,7 @@ def leave_out_said(words: Mapping[str, Any], given: Collection[str]) -> dict[str
     replaced = [key for key in words if key in given or f"{key}._target_" in given]
     remaining: dict[str, Any] = {}
     for key, value in words.items():
-        option_is_replaced = any(key.startswith(f"{each}.") for each in replaced)  # whose settings these are
+        option_is_replaced = any(key.startswith(f"{option}.") for option in replaced)  # whose settings these are
         if key not in replaced and not option_is_replaced:
             remaining[key] = value
     return remaining

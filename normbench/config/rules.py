@@ -267,7 +267,7 @@ def rule_sections(tree: Tree) -> dict[str, Tree]:
         UsageError: the configuration holds something else there.
     """
     sections = tree.get(RULES, {})
-    are_sections = isinstance(sections, Mapping) and all(isinstance(each, Mapping) for each in sections.values())
+    are_sections = isinstance(sections, Mapping) and all(isinstance(section, Mapping) for section in sections.values())
     if not are_sections:
         raise UsageError(f"{RULES} holds something other than rules: give rules as norm@qk=rmsnorm")
     for key in sections:

@@ -17,8 +17,8 @@ class Acting:
     act: nn.Module
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        given = {} if mask is None else {"mask": mask}
-        y: Tensor = super().forward(x, **given)  # type: ignore[misc]  # the norm's
+        mask_by_name = {} if mask is None else {"mask": mask}
+        y: Tensor = super().forward(x, **mask_by_name)  # type: ignore[misc]  # the norm's
         acted: Tensor = self.act(self.drop(y))
         return acted
 

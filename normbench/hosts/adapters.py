@@ -279,7 +279,7 @@ def candidates(norm: nn.Module, x: Tensor) -> Iterator[Adapter]:
     usual = (None,) if says_eps else USUAL_EPS
     offsets = (0.0, 1.0) if gain else (0.0,)
     for axis in axes_of(x):
-        is_fitting = all(each.numel() == x.shape[axis] for each in norm.parameters())
+        is_fitting = all(parameter.numel() == x.shape[axis] for parameter in norm.parameters())
         if not is_fitting:
             continue
         for formula in ("rmsnorm", "layernorm"):

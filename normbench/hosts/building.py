@@ -248,8 +248,8 @@ def refuse_loading(where: str, options: Options) -> None:
 def values_in(value: Any) -> Iterator[Any]:
     """Give a value, or those in a list, in lists of lists too."""
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from values_in(each)
+        for item in value:
+            yield from values_in(item)
     else:
         yield value
 

@@ -265,8 +265,8 @@ class ExportedGraph:
     def __init__(self, model: nn.Module, call: Callable[[nn.Module], object]) -> None:
         self.model = model
         self.entered = see_inputs(model, call)
-        given, named = self.entered.pop("")
-        program = torch.export.export(FirstTensor(model), given, named, strict=False)
+        positional, named = self.entered.pop("")
+        program = torch.export.export(FirstTensor(model), positional, named, strict=False)
         self.graph = program.graph_module.graph
         self.names = defaultdict[int, list[str]](list)
         by_name = tensors_of(model)
@@ -347,8 +347,8 @@ class ExportedGraph:
         eps = argument(node, 4)
         if eps is None:
             eps = 1e-5  # the operator's own
-        given, named = self.entered[path]
-        entered = [value for value in (*given, *named.values()) if value is not None]
+        positional, named = self.entered[path]
+        entered = [value for value in (*positional, *named.values()) if value is not None]
         if len(entered) > 1:
             raise NotExact(f"{type(module).__name__} takes more than a tensor")
         (x,) = entered
@@ -476,8 +476,8 @@ class ExportedGraph:
         if not operands:
             return
         features = node.meta["val"].shape[axis]
-        each = [axes_of(operand, features) for operand in operands]
-        for axes in itertools.product(*each):
+        axes_of_operands = [axes_of(operand, features) for operand in operands]
+        for axes in itertools.product(*axes_of_operands):
             yield dict(zip(operands, axes, strict=True))
 
     def followers(self, node: fx.Node, part: Part) -> list[tuple[fx.Node, Part]]:
@@ -696,10 +696,10 @@ def compute(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
 
     operator: Any = node.target
     try:
-        given = operator(*map_arg(node.args, value_of), **map_arg(node.kwargs, value_of))
+        output = operator(*map_arg(node.args, value_of), **map_arg(node.kwargs, value_of))
     except Exception:  # what does not compute is not seen through
         return None
-    return given if isinstance(given, Tensor) else None
+    return output if isinstance(output, Tensor) else None
 
 
 def random_gain(node: fx.Node, part: Part) -> Float[Tensor, " features"] | None:

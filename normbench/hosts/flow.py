@@ -103,8 +103,8 @@ class Flow:
                 readings[first] = read_scores(first, softmax)
                 readings[product] = [read_values(product, 1 - number)]
             else:
-                for each in (first, product):
-                    readings.setdefault(each, [Reading(factor) for factor in factors(each)])
+                for attending in (first, product):
+                    readings.setdefault(attending, [Reading(factor) for factor in factors(attending)])
         return readings
 
     def product_behind(
@@ -159,7 +159,7 @@ class Flow:
                 if reading.letter:
                     self.letters[part].add(reading.letter)
             if operator not in self.map_of:
-                waiting += [each.source for each in operator.operands if each.is_data]
+                waiting += [operand.source for operand in operator.operands if operand.is_data]
 
     def parts_of(self, operator: Operator) -> list[Call]:
         """Return the map or the norm that an operator is of, if it is of one."""
@@ -172,7 +172,7 @@ class Flow:
         given = set(start)
         beside = set[Operator]()  # of what feeds attention, such as a second product of queries
         for operator in self.operators:
-            sources = [each.source for each in operator.operands if each.is_data]
+            sources = [operand.source for operand in operator.operands if operand.is_data]
             is_in_map = operator in self.map_of
             feeds = not self.feeding.isdisjoint(self.parts_of(operator))
             if feeds or (not is_in_map and any(source in beside for source in sources)):
@@ -190,7 +190,7 @@ class Flow:
         letters = set[str]()
         given = set(operators_in(norm))
         for operator in self.operators:
-            if operator in given or not any(each.source in given for each in operator.operands):
+            if operator in given or not any(operand.source in given for operand in operator.operands):
                 continue
             part = self.map_of.get(operator)
             if part is not None and part in self.letters:
@@ -219,13 +219,13 @@ def in_order(letters: Iterable[str]) -> str:
 
 def operators_in(call: Call) -> list[Operator]:
     """Return the operators that ran inside of a call, in order."""
-    operators = [operator for each in call.inside() for operator in each.operators]
+    operators = [operator for inner_call in call.inside() for operator in inner_call.operators]
     return sorted(operators, key=lambda operator: operator.number)
 
 
 def has_operator(call: Call, word: str) -> bool:
     """Tell whether an operator ran inside of a call that has a word in its name."""
-    return any(word in operator.name for each in call.inside() for operator in each.operators)
+    return any(word in operator.name for inner_call in call.inside() for operator in inner_call.operators)
 
 
 def multiplies_data(call: Call) -> bool:
@@ -258,7 +258,7 @@ def comes_from_outside(operand: Operand, inside: Collection[Operator]) -> bool:
         if operator in seen or is_map(operator):
             continue
         seen.add(operator)
-        waiting += [each.source for each in operator.operands if each.is_data]
+        waiting += [operand.source for operand in operator.operands if operand.is_data]
     return False
 
 

@@ -150,8 +150,8 @@ def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:
     """
     height, width = pixels
     shorter = min(height, width)
-    wanted = max(shorter, SMALLEST_SIDE) if image_size == "auto" else (image_size or shorter)
-    scale = int(wanted) / shorter
+    wanted_size = max(shorter, SMALLEST_SIDE) if image_size == "auto" else (image_size or shorter)
+    scale = int(wanted_size) / shorter
     return round(height * scale), round(width * scale)
 
 

@@ -70,7 +70,7 @@ def replace(
     Raises:
         UsageError: a norm does not fit its place, such as groups that do not divide the features.
     """
-    made: dict[nn.Module, nn.Module] = {}
+    new_of_old: dict[nn.Module, nn.Module] = {}
     by_site: dict[str, nn.Module] = {}
     for found in findings.found:
         new: Any = norm(found.features, channel_dim=found.adapter.axis, site=found.site)
@@ -84,10 +84,10 @@ def replace(
             let_act(new, found.module)
         new.stands_at = found.site
         new.train(found.module.training)
-        made[found.module] = new
+        new_of_old[found.module] = new
         by_site[found.site.name] = new
-    put_in(model, made)
-    leave_fast_path(model, made.values())
+    put_in(model, new_of_old)
+    leave_fast_path(model, new_of_old.values())
     return by_site
 
 

@@ -270,7 +270,7 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
     note = read_note(folder)
     check_digests(folder, note)
     try:
-        made = [put_in_norm(model, norm) for norm in note.norms]
+        norms = [put_in_norm(model, norm) for norm in note.norms]
         for path in note.biases:
             layer: Any = model.get_submodule(path)
             layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
@@ -279,7 +279,7 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{folder} is of another model ({explain(error)}): build the one that it says") from error
-    leave_fast_path(model, made)
+    leave_fast_path(model, norms)
     put_in_weights(model, read_tensors(weights_in(folder)), str(folder), None)
 
 

@@ -127,7 +127,7 @@ def find_blocks(tape: Tape, norms: Collection[nn.Module]) -> list[Call]:
 
     def rank(kind: type) -> tuple[int, int, int]:
         calls = by_class[kind]
-        deepest = max(each.path.count(".") for each in calls)
+        deepest = max(call.path.count(".") for call in calls)
         return skips[kind], -deepest, len(calls)
 
     kinds = sorted(by_class, key=rank, reverse=True)
@@ -168,9 +168,9 @@ def overlaps(call: Call, blocks: Iterable[Call]) -> bool:
 def norms_inside(call: Call, norms: Collection[nn.Module]) -> set[nn.Module]:
     """Return the norms that were called inside of a call."""
     norms_called = set[nn.Module]()
-    for each in call.inside():
-        if each is not call and each.module in norms:
-            norms_called.add(each.module)
+    for inner_call in call.inside():
+        if inner_call is not call and inner_call.module in norms:
+            norms_called.add(inner_call.module)
     return norms_called
 
 
@@ -197,10 +197,10 @@ def has_map(module: nn.Module) -> bool:
 def maps_in(call: Call) -> list[Call]:
     """Return the innermost calls inside of a call that have a matrix or a kernel."""
     maps = []
-    for each in call.inside():
-        inner = [child for child in each.children if has_map(child.module)]
-        if has_map(each.module) and not inner:
-            maps.append(each)
+    for inner_call in call.inside():
+        inner = [child for child in inner_call.children if has_map(child.module)]
+        if has_map(inner_call.module) and not inner:
+            maps.append(inner_call)
     return maps
 
 
@@ -238,9 +238,9 @@ class BlockParts:
                     self.shortcut.append(part)
                 else:
                     self.parts.append(part)
-        every = [*self.parts, *self.shortcut]
-        maps = [part for part in every if self.is_map(part)]
-        self.flow = Flow(block, maps, [part for part in every if self.is_norm(part)])
+        all_parts = [*self.parts, *self.shortcut]
+        maps = [part for part in all_parts if self.is_map(part)]
+        self.flow = Flow(block, maps, [part for part in all_parts if self.is_norm(part)])
         self.feeders = self.find_feeders()
         self.branch_of: dict[Call, Branch] = {}
         self.branches = self.find_branches()
@@ -402,8 +402,8 @@ class BlockParts:
     def convolves(self, part: Call) -> bool:
         """Tell whether a map reads of neighbours of each position, by a kernel or a pool, or serves what does so."""
         child = self.child_of[part]
-        for each in child.inside():
-            if isinstance(each.module, _ConvNd) and math.prod(each.module.kernel_size) > 1:
+        for inner_call in child.inside():
+            if isinstance(inner_call.module, _ConvNd) and math.prod(inner_call.module.kernel_size) > 1:
                 return True
         return has_operator(child, "pool")
 
@@ -550,7 +550,7 @@ def lay_out(
     parts = [BlockParts(call, norms, adapters) for call in calls]
     sides = sides_of(calls)
     depth = max(len(calls), 1)
-    branches = sum(len(each.branches) for each in parts) or depth
+    branches = sum(len(block_parts.branches) for block_parts in parts) or depth
     about: dict[str, Any] = {"depth": depth, "branches": branches, "causal": causal, "sides": count_sides(sides)}
     blocks: list[HostBlock] = []
     places: dict[nn.Module, Site] = {}

@@ -159,7 +159,7 @@ class Tape(TorchFunctionMode):
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""
         parent = self.stack[-1] if self.stack else None
-        inputs = tuple(look_at(each) for each in tensors_in((args, kwargs)))
+        inputs = tuple(look_at(tensor) for tensor in tensors_in((args, kwargs)))
         call = Call(self.paths[module], module, parent, inputs)
         siblings = parent.children if parent else self.roots
         siblings.append(call)
@@ -169,7 +169,7 @@ class Tape(TorchFunctionMode):
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note what it has given."""
         call = self.stack.pop()
-        call.outputs = tuple(look_at(each) for each in tensors_in(output))
+        call.outputs = tuple(look_at(tensor) for tensor in tensors_in(output))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -182,8 +182,8 @@ class Tape(TorchFunctionMode):
     def note_sum(self, operands: tuple[Any, ...]) -> None:
         """Note which of the modules that are being called add their own input to something."""
         keys = set[Key]()
-        for each in operands:
-            key = look_at(each).key if isinstance(each, Tensor) else None
+        for operand in operands:
+            key = look_at(operand).key if isinstance(operand, Tensor) else None
             if key is not None:
                 keys.add(key)
         for call in self.stack:
@@ -203,10 +203,10 @@ class Tape(TorchFunctionMode):
         if not self.stack:
             return
         read = [] if SHAPED_LIKE.fullmatch(name) else list(floats_in(given))
-        made = storages_of(floats_in(result))
+        storages_of_result = storages_of(floats_in(result))
         if not writes:
-            made -= storages_of(read)
-        if not made:
+            storages_of_result -= storages_of(read)
+        if not storages_of_result:
             return
         operands: list[Operand] = []
         for tensor in read:
@@ -217,10 +217,10 @@ class Tape(TorchFunctionMode):
         operator = Operator(self.count, name, tuple(operands), axis)
         self.count += 1
         self.stack[-1].operators.append(operator)
-        for storage in made:
+        for storage in storages_of_result:
             self.sources[storage] = operator
         if operator.is_data:
-            self.data |= made
+            self.data |= storages_of_result
 
 
 class Operators(TorchDispatchMode):
@@ -270,11 +270,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
+        for item in value.values():
+            yield from tensors_in(item)
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
+        for item in value:
+            yield from tensors_in(item)
 
 
 def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterable[nn.Module]) -> Tape:

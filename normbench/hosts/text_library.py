@@ -155,7 +155,7 @@ class Transformers(Library):
             UsageError: with the first names.
         """
         head = call.head(module)
-        head_paths = [path for path, each in module.named_modules() if each is head]
+        head_paths = [path for path, submodule in module.named_modules() if submodule is head]
         mismatched = [str(key[0]) for key in loaded["mismatched_keys"]]
         other_in_head, other = split_names(mismatched, head_paths)
         missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), head_paths)
@@ -316,8 +316,8 @@ def decide_heads(default: Any, given: Options, width: int) -> dict[str, Any]:
     usual_heads = getattr(default, "num_attention_heads", None)
     if not isinstance(usual_heads, int):
         return {}
-    most = max(1, width // HEAD_SIZE)
-    heads = given.get(own_name(default, "num_attention_heads"), largest_divisor(width, most))
+    most_heads = max(1, width // HEAD_SIZE)
+    heads = given.get(own_name(default, "num_attention_heads"), largest_divisor(width, most_heads))
     decided: dict[str, Any] = {"num_attention_heads": heads}
     usual_shared = getattr(default, "num_key_value_heads", None)
     if isinstance(usual_shared, int):

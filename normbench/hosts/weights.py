@@ -247,14 +247,14 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     Raises:
         UsageError: there are several such parts, or not the one that is asked for; with those that there are.
     """
-    seen = StateDict()
+    unwrapped = StateDict()
     for name, tensor in found.items():
-        seen[without_wrappers(name)] = tensor
-    if len(seen) < len(found):  # what is the same without wrappers is not the same
+        unwrapped[without_wrappers(name)] = tensor
+    if len(unwrapped) < len(found):  # what is the same without wrappers is not the same
         return found
     for path, version in found._metadata.items():
-        seen._metadata[without_wrappers(path)] = version
-    parts = find_parts(seen, names)
+        unwrapped._metadata[without_wrappers(path)] = version
+    parts = find_parts(unwrapped, names)
     fitting = [part] if part in parts else [candidate for candidate in parts if is_below(candidate, part)]
     if len(fitting) > 1:
         file = where.removesuffix(f":{part}")
@@ -264,14 +264,14 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
         cure = f"write {either(parts)} there" if any(parts) else f"leave out :{part}"
         raise UsageError(f"{where} holds no weights of the model under {part}: {cure}")
     if not fitting:
-        return seen  # what is not the model's is named when they are loaded
+        return unwrapped  # what is not the model's is named when they are loaded
     (chosen,) = fitting
     others = [candidate for candidate in parts if candidate != chosen and is_below(candidate, chosen)]
     taken = StateDict()
-    for name, tensor in seen.items():
+    for name, tensor in unwrapped.items():
         if is_below(name, chosen) and not any(is_below(name, other) for other in others):
             taken[below(name, chosen)] = tensor
-    for path, version in seen._metadata.items():
+    for path, version in unwrapped._metadata.items():
         if is_below(path, chosen):
             taken._metadata[below(path, chosen)] = version
     return taken
@@ -331,15 +331,15 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
         UsageError: they do not fit; with the first names. The model may have some of them then.
     """
     state = module.state_dict()
-    paths = {each: path for path, each in module.named_modules()}
+    paths = {submodule: path for path, submodule in module.named_modules()}
     anew = list[str]()
     if head is not None and has_other_shape(paths[head], state, tensors):
         anew = names_below(paths[head], state)
     known = drop_keys(tensors, *anew)
     other = [name for name in state if name in known and not has_shape_of(known[name], state[name])]
-    given = StateDict(drop_keys(known, *other), getattr(tensors, "_metadata", None) or {})
+    loadable = StateDict(drop_keys(known, *other), getattr(tensors, "_metadata", None) or {})
     try:
-        loaded = module.load_state_dict(given, strict=False)  # torch knows what the versions of its modules lack
+        loaded = module.load_state_dict(loadable, strict=False)  # torch knows what the versions of its modules lack
     except RuntimeError as error:
         raise UsageError(f"{where} does not fit the model ({explain(error)}): {FITTING}") from error
     missing = []
@@ -408,8 +408,8 @@ def refuse_code(content: Any, where: str) -> None:
         UsageError: with the key.
     """
     if isinstance(content, list | tuple):
-        for each in content:
-            refuse_code(each, where)
+        for item in content:
+            refuse_code(item, where)
     if not isinstance(content, Mapping):
         return
     for key, value in content.items():
@@ -438,9 +438,9 @@ def refuse_implementation(key: str, value: Any, allowed: Sequence[str], where: s
         UsageError: with what is allowed.
     """
     named = value.values() if isinstance(value, Mapping) else [value]
-    for each in named:
-        if each is not None and each not in allowed:
-            what = f"{where} has {key}={show(each)}, which is not in torch and may be a kernel of the hub"
+    for implementation in named:
+        if implementation is not None and implementation not in allowed:
+            what = f"{where} has {key}={show(implementation)}, which is not in torch and may be a kernel of the hub"
             raise UsageError(f"{what}: leave it out there, or write {either(allowed)}")
 
 
