@@ -109,10 +109,10 @@ def check_streams(model: Model, placements: Mapping[Site, Part | None]) -> None:
         has_same_streams = type(first.module) is type(block.module) and first.streams == block.streams
         if not has_same_streams:
             both = []
-            for each in (first, block):
-                what = "1 stream" if each.streams == 1 else f"{each.streams} streams"
-                where = f"block {each.layer} ({section_at_layer.get(each.layer)})"
-                both.append(f"{type(each.module).__name__} in {where} has {what}")
+            for either_block in (first, block):
+                what = "1 stream" if either_block.streams == 1 else f"{either_block.streams} streams"
+                where = f"block {either_block.layer} ({section_at_layer.get(either_block.layer)})"
+                both.append(f"{type(either_block.module).__name__} in {where} has {what}")
             cure = "give all blocks of a stack the same placement, or choose among those with one stream"
             raise UsageError(f"{both[0]}, and {both[1]} of its own: {cure}")
 
@@ -123,9 +123,9 @@ def build_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str,
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = assemble(recipe, task, seed)
-    made.treat_weights(seed)
-    return made.model, made.norms
+    assembled = assemble(recipe, task, seed)
+    assembled.treat_weights(seed)
+    return assembled.model, assembled.norms
 
 
 def lay_out(recipe: Recipe, task: Task) -> Assembled:
@@ -145,8 +145,8 @@ def make_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, 
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = start_model(recipe, task, seed)
-    return made.model, made.norms
+    started = start_model(recipe, task, seed)
+    return started.model, started.norms
 
 
 def start_model(recipe: Recipe, task: Task, seed: int) -> Assembled:
@@ -155,11 +155,11 @@ def start_model(recipe: Recipe, task: Task, seed: int) -> Assembled:
     Raises:
         UsageError: a setting that does not fit.
     """
-    made = assemble(recipe, task, seed)
-    initialize(made.model, factory(recipe["init"])(), seed, made.norms.values())
-    made.treat_weights(seed)
-    freeze_others(made.model, made.norms.values(), recipe.tree.get("trainer", {}).get("train", "all"))
-    return made
+    assembled = assemble(recipe, task, seed)
+    initialize(assembled.model, factory(recipe["init"])(), seed, assembled.norms.values())
+    assembled.treat_weights(seed)
+    freeze_others(assembled.model, assembled.norms.values(), recipe.tree.get("trainer", {}).get("train", "all"))
+    return assembled
 
 
 def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> None:
@@ -170,11 +170,11 @@ def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> Non
     """
     if trained == "all":
         return
-    kept = set[nn.Parameter]()
+    trainable = set[nn.Parameter]()
     if "norms" in trained:
         for norm in norms:
-            kept.update(norm.parameters())
-        if not kept:
+            trainable.update(norm.parameters())
+        if not trainable:
             why = "the norms of this model have no parameters"
             raise UsageError(f"trainer.train={trained}: {why}, choose a norm that has, with norm.affine=true")
     if "head" in trained:
@@ -183,7 +183,7 @@ def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> Non
         if not parameters_of_head:
             why = "this model has no output layer of its own"
             raise UsageError(f"trainer.train={trained}: {why}, set model.tied=false or choose another model")
-        kept.update(parameters_of_head)
+        trainable.update(parameters_of_head)
     for parameter in model.parameters():
-        if parameter not in kept:
+        if parameter not in trainable:
             parameter.requires_grad_(False)

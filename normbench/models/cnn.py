@@ -272,10 +272,10 @@ class ConvStack(BlockStack):
 
     def lay_out(self) -> None:
         """Let the weights of convolutions lie in memory as their device wants them."""
-        wanted = self.layout_on(next(self.parameters()).device)
-        if wanted != self.lies:
-            self.lies = wanted
-            self.to(memory_format=FORMATS[wanted])  # type: ignore[call-overload]  # not in torch's stubs
+        layout = self.layout_on(next(self.parameters()).device)
+        if layout != self.lies:
+            self.lies = layout
+            self.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]  # not in torch's stubs
 
     def activate_sums(self) -> None:
         """Let skips pass through the activation before each branch, and move the stem's norm before its max-pool."""

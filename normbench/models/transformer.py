@@ -102,21 +102,21 @@ class DotProductAttention(InnerAttention):
 
     def forward(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Heads:
         dropout_p = self.dropout_p if self.training else 0.0
-        seen = None if mask is None or self.causal else mask[:, None, None]
+        visible = None if mask is None or self.causal else mask[:, None, None]
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p, scale=self.scale
+            q, k, v, attn_mask=visible, is_causal=self.causal, dropout_p=dropout_p, scale=self.scale
         )
 
     def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
         products = q @ k.transpose(-2, -1)
         logits = products / math.sqrt(q.shape[-1]) if self.scale is None else products * self.scale
         if self.causal:
-            seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         elif mask is not None:
-            seen = mask[:, None, None]
+            visible = mask[:, None, None]
         else:
             return logits
-        return logits.masked_fill(~seen, -math.inf)
+        return logits.masked_fill(~visible, -math.inf)
 
 
 class MultiHead(Branch):

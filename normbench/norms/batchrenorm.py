@@ -98,9 +98,9 @@ class BatchRenorm(RunningNorm):
         """Return r and d for a batch with this mean and variance, by the running statistics so far."""
         running_mean, running_var = self.running_like(mean)
         scale = torch.rsqrt(running_var + self.eps)
-        seen = self.num_batches_tracked.to(mean.dtype)
-        r_max = 1 + (self.r_max - 1) * self.share_of(seen, self.r_max_at)
-        d_max = self.d_max * self.share_of(seen, self.d_max_at)
+        batches_seen = self.num_batches_tracked.to(mean.dtype)
+        r_max = 1 + (self.r_max - 1) * self.share_of(batches_seen, self.r_max_at)
+        d_max = self.d_max * self.share_of(batches_seen, self.d_max_at)
         r = torch.sqrt(var + self.eps) * scale
         d = (mean - running_mean) * scale
         return r.clamp(1 / r_max, r_max), d.clamp(-d_max, d_max)

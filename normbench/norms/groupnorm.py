@@ -120,8 +120,8 @@ def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
         UsageError: they do not divide the features.
     """
     if groups == "auto":
-        most = 32 if num_features >= 128 else max(num_features // 4, 1)
-        return max(count for count in range(1, most + 1) if num_features % count == 0)
+        most_groups = 32 if num_features >= 128 else max(num_features // 4, 1)
+        return max(count for count in range(1, most_groups + 1) if num_features % count == 0)
     if num_features % groups:
         raise UsageError(f"norm.groups={groups} makes {groups} groups of {num_features} features: choose a divisor")
     return groups

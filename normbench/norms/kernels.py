@@ -47,14 +47,14 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None) -> tuple[Any, ...]:
     """Return the gradients of a formula's inputs, which can be differentiated in turn; None for an input of None."""
 
-    present = [place for place, each in enumerate(inputs) if each is not None]
+    present = [place for place, tensor in enumerate(inputs) if tensor is not None]
 
     def in_place(tensors: Sequence[Any]) -> list[Any]:
         """Return as many as there are inputs: these tensors where an input is present, and None elsewhere."""
-        every: list[Any] = [None] * len(inputs)
+        with_gaps: list[Any] = [None] * len(inputs)
         for place, tensor in zip(present, tensors, strict=True):
-            every[place] = tensor
-        return every
+            with_gaps[place] = tensor
+        return with_gaps
 
     def of_present(*tensors: Tensor) -> Tensor:
         return formula(*in_place(tensors))

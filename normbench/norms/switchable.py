@@ -63,8 +63,8 @@ class SwitchableNorm(RunningNorm):
         mean_bn, var_bn = self.of_batch(mean_in, var_in, known)
         mean_share = self.mean_weight.to(x.dtype).softmax(0)
         var_share = self.var_weight.to(x.dtype).softmax(0)
-        mean = mix(mean_share, [self.hold_mean(each) for each in (mean_in, mean_ln, mean_bn)])
-        var = mix(var_share, [self.hold_variance(each) for each in (var_in, var_ln, var_bn)])
+        mean = mix(mean_share, [self.hold_mean(statistic) for statistic in (mean_in, mean_ln, mean_bn)])
+        var = mix(var_share, [self.hold_variance(statistic) for statistic in (var_in, var_ln, var_bn)])
         y = (x - mean) * torch.rsqrt(var + self.eps)
         return scale_and_shift(y, weight, bias, 1).movedim(1, self.channel_dim)
 
