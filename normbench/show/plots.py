@@ -110,7 +110,7 @@ class Subplot:
     @property
     def entries(self) -> list[Entry]:
         """Return the arms that have a name."""
-        return [one.entry for one in self.series if one.entry.label]
+        return [series.entry for series in self.series if series.entry.label]
 
 
 def gid_of(arm: Arm, value: str) -> str:
@@ -131,16 +131,16 @@ def lines(subplots: Sequence[Subplot], x: Axis, y: Axis, *, columns: int = 0, no
         if subplot.dots is not None:
             dots = subplot.dots
             pane.scatter(dots["x"], dots["y"], 2, dots["color"], cmap=MAP_COLORS, rasterized=True)
-        for place, one in enumerate(subplot.series):
-            draw_line(pane, one, place / len(subplot.series))
+        for place, series in enumerate(subplot.series):
+            draw_line(pane, series, place / len(subplot.series))
     finish_axes(frame, x, y)
     for subplot, pane in zip(subplots, frame.panes, strict=True):
         _, top = pane.get_ylim()
-        for one in subplot.series:
-            if one.lost is not None:
-                heights = one.lost["mean"].clip(upper=top)
-                look: dict[str, Any] = {"color": one.entry.color, "gid": gid_of(one.entry.arm, "diverged")}
-                pane.plot(one.lost["x"], heights, "x", markersize=6, markeredgewidth=1.5, clip_on=False, **look)
+        for series in subplot.series:
+            if series.lost is not None:
+                heights = series.lost["mean"].clip(upper=top)
+                look: dict[str, Any] = {"color": series.entry.color, "gid": gid_of(series.entry.arm, "diverged")}
+                pane.plot(series.lost["x"], heights, "x", markersize=6, markeredgewidth=1.5, clip_on=False, **look)
         if frame.named_at_ends:
             name_ends(pane, subplot.series, frame)
     return lay_out(frame.canvas)
@@ -168,9 +168,9 @@ def points(
     """
     frame = open_figure(subplots, x, y, 0, note, joined=joined)
     for subplot, pane in zip(subplots, frame.panes, strict=True):
-        for place, one in enumerate(subplot.series):
-            for artist in draw_points(pane, one, place, joined, below):
-                artist.set_gid(one.gid)
+        for place, series in enumerate(subplot.series):
+            for artist in draw_points(pane, series, place, joined, below):
+                artist.set_gid(series.gid)
     finish_axes(frame, x, y)
     return lay_out(frame.canvas)
 
@@ -399,9 +399,9 @@ def grid(
     from matplotlib import rcParams
 
     width, _ = rcParams["figure.figsize"]
-    rows = max(len(one.values) for one in maps)
-    across = max(one.values.shape[1] for one in maps)
-    words = [word for one in maps for word in one.words]
+    rows = max(len(cells.values) for cells in maps)
+    across = max(cells.values.shape[1] for cells in maps)
+    words = [word for cells in maps for word in cells.words]
     cell = max([THIN, *(breadth(word) + 0.06 for word in words)])
     columns = int((width - BESIDE - 0.7) / (cell * across))
     columns = min(max(columns, 1), len(maps))
@@ -410,9 +410,9 @@ def grid(
     below, beside = wrap(x, width), wrap(y, lines_of * high)
     canvas = blank(lines_of * (high + LINE + 0.1) + 0.5 + LINE * len(below))
     panes = open_panes(canvas, len(maps), columns)
-    for one, pane in zip(maps, panes, strict=True):
-        draw_cells(pane, one, limits, colors, (width - BESIDE - 0.7) / columns / across)
-        pane.set_title(one.title)
+    for cells, pane in zip(maps, panes, strict=True):
+        draw_cells(pane, cells, limits, colors, (width - BESIDE - 0.7) / columns / across)
+        pane.set_title(cells.title)
     mesh = panes[0].collections[0]
     bar = canvas.colorbar(mesh, ax=panes, aspect=8 * lines_of, fraction=0.08)
     bar.set_label(scale)
@@ -459,9 +459,9 @@ def steps(subplots: Sequence[Subplot], x: Axis, y: Axis) -> Canvas:
     """
     frame = open_figure(subplots, x, y, 0, "", joined=True)
     for subplot, pane in zip(subplots, frame.panes, strict=True):
-        for place, one in enumerate(subplot.series):
-            heights = one.rows["mean"].to_numpy()[:-1]
-            pane.stairs(heights, one.rows["x"].to_numpy(), fill=place == 0, color=one.entry.color)
+        for place, series in enumerate(subplot.series):
+            heights = series.rows["mean"].to_numpy()[:-1]
+            pane.stairs(heights, series.rows["x"].to_numpy(), fill=place == 0, color=series.entry.color)
     finish_axes(frame, x, y)
     return lay_out(frame.canvas)
 
@@ -553,17 +553,17 @@ def open_figure(
     rows = -(-len(subplots) // columns)
     titles = [wrap_title(subplot.title, across) for subplot in subplots]
     about, beside = wrap(x.words, width - BESIDE), wrap(y.words, rows * up)
-    said = wrap(note, width - 0.1)
+    note_lines = wrap(note, width - 0.1)
     title_lines = max(title.count("\n") + 1 if title else 0 for title in titles)
-    height = rows * (up + LINE * title_lines + 0.1) + 0.35 + LINE * (len(about) + len(said))
+    height = rows * (up + LINE * title_lines + 0.1) + 0.35 + LINE * (len(about) + len(note_lines))
     leaning = leaning_names(x, across)
     if leaning:
         height += 0.65 * max(map(breadth, leaning))  # 0.65: the sine of their angle
     longest = max((breadth(entry.label) for entry in entries), default=0.0)
     named_at_ends = at_ends and len(subplots) == 1 and len(entries) <= MOST_TOGETHER and longest <= AT_ENDS * width
-    legends = [] if named_at_ends else [entries] if is_shared else [distinct_entries([one]) for one in subplots]
+    legends = [] if named_at_ends else [entries] if is_shared else [distinct_entries([subplot]) for subplot in subplots]
     room = width if is_shared else width - BESIDE
-    shapes = [legend_columns([entry.label for entry in own], room) for own in legends]
+    shapes = [legend_columns([entry.label for entry in entries_of_legend], room) for entries_of_legend in legends]
     height += LINE * sum(legend_rows for _, legend_rows in shapes)
     canvas = blank(height)
     panes = open_panes(canvas, len(subplots), columns)
@@ -574,10 +574,10 @@ def open_figure(
     name_below(panes, "\n".join(about), columns)
     canvas.supylabel("\n".join(beside))
     if note:
-        canvas.suptitle("\n".join(said), x=0.02, ha="left")
-    for pane, title, own, (ncols, _) in zip(panes, titles, legends, shapes, strict=False):
-        names = ["\n".join(wrap(entry.label, room - LEGEND_SAMPLE)) for entry in own]
-        samples = [make_sample(entry.color, entry.marker, entry.dash if joined else "") for entry in own]
+        canvas.suptitle("\n".join(note_lines), x=0.02, ha="left")
+    for pane, title, entries_of_legend, (ncols, _) in zip(panes, titles, legends, shapes, strict=False):
+        names = ["\n".join(wrap(entry.label, room - LEGEND_SAMPLE)) for entry in entries_of_legend]
+        samples = [make_sample(entry.color, entry.marker, entry.dash if joined else "") for entry in entries_of_legend]
         if is_shared:
             canvas.legend(samples, names, loc="outside lower center", ncols=ncols)
         else:
@@ -588,11 +588,11 @@ def open_figure(
 
 def distinct_entries(subplots: Sequence[Subplot]) -> list[Entry]:
     """Return the arms of subplots that differ in name or looks, each once."""
-    found: dict[Any, Entry] = {}
+    distinct: dict[Any, Entry] = {}
     for subplot in subplots:
         for entry in subplot.entries:
-            found.setdefault((entry.label, entry.color, entry.dash, entry.marker), entry)
-    return list(found.values())
+            distinct.setdefault((entry.label, entry.color, entry.dash, entry.marker), entry)
+    return list(distinct.values())
 
 
 def wrap_title(title: str, inches: float) -> str:
@@ -666,7 +666,7 @@ def leaning_names(x: Axis, inches: float) -> list[str]:
 
 def name_ends(pane: Axes, series: Sequence[Series], frame: Frame) -> None:
     """Write names right of where lines end, or with an arrow beyond: in their order, and not over each other."""
-    ends = [(one.entry, float(one.rows["mean"].iloc[-1])) for one in series if len(one.rows)]
+    ends = [(line.entry, float(line.rows["mean"].iloc[-1])) for line in series if len(line.rows)]
     if not ends:
         return
     ordered = sorted(ends, key=lambda end: end[1])
