@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from normbench.config.sections import GROUPS
 from normbench.errors import ArgumentError, UsageError
-from normbench.evidence.arms import Arm, canonical
+from normbench.evidence.arms import Arm, Baseline, canonical
 from normbench.evidence.study import RecordedStudy, read_studies
 from normbench.settings import nearest
 from normbench.wording import join_first
-
-# The settings that an arm's partner has in a comparison; in all others it is like the arm.
-Baseline = dict[str, Any]
 
 # One of the words that name an arm, as they stand in its name: a list in brackets is one, with its commas.
 WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")

@@ -210,15 +210,17 @@ def own_rates(study: RecordedStudy) -> str:
 
 def rates_at_an_edge(study: RecordedStudy) -> Iterator[Caveat]:
     """Find arms whose chosen learning rate is the lowest or the highest of those tried."""
-    evidence = []
+    evidence, names = [], []
     for arm in study.arms:
         edges = [study.choices.get(run.path, {}).get("edge") for run in arm.runs]
         named = [edge for edge in edges if edge]
         if named:
             evidence.append(Evidence(str(named[0]), (arm.name,)))
+            of_seeds = f" ({len(named)} of {count(len(edges), 'seed')})" if study.chosen_for_each_seed else ""
+            names.append(f"{arm.name}{of_seeds}")
     if evidence:
         sentence = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
-        text = say_of_arms(evidence, sentence)
+        text = f"{join_first(names, MOST)}: {sentence}"
         yield Caveat(kind=CaveatKind.LEARNING_RATE, found=tuple(evidence), text=text)
 
 

@@ -205,7 +205,10 @@ def state_held(study: RecordedStudy) -> tuple[Held, ...]:
     for what, key, read in perhaps_held:
         if key not in study.varied:
             values = facts.distinct(study.runs, read)
-            held.append(Held(what, values, facts.goes_with(study, read)))
+            goes_with = facts.goes_with(study, read)
+            if key == LEARNING_RATE and goes_with and study.chosen_for_each_seed:
+                goes_with = "seed"  # and with the arm: each of its seeds has a rate that was chosen for it
+            held.append(Held(what, values, goes_with))
     return tuple(held)
 
 
