@@ -159,14 +159,14 @@ def survival(*, subject: str, factor: str, rows: Sequence[Mapping[str, Any]]) ->
         "Share of the runs that neither diverged nor ended close to a constant predictor, of "
         f"{counts} at each point, with its 95 % interval (Wilson 1927)."
     )
-    told = []
+    phrases = []
     for row in rows:
         train, runs = row["train"], row["runs"]
-        told.append(f"{row['arm']} at {row[factor]} {train} of {runs}")
+        phrases.append(f"{row['arm']} at {row[factor]} {train} of {runs}")
     return words(
         f"share of runs that train by {subject} and {factor}",
         [caption],
-        f"share of runs that train over {factor}: {at_most(told)}.",
+        f"share of runs that train over {factor}: {at_most(phrases)}.",
     )
 
 

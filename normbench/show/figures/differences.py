@@ -28,14 +28,14 @@ def draw_forest(differences: Sequence[Difference], arms: Sequence[Arm], notes: S
 
     notes: sentences of the caption.
     """
-    several = [one for one in differences if one.n > 1]
+    several = [pair for pair in differences if pair.n > 1]
     shown, more = take_first(several, MOST_ROWS, "rows")
     if not shown:
         return []
     metric = shown[0].metric
     shown = sorted(shown, key=rank)
     data = data_of(shown)
-    cut = [one.arm for one in several[MOST_ROWS:]]
+    cut = [pair.arm for pair in several[MOST_ROWS:]]
     absent = tell_absent(arms, data, cut, NO_MEAN_YET)
     ranges = ranges_of(data, metric)
     baselines = baselines_of(shown)
@@ -44,17 +44,17 @@ def draw_forest(differences: Sequence[Difference], arms: Sequence[Arm], notes: S
     for panel in panels_of(arms):
         for entry in panel.entries:
             entries[entry.arm.name] = entry
-    rows, told = [], []
-    for one in shown:
-        against = "" if len(baselines) == 1 else f" − {other_settings(arm_named[one.arm], arm_named[one.baseline])}"
-        row = write_row(one, entries[one.arm], against)
+    rows, phrases = [], []
+    for pair in shown:
+        against = "" if len(baselines) == 1 else f" − {other_settings(arm_named[pair.arm], arm_named[pair.baseline])}"
+        row = write_row(pair, entries[pair.arm], against)
         rows.append(row)
-        told.append(f"{one.arm}{against} {row.words}")
+        phrases.append(f"{pair.arm}{against} {row.words}")
     words = captions.differences(
         metric,
         baselines=baselines,
-        rows=told,
-        torn=any(one.torn for one in shown),
+        rows=phrases,
+        torn=any(pair.torn for pair in shown),
         panes=len(ranges),
     )
     better, worse = ("← better", "worse →") if metric.lower_is_better else ("← worse", "better →")
@@ -74,14 +74,14 @@ def rank(one: Difference) -> tuple[bool, float]:
 def data_of(shown: Sequence[Difference]) -> pd.DataFrame:
     """Return a row for all that is drawn: each comparison's mean, NaN where it has none, and each of its seeds."""
     rows: list[dict[str, Any]] = []
-    for one in shown:
-        both = {"arm": one.arm, "baseline": one.baseline}
-        mean = np.nan if one.torn else one.mean
-        low, high = one.interval or (np.nan, np.nan)
-        summary = {"difference": mean, "low": low, "high": high, "corrected_p": one.corrected}
-        rows.append({**both, "kind": "mean", "seed": None, **summary})
-        for seed, value in zip(one.seeds, one.values, strict=True):
-            rows.append({**both, "kind": "seed", "seed": seed, "difference": value})
+    for difference in shown:
+        names = {"arm": difference.arm, "baseline": difference.baseline}
+        mean = np.nan if difference.torn else difference.mean
+        low, high = difference.interval or (np.nan, np.nan)
+        summary = {"difference": mean, "low": low, "high": high, "corrected_p": difference.corrected}
+        rows.append({**names, "kind": "mean", "seed": None, **summary})
+        for seed, value in zip(difference.seeds, difference.values, strict=True):
+            rows.append({**names, "kind": "seed", "seed": seed, "difference": value})
     return pd.DataFrame(rows, dtype=object)
 
 
@@ -102,8 +102,8 @@ def ranges_of(data: pd.DataFrame, metric: Metric) -> Mapping[str, tuple[float, f
 def baselines_of(shown: Sequence[Difference]) -> list[str]:
     """Return the names of the baselines, each once."""
     names: dict[str, None] = {}
-    for one in shown:
-        names[one.baseline] = None
+    for difference in shown:
+        names[difference.baseline] = None
     return list(names)
 
 

@@ -58,15 +58,15 @@ def torn_among(arms: Sequence[Arm], metric: Metric) -> list[str]:
 def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> list[str]:
     """Return a sentence for a figure that draws the mean of arms whose runs end in two groups; nothing without any."""
     torn = torn_among(arms, metric)
-    told = "The mean tells little where an arm's runs end in two groups, as some did not train"
-    return [f"{told}: {join_first(torn)}."] if torn else []
+    warning = "The mean tells little where an arm's runs end in two groups, as some did not train"
+    return [f"{warning}: {join_first(torn)}."] if torn else []
 
 
 def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], list[str]]:
     """Return the arms that have a mean, and a sentence on those whose runs end in two groups, which have none."""
     torn = torn_among(arms, metric)
-    told = [f"Not shown, as their runs end in two groups: {join_first(torn)}."] if torn else []
-    return [arm for arm in arms if arm.name not in torn], told
+    sentences = [f"Not shown, as their runs end in two groups: {join_first(torn)}."] if torn else []
+    return [arm for arm in arms if arm.name not in torn], sentences
 
 
 # ---- arms along an axis
@@ -137,10 +137,10 @@ def draw_against(
     for panel in panels:
         series = []
         for place, entry in enumerate(panel.entries):
-            own = rows[rows["arm"] == entry.arm.name].reset_index(drop=True)
+            rows_of_arm = rows[rows["arm"] == entry.arm.name].reset_index(drop=True)
             shift = apart * (place - (len(panel.entries) - 1) / 2)
-            value = ", ".join(write_value(mean, metric) for mean in own["mean"])
-            series.append(Series(entry, shifted(own, shift), value))
+            value = ", ".join(write_value(mean, metric) for mean in rows_of_arm["mean"])
+            series.append(Series(entry, shifted(rows_of_arm, shift), value))
         subplots.append(Subplot(panel.title, series))
     y = Axis(f"{words} ({metric.symbol})", limits=limits)
     joined = not data["arm"].is_unique
@@ -182,8 +182,8 @@ def write_value(value: float, metric: Metric) -> str:
 def write_ranges(data: pd.DataFrame, metric: Metric) -> list[str]:
     """Write the range of each arm's values, for those who cannot see them."""
     ranges = []
-    for arm, own in data.groupby("arm", sort=False)["mean"]:
-        values = own.dropna()
+    for arm, means in data.groupby("arm", sort=False)["mean"]:
+        values = means.dropna()
         if len(values):
             low, high = write_value(values.min(), metric), write_value(values.max(), metric)
             ranges.append(f"{arm} {low}" if low == high else f"{arm} {low} to {high}")
@@ -203,8 +203,8 @@ def draw_interactions(
 ) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
     having, torn = with_means(arms, metric)
-    crossed = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
-    return [draw_interaction(one, having, metric, [*notes, *torn]) for one in crossed[:MOST_CROSSINGS]]
+    crossed = [crossing for crossing in crossings(having, baseline, metric) if len(crossing.cells.columns) > 3]
+    return [draw_interaction(crossing, having, metric, [*notes, *torn]) for crossing in crossed[:MOST_CROSSINGS]]
 
 
 def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, notes: Sequence[str]) -> Figure:
@@ -245,15 +245,15 @@ def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
 
 def draw_survival(arms: Sequence[Arm], baseline: Baseline, notes: Sequence[str] = ()) -> list[Figure]:
     """Draw the share of runs that train over the first factor that is a number; nothing where all of them do."""
-    for one in crossings(arms, baseline, TRAINED):
-        if not are_numbers(one.levels):
+    for crossing in crossings(arms, baseline, TRAINED):
+        if not are_numbers(crossing.levels):
             continue
-        rows = shares_that_train(one, arms)
+        rows = shares_that_train(crossing, arms)
         if all(row["train"] == row["runs"] for row in rows):
             continue
         data = pd.DataFrame(rows).sort_values("place", kind="stable")
-        chart = draw_levels(one, arms, data, TRAINED, "share of")
-        subject, factor = short(one.subject), short(one.factor)
+        chart = draw_levels(crossing, arms, data, TRAINED, "share of")
+        subject, factor = short(crossing.subject), short(crossing.factor)
         words = captions.survival(subject=subject, factor=factor, rows=rows)
         sentences = [*words.sentences, *notes, *chart.notes]
         name = f"survival-{subject}-{factor}"
@@ -321,20 +321,20 @@ def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
     """Draw each arm over its learning rates; nothing where no arm has two, or none has finished."""
     tried = tried_levels(study.arms, fewest=1)
     rows = ends_at_rates(tried, metric)
-    has_two = any(len(one.by_level) > 1 for one in tried)
+    has_two = any(len(levels.by_level) > 1 for levels in tried)
     has_finished = any(row["finished"] for row in rows)
     if not has_two or not has_finished:
         return []
     data = pd.DataFrame(rows)
     crosses = bool(data["diverged"].any())
-    arms = [one.arm for one in tried]
+    arms = [levels.arm for levels in tried]
     axis = Axis("learning rate", "log")
     chart = draw_against(arms, data, "learning_rate", axis, metric, crosses=crosses, rows_below=1)
     draw_largest_rates(chart, data)
     words = captions.learning_rates(metric, crosses=crosses, ranges=write_ranges(data, metric))
     at_each_rate = list[Arm]()
-    for one in tried:
-        at_each_rate += one.by_level.values()
+    for levels in tried:
+        at_each_rate += levels.by_level.values()
     sentences = [*words.sentences, *chart.notes, *mean_of_groups(at_each_rate, metric)]
     shown = data.rename(columns={"filled": "best"})
     return [Figure("learning-rates", words.title, sentences, words.alt, chart.canvas, shown)]
@@ -343,12 +343,12 @@ def draw_learning_rates(study: RecordedStudy, metric: Metric) -> list[Figure]:
 def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str, Any]]:
     """Return a row for each arm and learning rate. largest: the largest at which the arm trains; NaN if at none."""
     rows = []
-    for one in tried:
-        exponents = list(one.largest.values())
-        largest = 2 ** np.mean(exponents) if one.trains else np.nan
-        for rate, arm in one.by_level.items():
-            row = {"arm": one.arm.name, "learning_rate": rate, **vars(outcome(arm, metric))}
-            row["filled"] = "yes" if rate == one.best else "no"
+    for levels in tried:
+        exponents = list(levels.largest.values())
+        largest = 2 ** np.mean(exponents) if levels.trains else np.nan
+        for rate, arm in levels.by_level.items():
+            row = {"arm": levels.arm.name, "learning_rate": rate, **vars(outcome(arm, metric))}
+            row["filled"] = "yes" if rate == levels.best else "no"
             row["largest"] = largest
             rows.append(row)
     return rows
@@ -367,13 +367,13 @@ def draw_largest_rates(chart: Chart, data: pd.DataFrame) -> None:
 
 def draw_search(study: RecordedStudy) -> list[Figure]:
     """Draw what each arm reached at the learning rates of which one was chosen for it, where one was."""
-    found = searches(study)
-    data = pd.DataFrame(ends_of_search(found))
+    all_searches = searches(study)
+    data = pd.DataFrame(ends_of_search(all_searches))
     if data.empty or data["mean"].isna().all():
         return []
     metric = loss_on("val")
     crosses = bool(data["diverged"].any())
-    arms = [one.arm for one in found]
+    arms = [search.arm for search in all_searches]
     axis = Axis("learning rate", "log")
     chart = draw_against(arms, data, "learning_rate", axis, metric, crosses=crosses, what="held-out")
     words = captions.search(seeds=data["seeds"].max(), crosses=crosses, ranges=write_ranges(data, metric))
@@ -385,18 +385,18 @@ def draw_search(study: RecordedStudy) -> list[Figure]:
 def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:
     """Return a row for each arm and learning rate that was tried to choose one."""
     rows = []
-    for one in found:
-        for rate, losses in one.losses.items():
+    for search in found:
+        for rate, losses in search.losses.items():
             ends = finite_numbers(losses)
             row = {
-                "arm": one.arm.name,
+                "arm": search.arm.name,
                 "learning_rate": rate,
                 "seeds": len(losses),
-                "diverged": one.lost[rate],
-                "mean": one.means[rate],
+                "diverged": search.lost[rate],
+                "mean": search.means[rate],
                 "low": min(ends, default=np.nan),
                 "high": max(ends, default=np.nan),
-                "filled": "yes" if rate in one.chosen else "no",
+                "filled": "yes" if rate in search.chosen else "no",
             }
             rows.append(row)
     return rows

@@ -165,10 +165,10 @@ def at_step(blocks: Lines, step: int) -> Curve:
     numbers = list[int]()
     values = list[float]()
     for block, line in blocks.items():
-        own = line.values[line.steps == step]
-        if len(own):
+        value_at_step = line.values[line.steps == step]
+        if len(value_at_step):
             numbers.append(block)
-            values.append(own[0])
+            values.append(value_at_step[0])
     return Curve(np.array(numbers), np.array(values))
 
 
@@ -278,16 +278,16 @@ def draw_lines(name: str, arms: Sequence[Arm], notes: Sequence[str] = (), on_top
 
     notes: sentences of the caption. on_top: words in the drawing.
     """
-    found, having = {}, []
+    lines_by_arm, having = {}, []
     for arm in arms:
-        found[arm.name] = recorded_lines(arm, name)
-        if found[arm.name]:
+        lines_by_arm[arm.name] = recorded_lines(arm, name)
+        if lines_by_arm[arm.name]:
             having.append(arm.name)
-    if is_by_depth(name) and count_blocks(found.values()) < FEWEST_BLOCKS:
+    if is_by_depth(name) and count_blocks(lines_by_arm.values()) < FEWEST_BLOCKS:
         return []
     every = panels_of(arms, having)
     panels, more = take_first(every, MOST_ROWS if is_by_depth(name) else MOST_PANELS, "panels")
-    filled = fill_panels(name, panels, found)
+    filled = fill_panels(name, panels, lines_by_arm)
     if not any(panel.has_line for panel in filled):
         return []
     lost = ends_in(name, panels) if is_of_loss(name) else {}
@@ -308,7 +308,7 @@ def draw_lines(name: str, arms: Sequence[Arm], notes: Sequence[str] = (), on_top
         about=quantity.about,
         ends=[f"{arm} {compact(end, 4)}" for arm, end in ends.items()],
         seeds=(means["runs"].min(), means["runs"].max()),
-        records=records_a_point(found),
+        records=records_a_point(lines_by_arm),
         steps=steps,
         crosses=bool(lost),
         cut=bool(means["high"].max() > top),
@@ -362,12 +362,12 @@ def fill_panels(name: str, panels: Sequence[Panel], found: Mapping[str, Sequence
 
 def recorded_lines(arm: Arm, name: str) -> list[Lines]:
     """Return the lines of each run that figures show of an arm, of those that have recorded some."""
-    found = list[Lines]()
+    recorded = list[Lines]()
     for run in runs_shown(arm):
         lines = lines_of(run, name)
         if lines:
-            found.append(lines)
-    return found
+            recorded.append(lines)
+    return recorded
 
 
 def steps_of(filled: Sequence[LinesPanel]) -> list[int]:
@@ -383,8 +383,8 @@ def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dic
     """Return the band of each arm that has one. lines: of its runs. between: as `band_of` has it."""
     bands = {}
     for arm, curves in lines.items():
-        own = [curve for curve in curves if len(curve.steps)]
-        band = band_of(own, between) if own else pd.DataFrame()
+        with_points = [curve for curve in curves if len(curve.steps)]
+        band = band_of(with_points, between) if with_points else pd.DataFrame()
         if len(band):
             bands[arm] = band
     return bands
@@ -392,13 +392,13 @@ def bands_of(lines: Mapping[str, Sequence[Curve]], between: bool = False) -> dic
 
 def ends_in(name: str, panels: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the last points of the runs that diverged, for each arm that has any."""
-    found = {}
+    ends_by_arm = {}
     for panel in panels:
         for entry in panel.entries:
             ends = ends_of_diverged(name, entry.arm)
             if len(ends):
-                found[entry.arm.name] = ends
-    return found
+                ends_by_arm[entry.arm.name] = ends
+    return ends_by_arm
 
 
 def data_of(filled: Sequence[LinesPanel], lost: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -35,23 +35,26 @@ def draw_grid(mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> Fi
     A run that diverged counts as a constant predictor. mapped: the arms over these settings. arms: all of the study.
     """
     drawn, more = take_first(mapped, MOST_PANELS, "panels")
-    cells = [cells_of(one, metric) for one in drawn]
+    cells = [cells_of(area, metric) for area in drawn]
     whole = pd.concat(cells, ignore_index=True)
     left_out = mapped[len(drawn) :]
-    cut = [one.arm.name for one in left_out]
+    cut = [area.arm.name for area in left_out]
     absent = tell_absent(arms, whole, cut, "not trained at every pair")
     y, x = mapped[0].names
     maps = []
-    for one, own in zip(drawn, cells, strict=True):
-        levels, others = one.levels
-        values = own["mean"].to_numpy().reshape(len(levels), len(others))
-        title = name_settings(one.arm, list(one.arm.settings))
+    for area, cells_of_area in zip(drawn, cells, strict=True):
+        levels, others = area.levels
+        values = cells_of_area["mean"].to_numpy().reshape(len(levels), len(others))
+        title = name_settings(area.arm, list(area.arm.settings))
         frame = pd.DataFrame(values, index=list(levels), columns=list(others))
-        maps.append(Cells(title, frame, words_in(own, metric), gid_of(one.arm, "")))
+        maps.append(Cells(title, frame, words_in(cells_of_area, metric), gid_of(area.arm, "")))
     limits = (whole["mean"].min(), whole["mean"].max())
     colors = MAP_COLORS if metric.lower_is_better else f"{MAP_COLORS}_r"
     canvas = grid(maps, x, y, metric.symbol, limits, colors=colors)
-    best = [f"{one.arm.name} {write_best(one, own, metric)}" for one, own in zip(drawn, cells, strict=True)]
+    best = [
+        f"{area.arm.name} {write_best(area, cells_of_area, metric)}"
+        for area, cells_of_area in zip(drawn, cells, strict=True)
+    ]
     words = captions.map_of(metric, x=x, y=y, best=best)
     return Figure(f"map-{y}-{x}", words.title, [*words.sentences, *more, *absent], words.alt, canvas, whole)
 

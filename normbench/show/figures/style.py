@@ -44,27 +44,27 @@ PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 
 def light_colors(part: str) -> dict[str, str]:
     """Return the colours of a part of the palette on a light page, by their names."""
-    found = {}
+    colors = {}
     for name, (light, _) in PALETTE["colors"][part].items():
-        found[name] = light
-    return found
+        colors[name] = light
+    return colors
 
 
 def dark_colors() -> dict[str, str]:
     """Return what each colour of the palette becomes on a dark page, by what it is on a light one."""
-    found = {}
+    dark_of_light = {}
     for part in PALETTE["colors"].values():
         for light, dark in part.values():
-            found[light] = dark
-    return found
+            dark_of_light[light] = dark
+    return dark_of_light
 
 
 def placement_strokes() -> dict[str, Stroke]:
     """Return the dashes and the marker of each placement that normbench has."""
-    found = {}
+    strokes = {}
     for name, (dashes, marker) in PALETTE["placements"].items():
-        found[name] = Stroke((0, tuple(dashes)), marker)
-    return found
+        strokes[name] = Stroke((0, tuple(dashes)), marker)
+    return strokes
 
 
 DARK: Mapping[str, str] = dark_colors()
@@ -97,16 +97,16 @@ def colors_of(key: str, values: Iterable[Any]) -> dict[Any, str]:
     Our norms and placements have the same colours in every study; a person's own follow in alphabetical order. Numbers
     take colours from a sequence, other words those of our norms, in order.
     """
-    found = sorted(set(values), key=sort_key)
-    if all(isinstance(value, int | float) for value in found):
-        return sequence_colors(found)
-    named: Iterable[Any] = found
+    ordered = sorted(set(values), key=sort_key)
+    if all(isinstance(value, int | float) for value in ordered):
+        return sequence_colors(ordered)
+    named: Iterable[Any] = ordered
     if key == "norm":
         named = NORMS
     elif key == "placement":
         named = PLACEMENTS
     colors = dict(zip(named, NORMS.values(), strict=False))
-    others = [value for value in found if value not in colors]
+    others = [value for value in ordered if value not in colors]
     colors.update(zip(others, cycle(OWN), strict=False))
     return colors
 
@@ -222,21 +222,21 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
         entry = Entry(arm, label, colors[value], dash, marker)
         gathered.setdefault(title, []).append(entry)
     are_numbers = all(isinstance(value, int | float) for value in values)
-    found: list[Panel] = []
+    panels: list[Panel] = []
     for title, entries in gathered.items():
         shown = tell_apart(entries)
         if drawn is not None:
             shown = [entry for entry in shown if entry.arm.name in drawn]
-        found += [Panel(title, shown)] if are_numbers else divide(title, shown)
-    return [panel for panel in found if panel.entries]
+        panels += [Panel(title, shown)] if are_numbers else divide(title, shown)
+    return [panel for panel in panels if panel.entries]
 
 
 def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
     """Return the arms of a panel so that two of one colour share neither dashes nor marker, as long as these last."""
-    found: list[Entry] = []
+    told_apart: list[Entry] = []
     for entry in entries:
         dashes, markers = [], []  # of its colour
-        for other in found:
+        for other in told_apart:
             if other.color == entry.color:
                 dashes.append(other.dash)
                 markers.append(other.marker)
@@ -248,21 +248,21 @@ def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
             entry = replace(entry, dash=free[0].dash)
         if free and entry.marker in markers:
             entry = replace(entry, marker=free[0].marker)
-        found.append(entry)
-    return found
+        told_apart.append(entry)
+    return told_apart
 
 
 def divide(title: str, entries: Sequence[Entry]) -> list[Panel]:
     """Return arms as one panel, or, where they are more than can be told apart, as several of about as many each."""
     if len(entries) <= MOST_TOGETHER:
         return [Panel(title, entries)]
-    found: list[Panel] = []
-    for own in split_evenly(entries, TOGETHER):
-        words = f"{own[0].label} to {own[-1].label}"
+    panels: list[Panel] = []
+    for entries_of_panel in split_evenly(entries, TOGETHER):
+        words = f"{entries_of_panel[0].label} to {entries_of_panel[-1].label}"
         if title:
             words = f"{title}{SEPARATOR}{words}"
-        found.append(Panel(words, own))
-    return found
+        panels.append(Panel(words, entries_of_panel))
+    return panels
 
 
 def split_evenly(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
@@ -300,9 +300,9 @@ def stroke_at(number: int) -> Stroke:
 def runs_shown(arm: Arm) -> list[RecordedRun]:
     """Return the runs that figures show of an arm: those that finished; else those under way, or that diverged."""
     for statuses in (("finished",), UNDER_WAY, ("diverged",)):
-        found = [run for run in arm.runs if run.status in statuses]
-        if found:
-            return found
+        runs = [run for run in arm.runs if run.status in statuses]
+        if runs:
+            return runs
     return []
 
 
@@ -356,10 +356,10 @@ def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
     if "diverged" in data:
         is_shown |= data["diverged"] > 0
     drawn = data[is_shown]
-    for key, own in arm.settings.items():
+    for key, value_of_arm in arm.settings.items():
         column = short_name(key)
         if column in drawn:
-            drawn = drawn[drawn[column] == own]
+            drawn = drawn[drawn[column] == value_of_arm]
     names = {*drawn["arm"]}
     if "baseline" in drawn:
         names |= {*drawn["baseline"]}
@@ -368,8 +368,8 @@ def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
 
 def is_named(arm: Arm, names: Iterable[str]) -> bool:
     """Tell whether some name is an arm's, or has what the arm has in some of its settings."""
-    own = set(arm.name.split(SEPARATOR))
-    return any(own.issuperset(name.split(SEPARATOR)) for name in names)
+    parts_of_arm = set(arm.name.split(SEPARATOR))
+    return any(parts_of_arm.issuperset(name.split(SEPARATOR)) for name in names)
 
 
 def without_result(arm: Arm) -> str:
