@@ -193,11 +193,6 @@ def write_ranges(data: pd.DataFrame, metric: Metric) -> list[str]:
 # ---- over crossed factors
 
 
-def short(key: str) -> str:
-    """Return the last part of a setting's name."""
-    return short_name(key)
-
-
 def draw_interactions(
     arms: Sequence[Arm], baseline: Baseline, metric: Metric, notes: Sequence[str] = ()
 ) -> list[Figure]:
@@ -209,7 +204,7 @@ def draw_interactions(
 
 def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, notes: Sequence[str]) -> Figure:
     """Draw the means over the seeds with t intervals. arms: all that have a mean."""
-    subject, factor = short(one.subject), short(one.factor)
+    subject, factor = short_name(one.subject), short_name(one.factor)
     data = pd.DataFrame(means_of_cells(one, metric)).sort_values("place", kind="stable")
     chart = draw_levels(one, arms, data, metric)
     has_others = len(one.cells.index.names) > 1  # beside the seed
@@ -222,7 +217,7 @@ def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, notes: 
 
 def means_of_cells(one: Crossing, metric: Metric) -> list[dict[str, Any]]:
     """Return a row for each arm and level that have runs: their mean over the seeds, with its t interval."""
-    factor, places = short(one.factor), places_of(one.levels)
+    factor, places = short_name(one.factor), places_of(one.levels)
     rows = []
     for number, level in one.cells.columns:
         cell = one.cells[number, level]
@@ -253,7 +248,7 @@ def draw_survival(arms: Sequence[Arm], baseline: Baseline, notes: Sequence[str] 
             continue
         data = pd.DataFrame(rows).sort_values("place", kind="stable")
         chart = draw_levels(crossing, arms, data, TRAINED, "share of")
-        subject, factor = short(crossing.subject), short(crossing.factor)
+        subject, factor = short_name(crossing.subject), short_name(crossing.factor)
         words = captions.survival(subject=subject, factor=factor, rows=rows)
         sentences = [*words.sentences, *notes, *chart.notes]
         name = f"survival-{subject}-{factor}"
@@ -274,7 +269,7 @@ def shares_that_train(one: Crossing, arms: Sequence[Arm]) -> list[dict[str, Any]
             low, high = stats.binomtest(train, len(runs)).proportion_ci(method="wilson")
             row = {
                 "arm": arm.name,
-                short(one.factor): level,
+                short_name(one.factor): level,
                 "place": place,
                 "runs": len(runs),
                 "train": train,
@@ -291,7 +286,7 @@ def draw_levels(one: Crossing, arms: Sequence[Arm], data: pd.DataFrame, metric: 
     """Draw a row for each arm and level at the places of the levels."""
     names = dict(zip(places_of(one.levels), [in_words(level) for level in one.levels], strict=True))
     apart = 0.3 / max(len(one.arms), 4)
-    axis = Axis(short(one.factor), names=names)
+    axis = Axis(short_name(one.factor), names=names)
     return draw_against(one.arms, data, "place", axis, metric, apart=apart, what=what, expected=arms)
 
 
