@@ -288,6 +288,16 @@ def test_seeds_and_arms_that_trained_at_no_rate_are_told(tmp_path: Path) -> None
     assert [row[0] for row in table.rows] == ["layernorm · post", "rmsnorm · post", "post · none"]
 
 
+@pytest.mark.parametrize("noted", [{}, {"lr": "a"}, {"lr": None, "seed": {"a": 1}}, {"lr": 1e-3, "seed": "0"}])
+def test_choices_that_are_not_as_sweeps_note_them_are_left_out(
+    tmp_path: Path, noted: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": [{"arm": {"norm": "rmsnorm"}, **noted}]}))
+    assert not make_report([tmp_path]).study.choices
+    assert "lr_choice.json is damaged; it is left out" in caplog.text
+
+
 @pytest.mark.parametrize("value, word", [(None, "null"), (False, "false"), ([0.9, 0.99], "[0.9,0.99]"), (1e-3, "1e-3")])
 def test_a_choice_is_of_the_arm_however_its_values_are_written(tmp_path: Path, value: Any, word: str) -> None:
     for other, lr in ((value, 1e-3), (0.5, 3e-3)):

@@ -132,10 +132,11 @@ class TriedRate(TypedDict):
 
 
 class Choice(TypedDict):
-    """The learning rate that a sweep has chosen for an arm; null where all diverged or failed."""
+    """The learning rate that a sweep has chosen for an arm, or for one seed of it; null: all diverged or failed."""
 
     arm: dict[str, str]
-    lr: NotRequired[Number]
+    lr: Number
+    seed: NotRequired[int]
 
 
 class RateChoices(TypedDict):
