@@ -15,6 +15,7 @@ from made_runs import make_report, make_run, read_study
 from normbench.results.result import EffectKind
 from normbench.results.sensitivity import areas, tried_levels
 from normbench.show.figures import draw_all
+from normbench.show.figures.style import INK
 from normbench.show.report import Report
 
 CONSTANT = {"constant": {"loss/val": 3.3}}
@@ -97,6 +98,21 @@ def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> N
         {"mean": (2.2 + 2 * 3.29) / 3, "runs": 3, "train": 1, "diverged": 0}
     )
     assert figure.svg.count("<path") > 27
+
+
+def test_what_a_map_has_no_mean_for_is_left_out_or_seen_on_any_page(tmp_path: Path) -> None:
+    for norm, factor, rate in product(("layernorm", "dyt"), FACTORS, RATES):
+        status = "running" if norm == "dyt" or (factor, rate) == (4.0, 1e-3) else "finished"
+        if (factor, rate) == (4.0, 1e-1):
+            status = "diverged"  # on data of which nobody knows a constant predictor
+        make_run(tmp_path, norm=norm, lr=rate, status=status, settings={"init.factor": factor})
+    figures = {one.name: one for one in draw_all(read_study([tmp_path]), {"norm": "layernorm"})}
+    figure = figures["map-factor-lr"]
+    pane, _ = figure.canvas.axes
+    assert pane.get_title("left") == "LayerNorm"
+    words = {text.get_text(): text.get_color() for text in pane.texts[-3:]}
+    assert list(words) == ["", "2.00", "×"] and words["×"] == INK
+    assert "Not shown: dyt · " in figure.caption
 
 
 def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:

@@ -435,6 +435,8 @@ def draw_cells(pane: Axes, one: Cells, limits: tuple[float, float], colors: str,
         row, column = divmod(number, values.shape[1])
         red, green, blue, _ = mesh.to_rgba(value)
         color = "#000000" if red + green + blue > BRIGHT else "#ffffff"
+        if np.isnan(value):  # such a cell shows the page, which may be dark
+            color = INK
         if has_room or len(word) == 1:
             pane.text(column + 0.5, row + 0.47, word, ha="center", va="center", color=color)
     pane.grid(visible=False)

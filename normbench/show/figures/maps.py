@@ -22,9 +22,13 @@ from normbench.wording import brief, fixed
 
 
 def draw_maps(study: RecordedStudy, metric: Metric) -> list[Figure]:
-    """Draw a map of each arm over each two settings that are crossed, those over the same in one figure."""
+    """Draw a map of each arm over each two settings that are crossed, those over the same in one figure.
+
+    An arm of which no run has a result yet has none.
+    """
+    with_results = [area for area in areas(study) if cells_of(area, metric)["mean"].notna().any()]
     figures: list[Figure] = []
-    for _, mapped in groupby(areas(study), key=lambda one: one.keys):
+    for _, mapped in groupby(with_results, key=lambda one: one.keys):
         figures.append(draw_grid(list(mapped), study.arms, metric))
     return figures
 
@@ -81,7 +85,7 @@ def cells_of(one: Area, metric: Metric) -> pd.DataFrame:
 
 
 def words_in(cells: pd.DataFrame, metric: Metric) -> list[str]:
-    """Return what to write in each cell: a sign where runs were lost, else the mean."""
+    """Return what to write in each cell: a sign where runs were lost, else the mean; nothing where there is none."""
     digits = 2 if metric.decimals > 2 else 0
     words = []
     for cell in cells.itertuples():
@@ -89,6 +93,8 @@ def words_in(cells: pd.DataFrame, metric: Metric) -> list[str]:
             words.append("×")
         elif 2 * cell.train < cell.runs:
             words.append("–")
+        elif np.isnan(cell.mean):  # its runs go on
+            words.append("")
         else:
             words.append(f"{cell.mean:.{digits}f}")
     return words
