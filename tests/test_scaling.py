@@ -25,7 +25,9 @@ from normbench.results.examine import Request, examine
 from normbench.results.family import correct, make_tests
 from normbench.results.result import EffectKind, Scaling
 from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at
-from normbench.show.figures.sizes import draw_sizes
+from normbench.show.figures.sizes import draw_sizes, mark_extrapolated
+from normbench.show.figures.style import use_our_style
+from normbench.show.plots import blank
 from normbench.show.report import put_in_words
 from normbench.show.tables import scaling_table
 from normbench.tell.designs import say_scaling
@@ -292,3 +294,14 @@ def test_the_answer_keeps_it(tmp_path: Path) -> None:
     dashes = {line.get_linestyle() for line in pane.lines if len(line.get_xdata()) > 2}
     assert len(dashes) == 2 and [text.get_text() for text in pane.texts] == ["extrapolated"]
     assert "extrapolated" in figure.caption and "extrapolated" in figure.alt
+
+
+def test_what_is_said_of_the_extrapolated_part_is_not_cut_where_that_part_is_narrow() -> None:
+    with use_our_style():
+        canvas = blank(2.0)
+        pane = canvas.subplots()
+        pane.set(xscale="log", xlim=(1e3, 1e7))
+        mark_extrapolated(pane, 1e6)
+        canvas.draw_without_rendering()
+        (mark,) = pane.texts
+        assert mark.get_window_extent().x1 <= pane.get_window_extent().x1 + 1e-6

@@ -147,5 +147,5 @@ def draw_ladder(pane: Axes, ladder: Scaling, entry: Entry) -> None:
 def mark_extrapolated(pane: Axes, largest: float) -> None:
     """Draw a line at the largest size that was trained, and say that what is beyond is extrapolated."""
     pane.axvline(largest * BESIDE**0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    how: dict[str, Any] = {"transform": pane.get_xaxis_transform(), "va": "top"}
-    pane.text(largest * BESIDE**0.6, 1.0, "extrapolated", **how)
+    how: dict[str, Any] = {"ha": "right", "va": "top"}  # words that began at the line would be cut at the edge
+    pane.text(1.0, 1.0, "extrapolated", transform=pane.transAxes, **how)
