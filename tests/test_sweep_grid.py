@@ -177,7 +177,7 @@ MISTAKES = {
     "optim.lr=interval(1e-4,1e-1)": "optim.lr=interval(1e-4,1e-1) is not a list of values: give optim.lr some",
     "seed=0,1 sweep.lr=optuna": "sweep.lr=optuna",
     "seed=0,1 hydra/sweeper=ax": "hydra/sweeper",
-    "data.holdout=0.2 sweep.lr=auto": "what chooses must not judge; choose data with data.holdout, and leave it at 0",
+    "data.holdout=0.2 sweep.lr=auto": "data.holdout=0.2 with sweep.lr=auto is refused: sweep.lr holds out a tenth",
     "--watch nowhere": "nowhere holds no sweep",
     "--resume nowhere": "nowhere holds no sweep that can go on: give the folder of one",
     "norm=rmsnorm,dyt seed=range(0,60000)": "a sweep over norm × seed has more than 100,000 runs, which is the most",

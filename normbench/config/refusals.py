@@ -33,6 +33,7 @@ STUDY = "study"  # one that trains by itself
 OF_MAKING = (DEVICE, PROCESSES, EXTEND, STACK, LAUNCHER, CHOOSES_RATE, RATE_SEEDS, STUDY)
 
 RATE = "optim.lr"
+HOLDOUT = "data.holdout"
 
 
 @dataclass(frozen=True)
@@ -346,9 +347,9 @@ def gives_rate(run: Combination) -> bool:
     return RATE in run.given
 
 
-def holds_out_itself(run: Combination) -> bool:
-    """Tell whether the data have no setting for what is held out, or one that is not 0."""
-    return run.settings.get("data.holdout") != 0
+def cannot_hold_out(run: Combination) -> bool:
+    """Tell whether the data have no setting for what is held out."""
+    return run.settings.get(HOLDOUT) is None
 
 
 def judges_by_seed(run: Combination) -> bool:
@@ -422,7 +423,12 @@ OF_SETTINGS = (
     clash(RECORDED, SHARED, f"{REPLAYS}, and what processes tell each other is not", NO_GRAPH),
     clash(RECORDED, FP16, f"{REPLAYS}, and the scale of the loss is decided anew at each step", NO_GRAPH),
     clash(RECORDED, NOT_FUSED, f"{REPLAYS}, and this optimizer keeps numbers outside of it", NO_GRAPH),
-    clash(OPAQUE_NORM, STACKED, f"{AS_ONE_MODEL}, and torch cannot look into the norm's code", "set norm.impl=auto"),
+    clash(
+        OPAQUE_NORM,
+        STACKED,
+        f"{AS_ONE_MODEL}, and torch cannot look into the norm's code",
+        "set norm.impl=auto, and norm@PLACE.impl=auto where a rule has another",
+    ),
     clash(HOSTED, STACKED, f"{AS_ONE_MODEL}, and torch cannot look into the model's code", NO_STACK),
     clash(OF_MATRICES, STACKED, "the optimizer needs the matrices of each seed by themselves", NO_STACK),
     clash(MANY_LENGTHS, STACKED, AS_ONE_MODEL, NO_STACK),
@@ -444,10 +450,16 @@ OF_SETTINGS = (
         "leave sweep.lr out, or choose another schedule",
     ),
     clash(
-        Side("data", "data with a data.holdout other than 0, or without that setting", holds_out_itself),
+        Side(HOLDOUT, "data.holdout"),
         CHOSEN_RATE,
         "sweep.lr holds out a tenth itself, since what chooses must not judge",
-        "choose data with data.holdout, and leave it at 0",
+        "leave data.holdout out",
+    ),
+    clash(
+        Side("data", "data without data.holdout", cannot_hold_out),
+        CHOSEN_RATE,
+        "sweep.lr holds out a tenth with data.holdout, since what chooses must not judge",
+        "choose data that have it",
     ),
     clash(
         Side("seed", "a seed", judges_by_seed),

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from normbench import build
-from normbench.config.refusals import CHOOSES_RATE, OF_SETTINGS, RATE, RATE_SEEDS, refuse
+from normbench.config.refusals import CHOOSES_RATE, HOLDOUT, OF_SETTINGS, RATE, RATE_SEEDS, refuse
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_json
 from normbench.runs.reading import check_unaltered
@@ -26,7 +26,6 @@ from normbench.sweep.words import SETTINGS, SweepConfig
 from normbench.wording import count, short
 
 HELD_OUT = 0.1  # of the training data
-HOLDOUT = "data.holdout"
 EACH = "each"  # of sweep.lr: a choice for each seed
 RATES_BEYOND = 2  # how many rates at most are tried beyond an end of the grid, where the best one lies there
 SUFFIX = "-lr"  # of the folder of the runs that choose
