@@ -490,7 +490,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
         value for arm in tiny.arms.values() for value in arm.values()
     }
     assert not (claims / "other" / ".sweep").exists()
-    assert "parity" in (claims / "claims.html").read_text()
+    assert ">parity</span>" in (claims / "claims.html").read_text()
 
     capsys.readouterr()
     assert run("--verify", "outputs/claims") == 0
