@@ -286,6 +286,10 @@ def test_seeds_and_arms_that_trained_at_no_rate_are_told(tmp_path: Path) -> None
     assert at_seed.found[0].arms == ("rmsnorm · post",) and at_seed.found[0].seeds == (2,)
     (table,) = [table for table in report.tables if table.key == "search"]
     assert [row[0] for row in table.rows] == ["layernorm · post", "rmsnorm · post", "post · none"]
+    for seed in range(3):  # in another folder the arm has runs
+        make_run(tmp_path / "more", norm="none", placement="post", seed=seed)
+    (at_seed,) = [one for one in make_report([tmp_path]).answer.caveats if one.kind == CaveatKind.LOST_RUNS]
+    assert at_seed.found[0].arms[0].startswith("rmsnorm")
 
 
 @pytest.mark.parametrize("noted", [{}, {"lr": "a"}, {"lr": None, "seed": {"a": 1}}, {"lr": 1e-3, "seed": "0"}])

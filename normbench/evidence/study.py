@@ -143,15 +143,15 @@ class RecordedStudy:
 
         Each with its arm, which has no runs where no rate was left for any of its seeds.
         """
-        for folder, noted in self.noted.items():
+        for noted in self.noted.values():
             for choice in noted:
                 if choice["lr"] is None:
-                    yield self.arm_of(choice, folder), choice
+                    yield self.arm_of(choice), choice
 
-    def arm_of(self, choice: Mapping[str, Any], folder: Path) -> Arm:
-        """Return the arm for which a sweep in a folder has chosen; one without runs where no run has its settings."""
+    def arm_of(self, choice: Mapping[str, Any]) -> Arm:
+        """Return the arm for which a sweep has chosen; one without runs where no run has its settings."""
         for arm in self.arms:
-            if any(run.path.parent == folder and self.has_settings(run, choice["arm"]) for run in arm.runs):
+            if any(self.has_settings(run, choice["arm"]) for run in arm.runs):
                 return arm
         return Arm(choice["arm"])
 
