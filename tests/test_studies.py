@@ -429,11 +429,19 @@ def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() 
             ends = [float(end) for end in re.findall(r"\+([\d.]+)", sentence.text)]
             assert ends == pytest.approx([low, high], abs=1e-3) and sentence.text.endswith("; 3 seeds).")
         else:
-            most = re.findall(
-                r"too few seeds to tell; they may differ in the Loss by up to ([\d.]+) nats", sentence.text
-            )
+            most = re.findall(r"do not differ in the Loss by more than ([\d.]+) nats", sentence.text)
             assert float(most[0]) == pytest.approx(max(-low, high), rel=0.1)
         assert float(re.findall(r"([\d.]+\d) after Holm", sentence.detail)[0]) == pytest.approx(p, abs=6e-4)
+
+
+def test_too_few_seeds_are_said_to_be_where_a_difference_could_be_as_large_as_all_that_was_measured() -> None:
+    narrow = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.01, 2.49, 2.1]}
+    wide = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.4, 2.0, 2.5]}
+    for values, words in ((narrow, "do not differ in the Loss by more than"), (wide, "too few seeds to tell")):
+        _, (sentence,) = write(
+            [], compare_with_baseline(rows_of(values), "loss", {"norm": "layernorm"}, "Loss", "nats")
+        )
+        assert words in sentence.text
 
 
 def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> None:

@@ -18,7 +18,8 @@ from normbench.evidence.arms import Arm
 from normbench.evidence.labels import label_of
 from normbench.evidence.measures import Metric
 from normbench.results.family import correct
-from normbench.results.result import Paired
+from normbench.results.result import FEWEST_SEEDS, Paired
+from normbench.results.rules import Verdict
 from normbench.results.statistics import (
     Interval,
     detectable_difference,
@@ -165,12 +166,22 @@ class StudyResult(Paired):
         ratio: whether the values are logarithms to base 2, and are told as a ratio.
         kinds: the kinds of rows of the arm that are compared, the first less the second; None where two arms are.
         of: the metric and the rows that it compares, which tell it from other tests with the same numbers.
+        spread: of the numbers of both, from the lowest to the highest.
     """
 
     what: str = ""
     ratio: bool = False
     kinds: tuple[str, str] | None = None
     of: Hashable = None
+    spread: float = 0.0
+
+    def judge(self) -> Verdict:
+        """Return what can be said of it, once p is corrected: with seeds enough, how large it is at most."""
+        by_values = super().judge()
+        if by_values != Verdict.UNKNOWN or self.n < FEWEST_SEEDS:
+            return by_values
+        assert self.interval is not None  # as its p is known
+        return Verdict.UNKNOWN if self.interval.reach > self.spread else Verdict.ALIKE
 
     @property
     def summary(self) -> tuple[float, Interval | None]:
@@ -210,6 +221,7 @@ def difference_of(
     """
     sample = paired_difference(first.values, second.values)
     arm, baseline = label_of(first.arm), label_of(second.arm)
+    of_both = [*first.values.values(), *second.values.values()]
     what = f"{number[:1].upper()}{number[1:]}"
     if kinds:
         what += f" {kinds[0]}, less that {kinds[1]}, {arm}"
@@ -219,6 +231,7 @@ def difference_of(
         values=sample.values,
         resolution=sample.resolution,
         seeds=sample.seeds,
+        spread=max(of_both) - min(of_both) if of_both else 0.0,
         arm=arm,
         baseline=baseline,
         metric=Metric(number or first.metric, unit=unit, judges=bool(better), lower_is_better=better != "higher"),

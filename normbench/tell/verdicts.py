@@ -253,6 +253,10 @@ def say_unknown(result: Difference | StudyResult) -> str:
 
 def say_alike(result: Difference | StudyResult) -> str:
     """Say that no difference was found, and how large one may be."""
+    if isinstance(result, StudyResult) and result.kinds:
+        first, second = result.kinds
+        what = f"the {result.metric.words} {first} and {second}"
+        return f"{result.arm}: {what} do not differ by more than {reach_of(result)}."
     if margin_of(result) is None:
         return f"{pair(result)} do not differ{in_number(result)} by more than {reach_of(result)}."
     most = f"{reach_of(result)}{beyond(result)}"
