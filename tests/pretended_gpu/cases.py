@@ -399,8 +399,8 @@ def main() -> None:
             except Exception:
                 found[name] = traceback.format_exc()
     Path(sys.argv[1]).write_text(json.dumps(found))
-    # Without a GPU behind them, threads that torch has begun for one may still be there when C++ takes its statics down,
-    # which then aborts the process, after all that is tried here.
+    # Threads that torch has begun for a GPU may still be there when C++ takes its statics down, which then aborts the
+    # process, after all that is tried here.
     os._exit(0)
 
 
