@@ -36,12 +36,6 @@ class Family:
     losses: tuple[LostRuns, ...]
     scaling: tuple[Scaling, ...]
 
-    @property
-    def finds_any(self) -> bool:
-        """Tell whether anything is called a difference."""
-        results = (*self.differences, *self.effects, *self.losses, *self.scaling)
-        return any(result.real for result in results)
-
 
 def make_tests(
     study: RecordedStudy, arms: Sequence[Arm], baseline: Baseline, metric: Metric, margin: float | None = None

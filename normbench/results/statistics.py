@@ -165,11 +165,6 @@ class Sample:
             return False
         return float(stats.shapiro(self.values).pvalue) < ALPHA
 
-    @property
-    def wilcoxon_p(self) -> float | None:
-        """Return the two-sided p of the test of signed ranks; None for one value or none."""
-        return signed_rank_p(self.values, self.resolution)
-
 
 def signed_rank_p(values: Sequence[float], resolution: float) -> float | None:
     """Return the two-sided p of the signed-rank test of two values or more (Wilcoxon 1945), those of 0 left out.

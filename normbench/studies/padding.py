@@ -173,6 +173,6 @@ def by_what_counts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with what their norms count (`counted`); arms without `norm.masked` appear once for each answer."""
     masked = rows.get(MASKED, pd.Series(AS_IT_IS, rows.index))
     without_masked = rows.drop(columns=MASKED, errors="ignore")
-    real = without_masked[masked != False].assign(counted="real tokens alone")  # noqa: E712 (of a column)
-    padding = without_masked[masked != True].assign(counted="padding too")  # noqa: E712
+    real = without_masked[masked.ne(False)].assign(counted="real tokens alone")
+    padding = without_masked[masked.ne(True)].assign(counted="padding too")
     return pd.concat([real, padding])
