@@ -418,8 +418,12 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
 def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() -> None:
     values = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.3, 2.83, 2.39], "dyt": [2.1, 2.3, 2.15]}
     rows = rows_of(values)
-    _, found = write([], compare_with_baseline(rows, "loss", {"norm": "layernorm"}, "Loss", "nats"))
+    differences = compare_with_baseline(rows, "loss", {"norm": "layernorm"}, "Loss", "nats")
+    _, found = write([], differences)
     tests = [stats.ttest_rel(values[norm], values["layernorm"]) for norm in ("rmsnorm", "dyt")]
+    for difference, test in zip(differences, tests, strict=True):  # in full precision, which sentences have not
+        assert difference.interval == pytest.approx(test.confidence_interval(), rel=1e-9)
+        assert difference.p == pytest.approx(test.pvalue, rel=1e-9)
     smaller, larger = sorted(test.pvalue for test in tests)
     for sentence, test in zip(found, tests, strict=True):
         p = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
