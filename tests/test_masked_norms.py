@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 FEW = "batchnorm in few operators"  # as on CUDA, where each operator costs a launch
 CROSSING = {key: value for key, value in KINDS.items() if "running" not in key and "corrects" not in key}
 OTHERS = ("layernorm", "rmsnorm", "prmsnorm", "dyt", "groupnorm", "none", "derf", "dyisru", "scalenorm", "crmsnorm",
-          "unitnorm", "adanorm", "bhyt", "seednorm", "scale")  # fmt: skip
+          "unitnorm", "adanorm", "bhyt", "seednorm", "gatedrmsnorm", "scale")  # fmt: skip
 
 lengths = st.lists(st.integers(1, LENGTH), min_size=2, max_size=5).filter(lambda given: max(given) > 1)
 paddings = st.sampled_from([0.0, -7.5, 1e30, math.inf, -math.inf, math.nan])

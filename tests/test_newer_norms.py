@@ -119,6 +119,48 @@ def test_seednorm_reads_the_features() -> None:
 # --- what is particular
 
 
+def test_gatedrmsnorm_starts_near_half_of_rmsnorm() -> None:
+    x = values()
+    norm = make("gatedrmsnorm", eps=0.2, rank=3).double()
+    assert (norm.down.shape, norm.up.shape, norm.settings()["rank"]) == ((3, FEATURES), (FEATURES, 3), 3)
+    half = make("rmsnorm", eps=0.2).double()(x) / 2
+    torch.testing.assert_close(norm(x), half, rtol=0.2, atol=0)
+    torch.testing.assert_close(with_values(norm, up=0.0)(x), half, **DOUBLE)
+
+
+def test_gatedrmsnorm_by_hand() -> None:
+    """Features 3 and −4 have the root mean square √12.5; the map down reads their difference, the one up is (1, −1)."""
+    norm = with_values(
+        make("gatedrmsnorm", 2, eps=0.0, rank=1), down=torch.tensor([1.0, -1.0]), up=torch.tensor([[1.0], [-1.0]])
+    )
+    read = 7 / math.sqrt(12.5)
+    passed = read / (1 + math.exp(-read))
+    gates = 1 / (1 + math.exp(-passed)), 1 / (1 + math.exp(passed))
+    expected = [3 / math.sqrt(12.5) * gates[0], -4 / math.sqrt(12.5) * gates[1]]
+    y = norm(torch.tensor([[3.0, -4.0]], dtype=torch.float64))
+    torch.testing.assert_close(y, torch.tensor([expected], dtype=torch.float64), **DOUBLE)
+
+
+def test_the_maps_of_a_gate_decay_and_are_drawn_by_site_and_seed() -> None:
+    drawn = []
+    for seed in (0, 1):
+        model, norms = build("gatedrmsnorm", seed=seed)
+        decayed, others = parameter_groups(model, norms.values(), weight_decay=0.1, decay_norms=False)
+        for norm in norms.values():
+            drawn.append(norm.down.flatten().tolist())
+            assert {id(norm.down), id(norm.up)} <= {id(parameter) for parameter in decayed["params"]}
+            assert any(parameter is norm.weight for parameter in others["params"])
+    assert len({*map(tuple, drawn)}) == len(drawn)
+
+
+def test_a_gate_is_computed_in_full_precision_under_autocast() -> None:
+    norm = make("gatedrmsnorm")
+    x = random_input("sequence")
+    with torch.autocast("cpu", torch.bfloat16):
+        y = norm(x)
+    assert torch.equal(y, norm(x))
+
+
 @pytest.mark.parametrize("name", ["scalenorm", "unitnorm"])
 def test_a_short_x_is_divided_by_the_least_norm(name: str) -> None:
     x = torch.full((1, FEATURES), 1e-7, dtype=torch.float64, requires_grad=True)

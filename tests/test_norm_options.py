@@ -17,7 +17,7 @@ from normbench.errors import UsageError
 from normbench.norms import DyT, GroupNorm, PartialRMSNorm
 from normbench.types import Norm, NormFacts, Site
 
-AUTO = {"rmsnorm": "native", "dyt": "native"}  # on a CPU
+AUTO = {"rmsnorm": "native", "gatedrmsnorm": "native", "dyt": "native"}  # on a CPU
 
 LATER = {"gain0", "detach", "noise"}  # settings that came after most YAMLs, in which they would rename older runs
 
@@ -29,6 +29,7 @@ OWN = {
     "unitnorm": ["k"],
     "bhyt": ["lam"],
     "seednorm": ["alpha", "beta"],
+    "gatedrmsnorm": ["down", "up"],
     "switchable": ["mean_weight", "var_weight"],
     "frn": ["tau"],
     "evonorm_b0": ["v"],
@@ -187,7 +188,7 @@ def test_detached_statistics_add_nothing_to_the_gradient(name: str) -> None:
     assert norm.settings()["detach"] == "both" and not norm.exact_gradient
     x = random_input("sequence", torch.float64)
     torch.testing.assert_close(norm(x), random_norm(name, "sequence", impl="eager").double()(x), rtol=0, atol=0)
-    if name in ("seednorm", "powernorm"):  # whose gain reads all features; whose backward pass moves ν each time
+    if name in ("seednorm", "gatedrmsnorm", "powernorm"):  # whose gains read all features; whose pass back moves ν
         return
     jacobian: Any = torch.autograd.functional.jacobian(norm, x)
     flat = jacobian.reshape(x.numel(), x.numel())

@@ -158,7 +158,8 @@ def test_what_is_measured_is_what_the_class_declares(norm: str) -> None:
     assert page.invariances["data + c"] <= facts.centers
     assert page.differs_in_evaluation == bool(page.kept)
     assert page.norm.used_in
-    assert page.learned.count("C") == [p.numel() for p in page.norm.parameters()].count(norm_pages.PICTURE[1])
+    lengths = [length for parameter in page.norm.parameters() for length in parameter.shape]
+    assert page.learned.count("C") == lengths.count(norm_pages.PICTURE[1])
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -181,6 +182,13 @@ def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
 def test_operations_and_bytes_by_hand(norm: str) -> None:
     forward, _ = norm_pages.count_costs(part_of(norm))
     assert (round(forward.operations), round(forward.traffic)) == FORWARD[norm]
+
+
+def test_a_product_of_matrices_has_all_its_operations() -> None:
+    """Of 16 numbers between the maps: 2·16 down and 2·16 up for each value, beside 4 of RMSNorm, σ and the product."""
+    forward, backward = norm_pages.count_costs(part_of("gatedrmsnorm"))
+    assert round(forward.operations) == 64 + FORWARD["rmsnorm"][0] + 2
+    assert backward.operations > 2 * 64
 
 
 def test_the_time_here_is_a_ratio_to_layernorm(capsys: pytest.CaptureFixture[str]) -> None:

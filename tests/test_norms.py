@@ -18,14 +18,16 @@ from support import NORMS
 from torch import Tensor, nn
 
 from normbench.norms import BatchNorm, InstanceNorm, kernels
+from normbench.training.devices import seed_draws
 from normbench.types import Norm, Site
 
 pytest_plugins = ["run_fixtures"]
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
 NAMES = sorted(NORMS)
-OPERATORS = {"batchnorm", "ghostbatchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
-NATIVE = {"rmsnorm", "dyt"}  # we have a backward of our own
+# torch has an operator
+OPERATORS = {"batchnorm", "gatedrmsnorm", "ghostbatchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}
+NATIVE = {"gatedrmsnorm", "rmsnorm", "dyt"}  # we have a backward of our own
 
 FEATURES = 12
 EPS = 0.1  # large, so that its place shows
@@ -66,7 +68,8 @@ def native_functions_of_few_values() -> Iterator[None]:
 
 def make(name: str, width: int = FEATURES, channel_dim: int = -1, site: Site | None = None, **changes: Any) -> Any:
     """The norm of conf/norm/<name>.yaml, as a run makes it."""
-    return instantiate(options(name) | changes)(width, channel_dim=channel_dim, site=site)
+    with seed_draws(0):
+        return instantiate(options(name) | changes)(width, channel_dim=channel_dim, site=site)
 
 
 def layouts(name: str) -> list[str]:
@@ -171,6 +174,15 @@ def seednorm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
     return gain * x / rms(x) / p["weight"]
 
 
+def gatedrmsnorm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    """The gate reads γ·x/rms, and what it gives is divided by γ, by which it is multiplied again."""
+    y = p["weight"] * x / rms(x)
+    read = torch.einsum("...c,rc->...r", y, p["down"])
+    read = read / (1 + torch.exp(-read))
+    gate = 1 / (1 + torch.exp(-torch.einsum("...r,cr->...c", read, p["up"])))
+    return gate * x / rms(x)
+
+
 def grouped(x: Tensor, image: bool) -> Tensor:
     y = x.reshape(*x.shape[:-1], 3, FEATURES // 3)
     return standardized(y, (1, 2, 4) if image else (-1,)).reshape(x.shape)
@@ -196,6 +208,7 @@ REFERENCES: dict[str, Reference] = {
     "adanorm": lambda x, p, image: adanorm(x),
     "bhyt": lambda x, p, image: torch.tanh(p["lam"] * 0.1 * x / rms(x)),
     "seednorm": lambda x, p, image: seednorm(x, p),
+    "gatedrmsnorm": lambda x, p, image: gatedrmsnorm(x, p),
     "batchrenorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),  # for the first batches
     "ghostbatchnorm": lambda x, p, image: by_blocks(x),
     "switchable": lambda x, p, image: switchable(x, p),

@@ -71,7 +71,7 @@ def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placem
             assert kinds == {RMSNorm}
 
 
-@pytest.mark.parametrize("norm", ["adanorm", "seednorm", "unitnorm"])
+@pytest.mark.parametrize("norm", ["adanorm", "seednorm", "gatedrmsnorm", "unitnorm"])
 def test_a_norm_is_kept_that_has_no_gain_or_more_than_that(norm: str) -> None:
     _, found, count = folded(norm=norm, **FREE)
     assert len(found.refused) == count and not found.done

@@ -17,6 +17,7 @@ from rich.markdown import Markdown
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from normbench import build
 from normbench.commands.report import console
@@ -42,7 +43,17 @@ CLOCKED = (16, 512, 512)  # samples, positions, features
 ROUNDS = 7  # of timing a norm and layernorm in turn
 COUNTED = (8, 64, 512)  # samples, positions, features
 LAYERS = 12  # of a Transformer, for which a placement's gains are told
-SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α", "beta": "β", "lam": "λ", "shift": "s", "tau": "τ"}
+SYMBOLS = {
+    "weight": "γ",
+    "bias": "β",
+    "alpha": "α",
+    "beta": "β",
+    "lam": "λ",
+    "shift": "s",
+    "tau": "τ",
+    "down": "W↓",
+    "up": "W↑",
+}
 
 
 def tell(group: str, name: str | None, markdown: bool) -> None:
@@ -300,7 +311,8 @@ def numbers_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Name tensors with how many numbers they have; C: as many as features."""
     sizes = []
     for name, tensor in tensors:
-        size = "C" if tensor.numel() == PICTURE[1] else str(tensor.numel())
+        shape = ["C" if length == PICTURE[1] else str(length) for length in tensor.shape]
+        size = " × ".join(shape) or "1"
         sizes.append(f"{SYMBOLS.get(name, name)} ({size})")
     return ", ".join(sizes)
 
@@ -362,7 +374,10 @@ def draw(cells: Cells) -> str:
 
 
 class Count(TorchDispatchMode):
-    """Counts what torch's operators compute, an operation for each value, and the bytes that they read and write."""
+    """Counts what torch's operators compute, and the bytes that they read and write.
+
+    An operation for each value, and of a product of matrices one for each product of numbers and each sum of two.
+    """
 
     operations = 0
     traffic = 0
@@ -370,8 +385,13 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, Tensor)]
-        if tensors and not func.is_view:
-            self.operations += max(tensor.numel() for tensor in tensors)
+        is_view = func.is_view or func.overloadpacket is torch.ops.aten._unsafe_view  # which is none by its signature
+        if tensors and not is_view:
+            count_products = flop_registry.get(func.overloadpacket)
+            if count_products is None:
+                self.operations += max(tensor.numel() for tensor in tensors)
+            else:
+                self.operations += count_products(*args, **(kwargs or {}), out_val=output)
             for tensor in tensors:
                 stored = tensor.untyped_storage().nbytes()
                 self.traffic += min(tensor.nbytes, stored)

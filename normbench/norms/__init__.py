@@ -10,6 +10,7 @@ from normbench.norms.derf import Derf, DyISRU
 from normbench.norms.dyt import DyT
 from normbench.norms.evonorm import EvoNormB0, EvoNormS0
 from normbench.norms.frn import FRN
+from normbench.norms.gatedrmsnorm import GatedRMSNorm
 from normbench.norms.ghostbatchnorm import GhostBatchNorm
 from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
