@@ -254,12 +254,14 @@ def test_rates_that_were_chosen_for_each_seed_tell_no_arms_apart(tmp_path: Path)
     assert not fair.serious and values(fair) == {
         "0.001": ("layernorm",), "0.003": ("layernorm", "rmsnorm"), "0.01": ("rmsnorm",),
     }  # fmt: skip
-    assert "for each seed with another one" in write_methods(report)
+    assert "for each seed with another one" in write_methods(report) and "length" not in write_methods(report)
     (rate,) = [held for held in report.answer.question.held if held.what == "rate"]
     assert rate.goes_with == "seed" and rate.values == ("0.001", "0.003", "0.01")
-    noted[-1] |= {"edge": "highest"}
+    noted[-1] |= {"edge": "highest", "length": 0.25}
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    edge, *_ = make_report([tmp_path]).answer.caveats
+    report = make_report([tmp_path])
+    assert "in runs of 25 % of the length" in write_methods(report)
+    edge, *_ = report.answer.caveats
     assert edge.text.startswith("rmsnorm (1 of 3 seeds): the chosen learning rate is at the end of those tried")
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted[1:]}))  # one is not known
     assert len(read_study([tmp_path]).arms) == 4

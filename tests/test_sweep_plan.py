@@ -273,6 +273,21 @@ def test_each_reported_seed_has_a_rate_that_was_chosen_on_a_seed_of_its_own(here
     assert describe_choices(second)[1].startswith("rmsnorm: lr 0.001 for 1 seed, lr 0.1 for 1 seed")
 
 
+def test_runs_that_choose_may_be_shorter_than_those_that_are_reported(here: Path) -> None:
+    words = ["norm=rmsnorm", "sweep.lr=each", "sweep.lr_grid=1e-3,1e-2,1e-1", "sweep.lr_length=0.25"]
+    for length, steps in (("trainer.steps=10", 2), ("trainer.epochs=3", 70)):  # of 10 and 279
+        sweep = plan_sweep([*words, *CNN, length, "device=cpu", "threads=1"])
+        (choosing,) = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings)).runs
+        assert choosing.prepared.config.tree["trainer"]["steps"] == steps
+        end_run(choosing.prepared.directory, "finished", 2, 2.0)
+        tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+        choices = choose(sweep.plan, tuning, sweep.settings)
+        assert [choice["length"] for choice in choices] == [0.25]
+        (reported,) = sweep.planner.plan(tuned_grid(sweep.plan, choices, sweep.settings)).runs
+        assert length in reported.prepared.config.words
+    assert planned(*words).asked_runs != planned(*words[:-1]).asked_runs
+
+
 def test_a_seed_that_is_reported_chooses_no_rate(here: Path) -> None:
     with pytest.raises(UsageError, match=r"^seed=1 with sweep.lr_seeds=\[7,1\] is refused: .*; give other seeds"):
         planned("norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_seeds=7,1")

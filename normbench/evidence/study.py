@@ -167,6 +167,11 @@ class RecordedStudy:
         return self.fairly_chosen and all("seed" in choice for choice in choices)
 
     @property
+    def choice_length(self) -> float:
+        """Return the length of the shortest runs that chose a rate, as a share of those that are reported."""
+        return min((choice.get("length", 1.0) for choice in self.choices.values()), default=1.0)
+
+    @property
     def ramps(self) -> bool:
         """Tell whether the learning rate of every run grew until it no longer learned, and so took all rates."""
         return all(run.ramp for run in self.runs)

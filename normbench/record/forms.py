@@ -137,6 +137,7 @@ class Choice(TypedDict):
     arm: dict[str, str]
     lr: Number
     seed: NotRequired[int]
+    length: NotRequired[Number]  # of the runs that chose, as a share of those that are reported
 
 
 class RateChoices(TypedDict):

@@ -104,6 +104,8 @@ class Sweep:
         how = {"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds}
         if self.settings.lr == tuning.EACH:
             how["for"] = tuning.EACH
+        if self.settings.lr_length != 1:
+            how["length"] = self.settings.lr_length
         tried = fingerprint(how)
         return [f"{name} lr {tried}" for name in names]
 
@@ -245,7 +247,8 @@ class Sweep:
         number = self.count_to_do(self.plan)
         choosing = self.plan_choosing()
         if choosing is not None:
-            number += self.count_to_do(choosing) + tuning.follow_up(self.plan, choosing, self.settings)
+            number_choosing = self.count_to_do(choosing) + tuning.follow_up(self.plan, choosing, self.settings)
+            number += math.ceil(number_choosing * self.settings.lr_length)
         if not number:
             return 0.0
         times, left = self.time_examples(self.plan)

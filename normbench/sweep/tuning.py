@@ -22,13 +22,14 @@ from normbench.record.files import read_json
 from normbench.runs.reading import check_unaltered
 from normbench.settings import drop_keys, key_of
 from normbench.sweep.folder import arm_name
-from normbench.sweep.plan import Point, SweepPlan, replace_settings
+from normbench.sweep.plan import PlannedRun, Point, SweepPlan, replace_settings
 from normbench.sweep.words import SETTINGS, SweepConfig
 from normbench.wording import count, short
 
 HELD_OUT = 0.1  # of the training data
 EACH = "each"  # of sweep.lr: a choice for each seed
 RATES_BEYOND = 2  # how many rates at most are tried beyond an end of the grid, where the best one lies there
+STEPS = "trainer.steps"
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
 # The final losses of an arm's runs by learning rate; None: a run diverged or failed.
@@ -143,9 +144,22 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
         for lr in sorted({*means, *following[unit]}):
             for seed in seeds_that_choose(reported_seed, settings):
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                words = replace_settings(first.prepared.config.words, {**varied, **common})
+                changed = {**varied, **common, **length_of(first, settings)}
+                words = replace_settings(first.prepared.config.words, changed)
                 points.append(Point(words, {**first.arm, **varied}))
     return points
+
+
+def length_of(run: PlannedRun, settings: SweepConfig) -> dict[str, str]:
+    """Return the settings that make a run as long as those are that choose its rate.
+
+    With `sweep.lr=each` shorter ones keep what intervals promise, whatever they choose: what they cost or gain is in
+    each seed by itself. A rate that is best early may not be so in the end, which the arms have in common.
+    """
+    if settings.lr_length == 1:
+        return {}
+    steps = run.prepared.config.tree["trainer"]["steps"]  # which planning has counted where epochs are asked for
+    return {STEPS: str(max(1, round(steps * settings.lr_length)))}
 
 
 def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> list[Point]:
@@ -194,7 +208,8 @@ def choose(plan: SweepPlan, tuning: SweepPlan, settings: SweepConfig) -> list[di
             for seed in seeds_that_choose(reported_seed, settings):
                 for lr, loss in losses.get((name, seed), {}).items():
                     rates.setdefault(lr, []).append(loss)
-            choices.append(choose_rate(arm, rates, settings.lr_grid, reported_seed))
+            choice = choose_rate(arm, rates, settings.lr_grid, reported_seed)
+            choices.append({**choice, "length": settings.lr_length})
     return choices
 
 

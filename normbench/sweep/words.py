@@ -43,6 +43,9 @@ class SweepConfig:
         Setting("seeds of the runs that choose, which are not reported; with sweep.lr=each they count from the seed "
                 "that is reported, so that 1000 is 1003 for seed 3", low=0, high=2**62),
     ]  # fmt: skip
+    lr_length: Annotated[
+        float, Setting("length of the runs that choose, as a share of those that are reported", above=0, high=1)
+    ]
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
     retry_failed: Annotated[bool, Setting("try failed runs again")]
     timeout: Annotated[float | None, Setting("a run that takes longer fails; null: no limit", "minutes", above=0)]

@@ -8,7 +8,7 @@ from normbench.evidence.facts import sizes
 from normbench.results.answer import Answer
 from normbench.results.examine import Examination
 from normbench.tell.setups import RateChoice, Setup, describe_setup
-from normbench.wording import count, join_first, one_line
+from normbench.wording import count, join_first, one_line, percent
 
 CHOSEN_BEFORE = (RateChoice.HELD_OUT, RateChoice.EACH_SEED)
 
@@ -110,6 +110,8 @@ def say_rates(setup: Setup) -> list[str]:
         )
     else:
         return []
+    if setup.choice_length < 1 and setup.rate_choice in CHOSEN_BEFORE:
+        how += f", in runs of {percent(setup.choice_length)} of the length"
     return [f"{how}: {'; '.join(setup.rates)}."]
 
 

@@ -64,6 +64,7 @@ class Setup:
         precision: that in which runs compute.
         average: the decay of a moving average of the weights.
         rate_choice: on what learning rates were chosen.
+        choice_length: the length of the runs that chose them, as a share of those that are reported.
         rates: the learning rate of each arm that is judged, after its name.
         scores: how translations were judged.
         code: the commits of normbench.
@@ -86,6 +87,7 @@ class Setup:
     precision: str
     average: str
     rate_choice: RateChoice
+    choice_length: float
     rates: tuple[str, ...]
     scores: str
     code: str
@@ -127,6 +129,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         precision=describe(precision_in_words),
         average=describe(average_in_words),
         rate_choice=rate_choice(study, rates_chosen),
+        choice_length=study.choice_length,
         rates=tuple(rates_of(study, arm) for arm in judged),
         scores=facts.join_distinct(runs, facts.bleu),
         code=facts.join_distinct(runs, facts.code),
