@@ -277,6 +277,40 @@ def test_power_and_the_seeds_that_settle_a_claim() -> None:
     assert judge(dict(enumerate(shape + 0.9)), ClaimRule(Kind.PARITY, 0.9)).seeds_to_settle is None
 
 
+def test_a_verdict_tells_the_single_seeds_it_turns_without() -> None:
+    rule = ClaimRule(Kind.ANY, 0.5)
+    values = {0: 0.3, 1: 0.2, 2: 0.25, 3: 0.1, 4: -0.1, 7: 0.15}
+    found = judge(values, rule)
+    assert found.verdict == Verdict.REPRODUCED
+    expected: dict[str, list[int]] = {}
+    for seed in values:
+        others = {other: value for other, value in values.items() if other != seed}
+        mean, (low, high) = np.mean([*others.values()]), intervals(np.array([*others.values()]), 0.05)
+        verdict = "reproduced" if low > 0 else "not reproduced" if high < 0.5 else "inconclusive"
+        assert low < mean < high
+        if verdict != found.verdict:
+            expected.setdefault(verdict, []).append(seed)
+    assert expected and found.turning_seeds == expected
+    # Where all seeds say the same, none decides, and one seed has no others.
+    assert not judge(dict.fromkeys(range(5), 1.0) | {5: 1.1}, rule).turning_seeds
+    assert not judge({0: 1.0}, rule).turning_seeds
+
+
+def test_pairs_that_spread_more_than_their_arms_are_told() -> None:
+    random = np.random.default_rng(2)
+    common, own = random.standard_normal((2, 10))
+    for sign, is_widened in ((1.0, False), (-1.0, True)):
+        arms = {"a": dict(enumerate(common)), "b": dict(enumerate(sign * common + 0.1 * own))}
+        values = {seed: arms["b"][seed] - arms["a"][seed] for seed in range(10)}
+        spreads = ClaimResult("one", "a" * 64, "", Status.COMPLETE, values=values, arms=arms).spreads
+        assert spreads is not None and spreads.is_widened is is_widened
+        assert spreads.paired == pytest.approx(stats.tstd([*values.values()]))
+        both = stats.tstd([*arms["a"].values()]) ** 2 + stats.tstd([*arms["b"].values()]) ** 2
+        assert spreads.unpaired == pytest.approx(math.sqrt(both))
+    other = ClaimResult("one", "a" * 64, "", Status.COMPLETE, values=dict.fromkeys(range(10), 0.5), arms=arms)
+    assert other.spreads is None  # the effect is no difference of these arms
+
+
 def test_a_suite_is_corrected_over_all_that_is_registered() -> None:
     judged: dict[str, ClaimedEffect | None] = {}
     for place, size in enumerate((9, 1, -3)):

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
+import numpy as np
 from msgspec import Meta
 
 from normbench.results.rules import (
@@ -21,6 +22,8 @@ from normbench.results.rules import (
 from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
 
 FEWEST_EQUAL = 3  # values without which equal ones say nothing
+FEWEST_FOR_SPREAD = 5  # seeds without which nobody tells how arms go together
+WIDENED = 1.1  # times as large a spread in pairs is worth a word
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,23 @@ class ClaimedEffect(Sample):
         """Return what the rule of kind sized says of it, whatever its own rule is."""
         rule = replace(self.rule, kind=ClaimKind.SIZED)
         return replace(self, rule=rule).verdict
+
+    @cached_property
+    def turning_seeds(self) -> dict[Verdict, list[int]]:
+        """Return the seeds without which, one at a time, the verdict is another, by that other verdict."""
+        found: dict[Verdict, list[int]] = {}
+        for seed in self.seeds if self.n > 1 else ():
+            verdict = self.without(seed).verdict
+            if verdict is not self.verdict:
+                found.setdefault(verdict, []).append(seed)
+        return found
+
+    def without(self, seed: int) -> Self:
+        """Return the effect of all other seeds, by the same rule."""
+        place = self.seeds.index(seed)
+        values = (*self.values[:place], *self.values[place + 1 :])
+        seeds = (*self.seeds[:place], *self.seeds[place + 1 :])
+        return replace(self, values=values, seeds=seeds)
 
     @cached_property
     def p_of_claim_and_opposite(self) -> tuple[float, float]:
@@ -212,6 +232,24 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class PairedSpread:
+    """How the difference of two arms spreads over seeds.
+
+    Attributes:
+        paired: its standard deviation where each seed gives one difference, as claims are judged.
+        unpaired: what it would be if the arms had nothing in common at a seed, √(sd₁²+sd₂²).
+    """
+
+    paired: float
+    unpaired: float
+
+    @property
+    def is_widened(self) -> bool:
+        """Tell whether pairing widens the interval by more than a tenth: arms do not rise and fall together."""
+        return self.paired > WIDENED * self.unpaired
+
+
+@dataclass(frozen=True)
 class ClaimResult:
     """One claim, its runs and the verdict: the content of its claim.json.
 
@@ -258,6 +296,25 @@ class ClaimResult:
             ValueError, LookupError, TypeError: values or claim are none that can be judged.
         """
         return judge(self.values, rule_of(self.claim)) if self.status is Status.COMPLETE else None
+
+    @cached_property
+    def spreads(self) -> PairedSpread | None:
+        """Return how a difference of two arms spreads in pairs and without them; None for other effects."""
+        if len(self.arms) != 2 or len(self.values) < FEWEST_FOR_SPREAD:
+            return None
+        one, other = self.arms.values()
+        if not self.values.keys() <= one.keys() & other.keys():
+            return None
+        seeds = sorted(self.values)
+        effects = np.array([self.values[seed] for seed in seeds])
+        ones = np.array([one[seed] for seed in seeds])
+        others = np.array([other[seed] for seed in seeds])
+        difference = ones - others
+        is_difference = np.allclose(effects, difference) or np.allclose(effects, -difference)
+        if not is_difference:
+            return None
+        alone = math.hypot(float(ones.std(ddof=1)), float(others.std(ddof=1)))
+        return PairedSpread(float(difference.std(ddof=1)), alone)
 
     @property
     def minutes_to_settle(self) -> float | None:

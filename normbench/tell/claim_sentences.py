@@ -15,6 +15,7 @@ from normbench.wording import (
     count,
     equals,
     estimate,
+    list_words,
     p_value,
     percent,
     short,
@@ -204,6 +205,14 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         power = write_power(judgement)
         seeds = f"with this spread {judgement.n} seeds would find what it says in {power} of repetitions"
         notes.append(f"Underpowered: {seeds} if {say_assumed(judgement, entry.unit)}.")
+    if judgement:
+        notes += tell_turning(judgement)
+    if result and judgement and result.spreads and result.spreads.is_widened:
+        paired, alone = short(result.spreads.paired, 2), with_unit(short(result.spreads.unpaired, 2), entry.unit)
+        arms = "The arms do not rise and fall together over the seeds, so that pairing widens the interval"
+        notes.append(
+            f"{arms}: the standard deviation of the difference is {paired}, and {alone} if they were unpaired."
+        )
     if judgement and judgement.rule.kind is ClaimKind.LARGER and judgement.verdict_by_size != judgement.verdict:
         notes.append(f"By the rule for claims that are registered from {NEW_RULE} on: {judgement.verdict_by_size}.")
     if result and entry.lost:
@@ -214,6 +223,19 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     return notes
+
+
+def tell_turning(judgement: ClaimedEffect) -> list[str]:
+    """Write which single seeds a verdict hangs on, each left out by itself; nothing where there is none."""
+    sentences = []
+    for verdict, seeds in judgement.turning_seeds.items():
+        which = (
+            f"seed {seeds[0]}" if len(seeds) == 1 else f"any one of seeds {list_words([*map(str, seeds)], len(seeds))}"
+        )
+        if len(seeds) == judgement.n:
+            which = "any one of its seeds"
+        sentences.append(f"The verdict turns with a single seed: without {which} it is {verdict}.")
+    return sentences
 
 
 def say_assumed(judgement: ClaimedEffect, unit: str) -> str:
