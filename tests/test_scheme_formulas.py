@@ -106,9 +106,11 @@ def split(x: Tensor, parts: int, heads: int) -> list[Tensor]:
     return [*x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)]
 
 
-def read_values(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+def read_values(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, cap: float | None = None) -> Tensor:
     """Return (batch, time, heads, size): the values that queries find, where keys are not hidden from them."""
     logits = torch.einsum("bhqs,bhks->bhqk", q, k) / q.shape[-1] ** 0.5
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     if hidden is not None:
         logits = logits.masked_fill(hidden, -torch.inf)
     return torch.einsum("bhqk,bhks->bqhs", logits.softmax(-1), v)
@@ -242,6 +244,18 @@ def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
     return y if norm is None else torch.tensor(1.2).item() * y
 
 
+def gemma2(x: Tensor, model: Any, hidden: Any) -> Tensor:
+    """huggingface/transformers 5.24 `gemma2/modeling_gemma2.py:177,361`, with γ as it is and GELU without tanh."""
+    for block in model.blocks:
+        attention, mlp = block.branches.values()
+        q, k, v = split(attention.qkv(rms(x, block.norms["attention"]["in"])), 3, 4)
+        read = read_values(turned(q, model.rotation), turned(k, model.rotation), v, hidden, cap=50.0)
+        x = x + rms(attention.out(read.flatten(2)), block.norms["attention"]["out"])
+        gate, up = mlp.fc1(rms(x, block.norms["mlp"]["in"])).chunk(2, dim=-1)
+        x = x + rms(mlp.fc2(gelu(gate) * up), block.norms["mlp"]["out"])
+    return rms(x, model.final_norm)
+
+
 def nanochat(x: Tensor, model: Any, hidden: Any) -> Tensor:
     """karpathy/nanochat `nanochat/gpt.py:57,101`@92d63d4, which turns by −θ, and normalizes after that."""
     x = start = bare_rms(x)
@@ -260,6 +274,7 @@ def nanochat(x: Tensor, model: Any, hidden: Any) -> Tensor:
 Formula = Callable[[Tensor, Any, Any], Tensor]
 OF_TEXTS: dict[str, tuple[Formula, list[str]]] = {
     "nanochat": (nanochat, []),
+    "gemma2": (gemma2, []),
     "hybridnorm": (hybridnorm, []),
     "keel": (keel, []),
     "normformer": (normformer, []),
@@ -280,7 +295,11 @@ def test_a_language_model_is_its_authors_function(scheme: str) -> None:
         x = x + model.positions.weight[:16]
     y = formula(x * model.scale, model, future(16))
     output = model.stem.embedding.weight if model.head.linear is None else model.head.linear.weight
-    hold(model, model(tokens), y @ output.T)
+    logits = y @ output.T
+    cap = {"nanochat": 15.0, "gemma2": 30.0}.get(scheme)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    hold(model, model(tokens), logits)
 
 
 @pytest.mark.parametrize("formula", [vit22b, cait, swin2])

@@ -77,6 +77,18 @@ def authors_model(scheme: str) -> Any:
             transformers.Qwen3ForCausalLM,
             {"rms_norm_eps": 1e-6, "head_dim": 8, "tie_word_embeddings": True},
         ),
+        "gemma2": (
+            transformers.Gemma2Config,
+            transformers.Gemma2ForCausalLM,
+            {
+                "rms_norm_eps": 1e-6,
+                "head_dim": 8,
+                "query_pre_attn_scalar": 8,
+                "hidden_activation": "gelu",
+                "layer_types": ["full_attention"] * 3,
+                "attn_implementation": "eager",  # the others have no cap
+            },
+        ),
         "gemma3": (
             transformers.Gemma3TextConfig,
             transformers.Gemma3ForCausalLM,
@@ -133,9 +145,9 @@ def copy_rotary(ours: Any, theirs: Any) -> None:
             their_norm.weight.copy_(norm.weight)
         if type(theirs).__name__.startswith("Gemma4"):  # whose logits are not divided by √8
             layer.self_attn.q_norm.weight.div_(8**0.5)
-    if type(theirs).__name__.startswith("Gemma3"):  # which stores γ − 1
+    if type(theirs).__name__.startswith(("Gemma2", "Gemma3")):  # which store γ − 1
         for module in theirs.modules():
-            if type(module).__name__ == "Gemma3RMSNorm":
+            if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
                 module.weight.sub_(1)
 
 
@@ -181,7 +193,7 @@ def copy_affine(theirs: nn.Module, ours: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma3", "gemma4"])
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma2", "gemma3", "gemma4"])
 def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     """The same logits from the same weights, to 1e-5 in float32.
 

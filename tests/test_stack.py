@@ -105,6 +105,13 @@ CASES: dict[str, list[str]] = {
     "cnn, prmsnorm": [*CNN, "norm=prmsnorm"],
     "transformer, dyt": [*NANO, "norm=dyt", "placement=sandwich"],
     "transformer, seednorm": [*NANO, "norm=seednorm"],
+    "transformer, gatedrmsnorm": [
+        *NANO,
+        "norm=gatedrmsnorm",
+        "norm.gain0=4",
+        "model.attention_gate=head",
+        "model.softcap=10",
+    ],
     "corrected batches": [*NANO, "norm=batchrenorm", "norm.renorm_after=1", "norm.r_max_at=4", "norm.d_max_at=3"],
     "detached statistics": [*CNN, "norm=batchnorm", "norm.detach=both"],
     "norms and head alone": [*CNN, "norm=batchnorm", "trainer.train=norms+head"],

@@ -61,6 +61,7 @@ def folded(task: Task = TEXT, **how: Any) -> tuple[Model, Folded, int]:
 def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placement: str) -> None:
     """With the fewest parts and with more of them; without the whole matrix with one of both, in turn."""
     many = {"mlp": "swiglu", "bias": True, "pool": "class_token", "embedding_scale": "learned"}
+    many |= {"attention_gate": "feature", "softcap": 10.0, "attention_softcap": 5.0}
     in_turn: dict[str, Any] = many if (task is TEXT) == (placement == "parallel") else {}
     for more in ({}, many) if WHOLE else (in_turn,):
         _, found, count = folded(task, norm=norm, placement=placement, **FREE, **more)

@@ -11,6 +11,7 @@ from normbench.errors import UsageError
 from normbench.models.cells import GRU, LSTM, compute_weights_once, share_statistics, time_steps
 from normbench.models.stacks import Depth, Width, through
 from normbench.models.transformer import (
+    Cap,
     Context,
     Dropout,
     Embedded,
@@ -86,6 +87,7 @@ class RecurrentLM(Embedded):
         dropout: Dropout,
         tied: Tied,
         embedding_scale: EmbeddingScale,
+        softcap: Cap = None,
     ) -> None:
         super().__init__()
         inputs = embedding or width
@@ -102,7 +104,7 @@ class RecurrentLM(Embedded):
             branch = RecurrentLayer(inputs, width, cell, norm, site, dropout)
             self.blocks.append(placement({"cell": branch}, norm, site))
             inputs = width
-        self.head = Head(width, task.num_classes, "positions", tied, norm, outside)
+        self.head = Head(width, task.num_classes, "positions", tied, norm, outside, softcap)
 
     def call_every_norm(self) -> None:
         for module in self.modules():

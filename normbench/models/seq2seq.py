@@ -14,12 +14,15 @@ from normbench.models.stacks import Depth, Width, through_stack
 from normbench.models.transformer import (
     Activation,
     Attention,
+    AttentionCap,
     Bias,
+    Cap,
     Context,
     Dropout,
     Embedded,
     EmbeddingScale,
     FusedLinear,
+    Gate,
     Head,
     HeadCount,
     Mask,
@@ -56,7 +59,7 @@ class CrossAttention(MultiHead):
     ) -> Stream:
         k, v = self.split(self.kv(memory), ("k", "v"), memory_mask)
         (q,) = self.split(self.q(x), ("q",), mask)
-        return self.attend(q, k, v, memory_mask, mask)
+        return self.attend(q, k, v, memory_mask, mask, x)
 
     def scaled_weights(self) -> list[Tensor]:
         return [self.kv.weight.chunk(2)[1], self.out.weight]
@@ -101,6 +104,9 @@ class Seq2Seq(Embedded):
         tied: Tied,
         bias: Bias,
         embedding_scale: EmbeddingScale,
+        softcap: Cap = None,
+        attention_softcap: AttentionCap = None,
+        attention_gate: Gate = "none",
     ) -> None:
         super().__init__()
         self.stem = TokenStem(task, width)
@@ -121,17 +127,18 @@ class Seq2Seq(Embedded):
         for layer in range(depth + decoder_depth):
             site = replace(encoder if layer < depth else decoder, layer=layer)
             about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
+            attention: Any = {"cap": attention_softcap, "gate": attention_gate, **about}
             branches: dict[str, Branch] = {}
-            branches["attention"] = Attention(width, heads, causal=site.causal, site=site.at("attention"), **about)
+            branches["attention"] = Attention(width, heads, causal=site.causal, site=site.at("attention"), **attention)
             if site.side == "decoder":
-                branches["cross"] = CrossAttention(width, heads, site=site.at("cross"), **about)
+                branches["cross"] = CrossAttention(width, heads, site=site.at("cross"), **attention)
             branches["mlp"] = feed_forward(width, mlp, hidden=hidden, site=site.at("mlp"), **about)
             self.blocks.append(placement(branches, norm, site))
         self.final_norms = nn.ModuleDict()
         for site, last in ((encoder, self.blocks[depth - 1]), (decoder, self.blocks[-1])):
             if last.needs_final_norm:
                 self.final_norms[site.side] = norm(width, site=site.at("final", site.side))
-        self.head = Head(width, task.num_classes, "positions", tied, norm, decoder)
+        self.head = Head(width, task.num_classes, "positions", tied, norm, decoder, softcap)
 
     def run(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""

@@ -62,6 +62,17 @@ EmbeddingScale = Annotated[
     ),
 ]
 
+Cap = Annotated[
+    float | Literal["sigmoid"] | None,
+    Setting("cap c of the logits: c·tanh(x/c); sigmoid: 23·σ((x+5)/7.5); null: none", above=0, high=1e6),
+]
+AttentionCap = Annotated[
+    float | None, Setting("cap c of attention's logits: c·tanh(x/c); null: none", above=0, high=1e6)
+]
+Gate = Annotated[
+    Literal["none", "feature", "head"], Setting("what has a gate σ(Wx) of its own, in front of attention's output map")
+]
+
 
 class FusedLinear(nn.Linear):
     """Several linear maps of one input in one matrix; initialisation treats each of the `parts` by itself."""
@@ -85,6 +96,18 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
+def soft_cap(logits: Tensor, cap: float | str) -> Tensor:
+    """Return c·tanh(x/c) (Gemma 2, 2024, §2), or 23·σ((x+5)/7.5) for `sigmoid`, in float32 or wider.
+
+    2·σ(2x) is tanh(x) + 1, so that the latter is 11.5·tanh((x+5)/15) and a number that no softmax sees
+    (KellerJordan/modded-nanogpt `train_gpt.py`).
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if isinstance(cap, str):
+        return 23 * torch.sigmoid((logits + 5) / 7.5)
+    return cap * torch.tanh(logits / cap)
+
+
 class DotProductAttention(InnerAttention):
     """softmax(q·k/√size)·v of each head (Vaswani et al. 2017, equation 1), with dropout of the weights.
 
@@ -92,16 +115,22 @@ class DotProductAttention(InnerAttention):
 
     Attributes:
         scale: what q·k is multiplied by; None: 1/√size.
+        cap: of the logits, as `soft_cap` has it; None: none. torch's fused operator has no cap, so that all logits of a
+            batch are in memory then.
     """
 
-    def __init__(self, causal: bool, dropout: float, scale: float | None = None) -> None:
+    def __init__(self, causal: bool, dropout: float, scale: float | None = None, cap: float | None = None) -> None:
         super().__init__()
         self.causal = causal
         self.dropout_p = dropout
         self.scale = scale
+        self.cap = cap
 
     def forward(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Heads:
         dropout_p = self.dropout_p if self.training else 0.0
+        if self.cap is not None:
+            weights = self.logits(q, k, mask).softmax(dim=-1).to(v.dtype)
+            return F.dropout(weights, dropout_p) @ v
         visible = None if mask is None or self.causal else mask[:, None, None]
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=self.causal, dropout_p=dropout_p, scale=self.scale
@@ -110,6 +139,8 @@ class DotProductAttention(InnerAttention):
     def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
         products = q @ k.transpose(-2, -1)
         logits = products / math.sqrt(q.shape[-1]) if self.scale is None else products * self.scale
+        if self.cap is not None:
+            logits = soft_cap(logits, self.cap)
         if self.causal:
             visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         elif mask is not None:
@@ -120,7 +151,11 @@ class DotProductAttention(InnerAttention):
 
 
 class MultiHead(Branch):
-    """What attention does with queries, keys and values, wherever they are from (Vaswani et al. 2017, §3.2)."""
+    """What attention does with queries, keys and values, wherever they are from (Vaswani et al. 2017, §3.2).
+
+    With a gate the output map reads σ(Wx) ⊙ y in place of y, where x is what the queries are made of, and σ(Wx) has a
+    number for each `feature` or each `head` (Qiu et al. 2025, §2.2, position G1; Qwen3-Next).
+    """
 
     output = ("out",)
 
@@ -136,13 +171,19 @@ class MultiHead(Branch):
         bias: bool,
         dropout: float,
         scale: float | None = None,
+        cap: float | None = None,
+        gate: str = "none",
     ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
         self.heads = heads
         for name, linear in maps.items():
             self.add_module(name, linear)
-        self.inner = DotProductAttention(causal, dropout, scale)
+        self.inner = DotProductAttention(causal, dropout, scale, cap)
+        self.gate: nn.Linear | None = None
+        if gate != "none":
+            gates = width if gate == "feature" else heads
+            self.gate = nn.Linear(width, gates, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.norms = OptionalNorms()
@@ -190,11 +231,18 @@ class MultiHead(Branch):
             mask = mask.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         return self.norms.normalize("heads", x.transpose(2, 3), mask).transpose(2, 3)
 
-    def attend(self, q: Heads, k: Heads, v: Heads, key_mask: Mask | None, mask: Mask | None) -> Stream:
-        """Return what the queries find; `key_mask` is False at keys that nobody may look at, `mask` of the queries."""
+    def attend(self, q: Heads, k: Heads, v: Heads, key_mask: Mask | None, mask: Mask | None, x: Stream) -> Stream:
+        """Return what the queries find, which are made of x.
+
+        `key_mask` is False at keys that nobody may look at, and `mask` where queries are padding.
+        """
         y = self.inner(q, k, v, key_mask).transpose(1, 2)
         y = self.normalize_heads(y, mask).flatten(2)
         y = self.norms.normalize("context", y, mask)
+        if self.gate is not None:
+            gates = torch.sigmoid(self.gate(x))
+            per_gate = y.shape[-1] // gates.shape[-1]  # features of a head, or one
+            y = (y.unflatten(-1, (-1, per_gate)) * gates.unsqueeze(-1)).flatten(2)
         return self.dropout(self.out(y))
 
 
@@ -216,7 +264,7 @@ class Attention(MultiHead):
         if rotation is not None:
             q = rotate(q, rotation)
             k = rotate(k, rotation)
-        return self.attend(q, k, v, mask, mask)
+        return self.attend(q, k, v, mask, mask, x)
 
     def scaled_weights(self) -> list[Tensor]:
         return [self.qkv.weight.chunk(3)[2], self.out.weight]
@@ -314,12 +362,22 @@ class PatchStem(nn.Module):
 class Head(nn.Module):
     """Logits at each position, or of a class: from the class token, or the mean over positions that are not padding.
 
-    Where it is `tied`, the weight is that of the stem's embedding.
+    Where it is `tied`, the weight is that of the stem's embedding. `cap` bounds the logits, which a norm may have read.
     """
 
-    def __init__(self, width: int, classes: int, read: str, tied: bool, norm: NormFactory, site: Site) -> None:
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        read: str,
+        tied: bool,
+        norm: NormFactory,
+        site: Site,
+        cap: float | str | None = None,
+    ) -> None:
         super().__init__()
         self.read = read
+        self.cap = cap
         self.linear = None if tied else nn.Linear(width, classes, bias=read != "positions")
         self.norm = optional_norm(norm, classes, site=site.at("logits"))
 
@@ -332,11 +390,10 @@ class Head(nn.Module):
         elif self.read == "mean":
             x = x.mean(dim=1)
         logits: Tensor = F.linear(x, stem.embedding.weight) if self.linear is None else self.linear(x)
-        if self.norm is None:
-            return logits
-        is_padded = mask is not None and self.read == "positions"
-        normalized: Tensor = self.norm(logits, mask=mask) if is_padded else self.norm(logits)
-        return normalized
+        if self.norm is not None:
+            is_padded = mask is not None and self.read == "positions"
+            logits = self.norm(logits, mask=mask) if is_padded else self.norm(logits)
+        return logits if self.cap is None else soft_cap(logits, self.cap)
 
 
 class Embedded(Model):
@@ -442,6 +499,9 @@ class Transformer(Embedded):
         pool: `mean` or `class_token`, for a classifier.
         base_head: size of a head at which attention's logits are q·k/√size; they are q·k·√base_head/size, which µP
             wants of larger heads. None: q·k/√size at any size.
+        softcap: of the logits, in front of the loss: c·tanh(x/c), or `sigmoid` (see `soft_cap`). None: none.
+        attention_softcap: of attention's logits, c·tanh(x/c), in front of its softmax. None: none.
+        attention_gate: what has a gate of its own in front of attention's output map (see `MultiHead`).
     """
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
@@ -467,6 +527,9 @@ class Transformer(Embedded):
         patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4, tasks=OF_IMAGES)],
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from", tasks=OF_CLASSES)],
         base_head: BaseHead = None,
+        softcap: Cap = None,
+        attention_softcap: AttentionCap = None,
+        attention_gate: Gate = "none",
     ) -> None:
         super().__init__()
         stem: TokenStem | PatchStem
@@ -493,14 +556,22 @@ class Transformer(Embedded):
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
             about: Any = {"norm": norm, "bias": bias, "dropout": dropout}
             branches: dict[str, Branch] = {}
-            at_attention = site.at("attention")
-            branches["attention"] = Attention(width, heads, causal=task.causal, scale=scale, site=at_attention, **about)
+            branches["attention"] = Attention(
+                width,
+                heads,
+                causal=task.causal,
+                scale=scale,
+                cap=attention_softcap,
+                gate=attention_gate,
+                site=site.at("attention"),
+                **about,
+            )
             branches["mlp"] = feed_forward(width, mlp, site=site.at("mlp"), **about)
             self.blocks.append(placement(branches, norm, site))
         self.final_norm: nn.Module | None = None
         if self.blocks[-1].needs_final_norm:
             self.final_norm = norm(width, site=outside.at("final"))
-        self.head = Head(width, task.num_classes, read, tied and task.causal, norm, outside)
+        self.head = Head(width, task.num_classes, read, tied and task.causal, norm, outside, softcap)
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
