@@ -60,7 +60,16 @@ def complete(
 
 # By name: the claim and its result, None where it is not run.
 MADE: dict[str, tuple[dict[str, Any], float | None]] = {
-    "larger": (content("Larger <b>&</b> better", ClaimKind.LARGER, 0.02, published_effect=0.05), 0.03),
+    "larger": (
+        content(
+            "Larger <b>&</b> better",
+            ClaimKind.LARGER,
+            0.02,
+            published_effect=0.05,
+            found=[{"date": "2026-12-24", "what": "The wind helped."}],
+        ),
+        0.03,
+    ),
     "smaller": (content("Real, but small", ClaimKind.LARGER, 0.05), 0.02),
     "worse": (content("Worse than published", ClaimKind.LARGER, 0.02), -0.5),
     "same": (content("As good as the other", ClaimKind.PARITY, 0.03), 0.004),

@@ -12,9 +12,10 @@ from killing import Server, Trap
 from test_claims import MACHINE, WORDS, read_one, write_claim
 from test_claims import run as run  # a fixture
 
-from normbench.claims.claim import read_claims, register
+from normbench.claims.claim import read_claims
 from normbench.claims.files import read_result
 from normbench.claims.measuring import Measured
+from normbench.claims.registering import register
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.suite import Way
 from normbench.results.claimed import ClaimResult

@@ -20,12 +20,14 @@ from support import REPOSITORY
 from test_claims import read_one, write_claim, write_rows
 from test_damage import damaged
 
-from normbench.claims.claim import read_claims, register
+from normbench.claims.claim import read_claims
 from normbench.claims.files import find_other_rule, load_result, name_of_place, read_results, write_result
 from normbench.claims.page import write_page
+from normbench.claims.registering import register
+from normbench.claims.registration import SCHEME
 from normbench.claims.run import ClaimRun
 from normbench.claims.suite import Way, is_of_machine, read_suite
-from normbench.claims.verify import NOT_COMPARED, verify
+from normbench.claims.verify import list_not_compared, verify
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
@@ -92,7 +94,7 @@ def is_compared(path: tuple[Any, ...]) -> bool:
     """Tell whether verification computes a value again, and does not only check what it may be."""
     words = [str(key) for key in path]
     prefixes = {".".join(words[:length]) for length in range(1, len(words) + 1)}
-    return prefixes.isdisjoint(NOT_COMPARED)
+    return prefixes.isdisjoint(list_not_compared(SCHEME))
 
 
 def test_a_claim_verifies_as_it_was_written(claim: ClaimRun) -> None:

@@ -22,9 +22,11 @@ from scipy import stats
 from support import REPOSITORY
 
 from normbench.claims.checks import PlannedPoint, check_claim, check_tag
-from normbench.claims.claim import Claim, read_claims, register, why_unregistered
+from normbench.claims.claim import Claim, read_claims
 from normbench.claims.files import read_result
 from normbench.claims.measuring import StudyRows, measure_rows, points_of_run
+from normbench.claims.registering import register
+from normbench.claims.registration import why_unregistered
 from normbench.claims.run import ClaimRun, Cost, choose_within
 from normbench.claims.suite import Way
 from normbench.claims.verify import Verification, verify

@@ -53,6 +53,14 @@ def section(page: str, name: str) -> str:
     return found[0]
 
 
+def test_what_was_found_after_the_runs_is_told_as_such(folder: Path) -> None:
+    said = "Found after the runs, 2026-12-24: The wind helped."
+    page = (folder / "claims.html").read_text()
+    assert said in section(page, "larger") and page.count("Found after") == 1
+    table = pd.read_csv(folder / "claims.csv", index_col="claim")
+    assert table.found.dropna().to_dict() == {"larger": said}
+
+
 def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> None:
     suite = read_suite(folder, *claims_and_digests(), [])
     entries = suite.entries

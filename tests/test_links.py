@@ -16,9 +16,10 @@ from made_claims import claims_and_digests, write_all
 from made_runs import make_run, read_study
 from test_claims import read_one, write_claim
 
-from normbench.claims.claim import read_claim, read_claims, register
+from normbench.claims.claim import read_claim, read_claims
 from normbench.claims.drafts import write_draft
 from normbench.claims.page import write_page
+from normbench.claims.registering import register
 from normbench.claims.run import ClaimRun
 from normbench.claims.suite import Way
 from normbench.cli import main

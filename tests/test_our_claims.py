@@ -8,7 +8,8 @@ import pytest
 from support import REPOSITORY, WHOLE
 
 from normbench.claims.checks import check_claim
-from normbench.claims.claim import claim_files, read_claims, why_unregistered
+from normbench.claims.claim import claim_files, read_claims
+from normbench.claims.registration import why_unregistered
 from normbench.claims.suite import Way
 from normbench.tell.references import works_in
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -37,11 +37,18 @@ PRETENDED = Descent([1, 2], [2.0, 1.0], 2)  # of runs that are not made yet
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """A run that words ask for. settings: its configuration by path, with the options of its groups."""
+    """A run that words ask for.
+
+    Attributes:
+        varied: the settings in which the runs differ, as they were given.
+        settings: its configuration by path, with the options of its groups.
+        tree: its configuration.
+    """
 
     varied: Mapping[str, str]
     settings: Mapping[str, Any]
     seed: int
+    tree: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def study_of(claim: Claim) -> type[Study] | None:
@@ -128,7 +135,7 @@ def plan_points(claim: Claim, kind: type[Study] | None, words: Sequence[str]) ->
     planned = []
     for point, config in zip(points, configs, strict=True):
         known = {**flat(config.tree), **config.choices.groups}
-        planned.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"])))
+        planned.append(PlannedPoint(point.varied, {**known, **point.varied}, int(config.tree["seed"]), config.tree))
     return planned
 
 

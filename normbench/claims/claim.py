@@ -1,11 +1,8 @@
-"""What a claim is: its YAML, checked key by key, and its registration, which fixes it before its runs."""
+"""What a claim is: its YAML, checked key by key."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +11,15 @@ from typing import Annotated, Any, get_type_hints
 import yaml
 from msgspec import Meta, Struct, ValidationError, convert, structs, to_builtins
 
+from normbench.claims.registration import SCHEME, digest_configurations, digest_of, scheme_of
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
-from normbench.record.files import inside, write_bytes
 from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.results.rules import ClaimKind, ClaimRule
-from normbench.settings import drop_keys, either, key_of, lookup, nearest, show
+from normbench.settings import either, key_of, nearest, show
 from normbench.wording import one_line
 
 FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
-REGISTERED = "REGISTERED"
 
 # Words that a claim does not have, since the command itself gives them, and what to write instead.
 FORBIDDEN = {
@@ -37,15 +33,12 @@ FORBIDDEN = {
     "sweep.extend": "runs are added as the claim says",
 }
 
-# What is said beside a claim and decides nothing: it may be mended without a new registration.
-ASIDE = ("registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds")
-
 # Names that the folder of results, or the command, has for something else.
 OLDER = "older"  # the folder of what was made for earlier registrations
 FIGURES = "figures"  # the folder of the page's figures
 TAKEN = ("all", OLDER, FIGURES)
 
-DATE = r"\A(\d{4}-\d\d-\d\d)?\Z"
+DAY = r"\d{4}-\d\d-\d\d"
 FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
@@ -78,6 +71,16 @@ class AtScale(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Text = ""
 
 
+class Found(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the runs of a claim have shown to be behind its effect, which nobody knew when it was registered.
+
+    date: on which it was found.
+    """
+
+    date: Annotated[str, Meta(pattern=rf"\A{DAY}\Z", description="a date such as 2026-11-28")]
+    what: Text
+
+
 class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the YAML of a claim holds, and what is said where a value is something else; see `Claim`."""
 
@@ -85,7 +88,7 @@ class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: Text
     published: Text
     published_effect: Annotated[int | float | None, Meta(description="a number in the unit of the effect")] = None
-    registered: Annotated[str, Meta(pattern=DATE, description="a date such as 2026-11-28")] = ""
+    registered: Annotated[str, Meta(pattern=rf"\A({DAY})?\Z", description="a date such as 2026-11-28")] = ""
     words: Words = []
     study: Text = ""
     seeds: Annotated[int | list[int], Meta(description="a number of seeds, or two: the first look and all")] = []
@@ -104,6 +107,7 @@ class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     at_scale: Annotated[AtScale | None, Meta(description="words, hours and machine")] = None
     scope: Text
     confounds: Texts = []
+    found: Annotated[list[Found], Meta(description="a list such as [{date: 2026-11-28, what: a sentence}]")] = []
 
 
 KEYS = ClaimForm.__struct_fields__
@@ -136,9 +140,12 @@ class Claim:
         needs: what must be there: `hub`, `gpu`, or one of the extras or packages.
         minutes: that its runs take on two idle cores.
         scope: the scale at which it is tested.
-        confounds: what else may be behind the effect.
+        confounds: what else may be behind the effect, as far as it was known when the claim was registered.
+        found: what was found after the runs to be behind it.
         content: the YAML, with what it leaves out.
-        digest: sha256 of what decides about the verdict.
+        owner: the same of the claim whose runs these are; empty where it has its own.
+        scheme: of its digest, one of those of `registration`.
+        digest: sha256 of what is registered of it.
         lines: of the YAML, by key.
     """
 
@@ -167,9 +174,17 @@ class Claim:
     at_scale: AtScale | None
     scope: str
     confounds: tuple[str, ...]
+    found: tuple[Found, ...]
     content: Mapping[str, Any] = field(repr=False)
+    owner: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    scheme: int = SCHEME
     digest: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    def digest_in(self, scheme: int) -> str:
+        """Return the sha256 of what is registered of it in a scheme of `registration`, with configurations as noted."""
+        runs_of = digest_of(self.owner, scheme) if self.owner else ""
+        return digest_of(self.content, scheme, digest_configurations(self.path), runs_of)
 
     @property
     def is_own(self) -> bool:
@@ -241,7 +256,7 @@ class Reader:
     def explain(self, error: ValidationError, given: Mapping[str, Any]) -> UsageError:
         """Return what is wrong with a key, and what it must be."""
         said, _, place = str(error).partition(" - at ")
-        keys = re.findall(r"\.(\w+)", place)  # of `$.pilot.sd`
+        keys = re.findall(r"\.(\w+)", place)  # of `$.pilot.sd`, or `$.found[0].date`
         field = re.fullmatch(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`", said)
         if field:
             keys.append(field["name"])
@@ -253,7 +268,13 @@ class Reader:
         allowed = get_type_hints(section, include_extras=True)[keys[-1]].__metadata__[0].description
         if field:
             return self.blame(path, f"{path} is missing: give {allowed}")
-        return self.blame(path, f"{path}: {show(lookup(given, path)):.80} is not {allowed}")
+        value: Any = given
+        numbers = iter(re.findall(r"\[(\d+)\]", place))
+        for key in keys:
+            if isinstance(value, list):
+                value = value[int(next(numbers))]
+            value = value[key]
+        return self.blame(path, f"{path}: {show(value):.80} is not {allowed}")
 
     def read_words(self, key: str, given: Sequence[str]) -> tuple[str, ...]:
         """Return a list of words KEY=VALUE."""
@@ -293,7 +314,7 @@ class Reader:
         return seeds
 
 
-SECTIONS = {"pilot": Pilot, "at_scale": AtScale}
+SECTIONS = {"pilot": Pilot, "at_scale": AtScale, "found": Found}
 
 
 def drop_nulls(content: Mapping[Any, Any]) -> dict[str, Any]:
@@ -375,11 +396,12 @@ def read_claim(path: Path) -> Claim:
         at_scale=form.at_scale,
         scope=one_line(form.scope),
         confounds=listed(form.confounds),
+        found=tuple(form.found),
         content={},
         lines=reader.lines,
     )
-    content = {key: as_json(getattr(claim, key)) for key in KEYS}
-    return replace(claim, content=content, digest=digest_of(content))
+    claim = replace(claim, content={key: as_json(getattr(claim, key)) for key in KEYS}, scheme=scheme_of(path))
+    return replace(claim, digest=claim.digest_in(claim.scheme))
 
 
 def read_arms(reader: Reader) -> dict[str, Conditions]:
@@ -416,25 +438,13 @@ def as_json(value: Any) -> Any:
     """Return a value of a claim as JSON has it."""
     if isinstance(value, Effect):
         return value.text
-    if isinstance(value, Pilot | AtScale):
+    if isinstance(value, Pilot | AtScale | Found):
         return {name: as_json(item) for name, item in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [as_json(item) for item in value]
     return value
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the sha256 of what decides about a claim's verdict, and of its words.
-
-    What is said beside it (ASIDE) and what a larger scale takes play no part.
-    """
-    deciding = drop_keys(content, *ASIDE)
-    if content["at_scale"]:
-        deciding["at_scale"] = content["at_scale"]["words"]
-    text = json.dumps(deciding, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def claim_files(folders: Sequence[Path] = ()) -> dict[str, Path]:
@@ -476,95 +486,7 @@ def share_runs(claim: Claim, claims: Mapping[str, Claim]) -> Claim:
         )
     shared = {"words": list(owner.words), "study": owner.study, "seeds": list(owner.seeds)}
     content = {**claim.content, **shared}
-    digest = hashlib.sha256(f"{digest_of(content)} {owner.digest}".encode()).hexdigest()
     needs = tuple(dict.fromkeys([*owner.needs, *claim.needs]))
-    return replace(
-        claim, words=owner.words, study=owner.study, seeds=owner.seeds, needs=needs, content=content, digest=digest
-    )
-
-
-# ---- registrations
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A line of REGISTERED. reason: why the claim was registered, or registered again."""
-
-    name: str
-    date: str
-    digest: str
-    reason: str
-
-
-def read_registrations(folder: Path) -> dict[str, list[Registration]]:
-    """Return the registrations that a folder of claims notes, by the claim's name, the last one last.
-
-    Raises:
-        UsageError: a line is damaged.
-    """
-    path = folder / REGISTERED
-    registrations: dict[str, list[Registration]] = {}
-    if not path.exists():
-        return registrations
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        parts = line.split(maxsplit=3)
-        if len(parts) != 4 or not re.fullmatch(r"[0-9a-f]{64}", parts[2]):
-            raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
-        registration = Registration(*parts)
-        registrations.setdefault(registration.name, []).append(registration)
-    return registrations
-
-
-def registrations_of(claim: Claim) -> list[Registration]:
-    """Return the registrations of a claim, the last one last."""
-    return read_registrations(claim.path.parent).get(claim.name, [])
-
-
-def find_registration(claim: Claim) -> Registration | None:
-    """Return the registration of a claim as it stands now; None where it is not registered, or was changed since."""
-    noted = registrations_of(claim)
-    if noted and noted[-1].digest == claim.digest and noted[-1].date == claim.registered:
-        return noted[-1]
-    return None
-
-
-def why_unregistered(claim: Claim) -> str:
-    """Return why a claim cannot be judged as it stands; empty where it is registered."""
-    if find_registration(claim):
-        return ""
-    command = f"normbench claims {claim.name}"
-    if claim.is_own:
-        command += f" --config-dir {shlex.quote(str(claim.path.parent.parent))}"
-    cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
-    noted = registrations_of(claim)
-    if noted:
-        return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
-    return f"{claim.name} is not registered: {cure}"
-
-
-def register(claim: Claim, reason: str, today: str) -> Registration:
-    """Note that a claim is fixed as it stands: in REGISTERED beside its YAML, and the date in the YAML.
-
-    Raises:
-        UsageError: it is registered as it stands, or there is no reason.
-    """
-    reason = " ".join(reason.split())
-    if not reason:
-        raise UsageError("--register needs --reason: say in words why the claim is registered, or registered again")
-    if find_registration(claim):
-        raise UsageError(f"{claim.name} is registered as it stands, on {claim.registered}: there is nothing to do")
-    new = Registration(claim.name, today, claim.digest, reason)
-    options = claim.path.parent.parent
-    path = inside(options, FOLDER, REGISTERED)
-    before = path.read_text("utf-8") if path.exists() else ""
-    if before and not before.endswith("\n"):
-        before += "\n"
-    write_bytes(path, f"{before}{new.name} {new.date} {new.digest} {new.reason}\n".encode())
-    text = claim.path.read_text("utf-8")
-    changed, count = re.subn(r"^registered:[^#\n]*?(\s*#.*)?$", rf"registered: {today}\1", text, flags=re.MULTILINE)
-    if not count:
-        changed = f"{text.rstrip()}\nregistered: {today}\n"
-    write_bytes(inside(options, FOLDER, claim.path.name), changed.encode())
-    return new
+    claim = replace(claim, words=owner.words, study=owner.study, seeds=owner.seeds, needs=needs)
+    claim = replace(claim, content=content, owner=owner.content)
+    return replace(claim, digest=claim.digest_in(claim.scheme))

@@ -26,6 +26,7 @@ from normbench.show.shown import ShownFigure, say_once
 from normbench.show.tables import Table
 from normbench.show.templating import tex
 from normbench.tell.claim_sentences import (
+    list_found,
     list_notes,
     tell_p,
     write_corrected,
@@ -280,6 +281,7 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             "verdict": entry.standing,
             "verdict_after_holm": None,
             "reason": entry.reason,
+            "found": " ".join(list_found(entry.claim)),
         }
         if judgement:
             interval = judgement.interval or (None, None)

@@ -23,7 +23,7 @@ from rich.console import Console
 
 import normbench
 from normbench.claims.checks import check_claim, find_lacking, is_in_blocks, read_seeds, seed_word, study_of
-from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, why_unregistered
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER
 from normbench.claims.files import CLAIM_FILE, read_result, write_result
 from normbench.claims.measuring import (
     Measured,
@@ -36,6 +36,8 @@ from normbench.claims.measuring import (
     read_rows,
     take_medians,
 )
+from normbench.claims.registering import tell_changes
+from normbench.claims.registration import why_unregistered
 from normbench.claims.suite import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding, RunsNote
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
@@ -157,6 +159,13 @@ class ClaimRun(ClaimStanding):
 
     # ---- running
 
+    def tell_changes(self) -> str:
+        """Say in which settings its runs would differ from those that were registered; empty for none."""
+        changed = tell_changes(self.claim, self.way.options, self.way.at_scale)
+        if not changed and self.owner.name != self.claim.name:
+            changed = tell_changes(self.owner, self.way.options, self.way.at_scale)
+        return changed
+
     def check(self) -> None:
         """Refuse what can be refused before runs are made.
 
@@ -201,6 +210,10 @@ class ClaimRun(ClaimStanding):
             why = why_unregistered(self.claim)
             if why:
                 raise UsageError(why)
+            changed = self.tell_changes()
+            if changed:
+                cure = "its runs would not be those that were registered; --register --reason '…' registers it anew"
+                raise UsageError(f"{changed}: {cure}")
         self.check_places()
         lacking = find_lacking(self.claim)
         if lacking:

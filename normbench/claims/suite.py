@@ -18,6 +18,7 @@ from normbench.claims.files import (
     read_result,
     read_results,
 )
+from normbench.config.compose import SEARCH_PATH
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
 from normbench.results.claimed import ClaimResult, RegisteredClaim, Status, Suite
@@ -36,7 +37,7 @@ SUFFIXES = ("", "-lr")  # of the folders of a sweep
 NOTE_FILE = "registration.json"  # in the folder of runs: the registration that they were made for
 
 # Words of the machine, which change no claim. Those of DECISIVE make other runs: they stay as they were at the start.
-MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", "hydra.searchpath")
+MACHINE = ("outputs", "quiet", "sweep.jobs", "sweep.timeout", "sweep.retry_failed", SEARCH_PATH)
 DECISIVE = ("device", "threads", "sweep.stack")
 
 
@@ -104,6 +105,11 @@ class Way:
     def machine(self) -> tuple[str, ...]:
         """Return the words of the machine."""
         return tuple(word for word in self.words if is_of_machine(word))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the words that say where further options are."""
+        return tuple(word for word in self.words if key_of(word) == SEARCH_PATH)
 
     @property
     def of_claims(self) -> list[str]:

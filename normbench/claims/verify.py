@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
-from normbench.claims.claim import ASIDE as CLAIM_ASIDE
-from normbench.claims.claim import Claim, registrations_of, why_unregistered
+from normbench.claims.claim import Claim
 from normbench.claims.files import CLAIM_FILE, find_differences, is_digested, load_result, to_json
 from normbench.claims.measuring import Measured, as_word, fits
+from normbench.claims.registering import name_run, read_runs
+from normbench.claims.registration import OUTSIDE, registrations_of, why_unregistered
 from normbench.claims.run import ClaimRun, block_name, describe
 from normbench.claims.suite import is_of_machine
 from normbench.config.schema import list_unwritten
@@ -38,7 +39,6 @@ JUDGING = "normbench"  # the version that judged, among what is noted of the mac
 
 # What of claim.json no run tells, with the reason; verification compares all else, of whatever name.
 NOT_COMPARED = {
-    **{f"claim.{key}": "it is said beside the claim, and decides nothing" for key in CLAIM_ASIDE},
     "claim.at_scale": "its words are in the digest of the registration",
     "minutes": "it is no more than what is noted beside the runs",
     "date": "it is a day from the registration on, wherever either was",
@@ -46,6 +46,13 @@ NOT_COMPARED = {
     f"machine.{JUDGING}": "it is the version that judged",
     "registered": "it is any day on which the same was registered",
 }
+
+
+def list_not_compared(scheme: int) -> dict[str, str]:
+    """Return what of claim.json is not compared, where a claim is registered in a scheme."""
+    beside = {f"claim.{key}": "it is said beside the claim, and decides nothing" for key in OUTSIDE[scheme]}
+    return {**beside, **NOT_COMPARED}
+
 
 LATER_FIELDS = ("unreached",)  # which results of before 2026-11-28 do not have
 
@@ -115,18 +122,22 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
     again = one.gather_result(measured, seeds)
     wrong += not_ours
     wrong += measured.missing
-    wrong += compare_results(result, again, [describe(session) for session in measured.sessions])
+    machines = [describe(session) for session in measured.sessions]
+    wrong += compare_results(result, again, machines, list_not_compared(claim.scheme))
     wrong += check_notes(one, result)
     return wrong or check_looks(claim, result.judgement.verdict, result.values)
 
 
-def compare_results(result: ClaimResult, again: ClaimResult, machines: Sequence[Mapping[str, Any]]) -> list[str]:
+def compare_results(
+    result: ClaimResult, again: ClaimResult, machines: Sequence[Mapping[str, Any]], not_compared: Iterable[str]
+) -> list[str]:
     """Return in what a result differs from what its runs give, field by field.
 
     Args:
         result: as claim.json has it.
         again: as it comes out again.
         machines: on which the runs were made, one of which the result names; empty where that was not noted.
+        not_compared: paths of what no run tells.
     """
     before, now = to_json(result.as_record()), to_json(again.as_record())
     if again.judgement is None:  # a run is missing, which is said already
@@ -141,7 +152,7 @@ def compare_results(result: ClaimResult, again: ClaimResult, machines: Sequence[
         now["machine"] = before["machine"] if before["machine"] in others else others[0]
     else:
         now["machine"] = before["machine"]
-    for path in NOT_COMPARED:
+    for path in not_compared:
         *sections, key = path.split(".")
         for content in (before, now):
             for section in sections:
@@ -213,7 +224,7 @@ def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[s
     kind = study_of(one.owner)
     if kind is None:
         entries = SweepFolder(one.runs_folder).read_plans()
-        points = plan_points(one.owner, None, [*one.owner.words, seed_word(seeds)])
+        points = registered_points(one, plan_points(one.owner, None, [*one.owner.words, seed_word(seeds)]))
         chosen = (LEARNING_RATE,) if "sweep.lr" in settings_in(one.owner.words) else ()
         wrong = find_mislabelled(one.runs_folder, entries, points, chosen)
         wrong += find_unplanned(points, entries, seeds)
@@ -225,6 +236,15 @@ def measure_again(one: ClaimRun, seeds: Sequence[int]) -> tuple[Measured, list[s
                 missing.append(f"the rows of process {number} are missing")
         return one.measure_blocks(seeds), missing
     return one.measure_study(seeds), []
+
+
+def registered_points(one: ClaimRun, points: Sequence[PlannedPoint]) -> list[PlannedPoint]:
+    """Return planned runs with the settings that were registered for them, where any were."""
+    registered = read_runs(one.owner, one.way.at_scale) or {}
+    settled = []
+    for point in points:
+        settled.append(replace(point, settings=registered.get(name_run(point.varied), point.settings)))
+    return settled
 
 
 def find_mislabelled(

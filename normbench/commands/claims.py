@@ -83,7 +83,7 @@ def use_claims(request: ClaimsRequest) -> int:
     way.check()
     names = chosen_names(request, list(known))
     if request.register:
-        return register([known[name] for name in names], request.reason)
+        return register([known[name] for name in names], request.reason, way)
     if request.report:
         print(write_page(request, known, way))
         return 0
@@ -219,7 +219,7 @@ class ClaimLine:
 
 def describe_standing(standing: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
-    from normbench.claims.claim import why_unregistered
+    from normbench.claims.registration import why_unregistered
 
     left_out = standing.why_left_out()
     if left_out:
@@ -262,9 +262,9 @@ def run(runs: Sequence[ClaimRun], minutes: float | None) -> int:
 
 def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> Path:
     """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
-    from normbench.claims.claim import find_registration
     from normbench.claims.files import CLAIM_FILE
     from normbench.claims.page import write_page as write
+    from normbench.claims.registration import find_registration
 
     shown = {}
     for name, claim in known.items():
@@ -369,23 +369,26 @@ def describe_time_of_study(claim: Claim, trains: bool) -> str:
 # ---- registering, verifying, drafting
 
 
-def register(chosen: Sequence[Claim], reason: str) -> int:
+def register(chosen: Sequence[Claim], reason: str, way: Way) -> int:
     """Register claims as they stand; return the exit status.
+
+    way: with the words that say where further options are.
 
     Raises:
         UsageError: no claim is named, one is not filled in, there is no reason, or all are registered as they stand.
     """
-    from normbench.claims.claim import register as note
-    from normbench.claims.claim import why_unregistered
     from normbench.claims.drafts import check_filled
+    from normbench.claims.registering import register as note
+    from normbench.claims.registering import tell_changes
+    from normbench.claims.registration import why_unregistered
 
     if not chosen:
         raise UsageError("--register needs the names of claims: give some, or all")
     for claim in chosen:
         check_filled(claim)
-    changed = [claim for claim in chosen if why_unregistered(claim)]
+    changed = [claim for claim in chosen if why_unregistered(claim) or tell_changes(claim, way.options)]
     for claim in changed or chosen:  # the first of those that stand says so
-        new = note(claim, reason, date.today().isoformat())
+        new = note(claim, reason, date.today().isoformat(), way.options)
         say(f"{claim.name} is registered, {new.date}, {new.digest[:12]}…: {new.reason}")
     return 0
 

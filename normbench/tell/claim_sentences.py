@@ -196,7 +196,7 @@ def write_suite(suite: Suite) -> list[str]:
 
 
 def list_notes(entry: RegisteredClaim) -> list[str]:
-    """Return what a reader must know beside a verdict: what it leaves out, low power, lost runs."""
+    """Return what a reader must know beside a verdict: what it leaves out, low power, lost runs, what was found."""
     notes = []
     judgement, result = entry.judgement, entry.result
     if judgement and judgement.note:
@@ -222,6 +222,7 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         by_arm = ", ".join(f"arm {arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
+    notes += list_found(entry.claim)
     return notes
 
 
@@ -236,6 +237,11 @@ def tell_turning(judgement: ClaimedEffect) -> list[str]:
             which = "any one of its seeds"
         sentences.append(f"The verdict turns with a single seed: without {which} it is {verdict}.")
     return sentences
+
+
+def list_found(claim: Mapping[str, Any]) -> list[str]:
+    """Return what was found after the runs of a claim to be behind its effect, each with its day."""
+    return [f"Found after the runs, {found['date']}: {found['what']}" for found in claim.get("found") or ()]
 
 
 def say_assumed(judgement: ClaimedEffect, unit: str) -> str:

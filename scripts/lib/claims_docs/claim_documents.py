@@ -10,9 +10,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.claims.claim import find_registration, read_claims
+from normbench.claims.claim import read_claims
 from normbench.claims.figures import draw_forest
 from normbench.claims.files import read_results, write_result
+from normbench.claims.registration import find_registration
 from normbench.claims.suite import read_suite
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes

@@ -1,0 +1,170 @@
+"""Registrations, which fix claims before their runs: the digests of claims, and the lines of REGISTERED.
+
+A line is NAME DATE DIGEST REASON. The digest is of one of two schemes:
+
+    1   a bare sha256, as claims were registered until 2026-11-29: of the words and the rule of a claim alone.
+    2   `2:` and a sha256: of all that the YAML says but for what is not known before (OUTSIDE), and of the
+        configuration of each run that its words ask for, as it was composed then: that of configurations/NAME.json.
+
+A claim is held to the scheme of its last registration, so that those of scheme 1 stay valid as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normbench.errors import UsageError
+from normbench.record.files import read_json
+from normbench.settings import drop_keys
+
+if TYPE_CHECKING:
+    from normbench.claims.claim import Claim
+
+REGISTERED = "REGISTERED"  # beside the YAMLs
+CONFIGURATIONS = "configurations"  # the folder, beside the YAMLs, of the runs' configurations at registration
+
+WORDS_ALONE = 1
+SCHEME = 2  # of new registrations
+
+# What of a claim is in no digest, by scheme: it may be mended, or added to, without a new registration.
+OUTSIDE = {
+    WORDS_ALONE: (
+        "registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds", "found",
+    ),
+    SCHEME: ("registered", "needs", "minutes", "found"),
+}  # fmt: skip
+
+DIGEST = re.compile(r"(?:(?P<scheme>2):)?(?P<sha256>[0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A line of REGISTERED.
+
+    Attributes:
+        name: of the claim.
+        date: as 2026-11-28.
+        scheme: of the digest.
+        digest: sha256 of what is registered.
+        reason: why the claim was registered, or registered again.
+    """
+
+    name: str
+    date: str
+    scheme: int
+    digest: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """Return the line."""
+        mark = "" if self.scheme == WORDS_ALONE else f"{self.scheme}:"
+        return f"{self.name} {self.date} {mark}{self.digest} {self.reason}"
+
+
+def read_registrations(folder: Path) -> dict[str, list[Registration]]:
+    """Return the registrations that a folder of claims notes, by the claim's name, the last one last.
+
+    Raises:
+        UsageError: a line is damaged.
+    """
+    path = folder / REGISTERED
+    registrations: dict[str, list[Registration]] = {}
+    if not path.exists():
+        return registrations
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = line.split(maxsplit=3)
+        digest = DIGEST.fullmatch(parts[2]) if len(parts) == 4 else None
+        if digest is None:
+            raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
+        name, date, _, reason = parts
+        scheme = int(digest["scheme"] or WORDS_ALONE)
+        registrations.setdefault(name, []).append(Registration(name, date, scheme, digest["sha256"], reason))
+    return registrations
+
+
+def registrations_of(claim: Claim) -> list[Registration]:
+    """Return the registrations of a claim, the last one last."""
+    return read_registrations(claim.path.parent).get(claim.name, [])
+
+
+def scheme_of(path: Path) -> int:
+    """Return the scheme to which a claim is held: that of its last registration, or of new ones. path: of its YAML."""
+    noted = read_registrations(path.parent).get(path.stem)
+    return noted[-1].scheme if noted else SCHEME
+
+
+def find_registration(claim: Claim) -> Registration | None:
+    """Return the registration of a claim as it stands now; None where it is not registered, or was changed since."""
+    noted = registrations_of(claim)
+    if noted and noted[-1].digest == claim.digest and noted[-1].date == claim.registered:
+        return noted[-1]
+    return None
+
+
+def why_unregistered(claim: Claim) -> str:
+    """Return why a claim cannot be judged as it stands; empty where it is registered."""
+    if find_registration(claim):
+        return ""
+    command = f"normbench claims {claim.name}"
+    if claim.is_own:
+        command += f" --config-dir {shlex.quote(str(claim.path.parent.parent))}"
+    cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
+    noted = registrations_of(claim)
+    if noted:
+        return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
+    return f"{claim.name} is not registered: {cure}"
+
+
+# ---- digests
+
+
+def digest_of(content: Mapping[str, Any], scheme: int, configurations: str = "", runs_of: str = "") -> str:
+    """Return the sha256 that fixes a claim.
+
+    Args:
+        content: key and value of its YAML.
+        scheme: of the digest.
+        configurations: `digest_of_json` of those of its runs, which scheme 2 covers.
+        runs_of: digest of the claim whose runs these are, in the same scheme; empty where it has runs of its own.
+    """
+    covered = drop_keys(content, *OUTSIDE[scheme])
+    if content["at_scale"]:
+        covered["at_scale"] = content["at_scale"]["words"]  # hours and machine are guesses
+    if scheme == WORDS_ALONE:
+        digest = digest_of_json(covered)
+        return hashlib.sha256(f"{digest} {runs_of}".encode()).hexdigest() if runs_of else digest
+    given = {}
+    for key, value in covered.items():
+        if value not in (None, "", [], {}):  # so that a key which claims get later changes no digest
+            given[key] = value
+    return digest_of_json({"claim": given, "configurations": configurations, "runs_of": runs_of})
+
+
+def digest_of_json(content: Any) -> str:
+    """Return the sha256 of what a JSON holds, whatever the order of its keys and its blanks."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def configurations_file(path: Path) -> Path:
+    """Return the file with the configurations of a claim's runs, as they were when it was registered.
+
+    path: of its YAML.
+    """
+    return path.parent / CONFIGURATIONS / f"{path.stem}.json"
+
+
+def digest_configurations(path: Path) -> str:
+    """Return the digest of the configurations of a claim's runs; empty where there are none. path: of its YAML."""
+    content = read_json(configurations_file(path))
+    return "" if content is None else digest_of_json(content)
