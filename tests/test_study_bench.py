@@ -53,6 +53,19 @@ def test_a_kernel_is_compared_with_a_kernel() -> None:
         assert not are_alike("NativeLayerNorm", other)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_operators_of_a_step_are_counted_where_no_norm_hides_them(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = nn.LayerNorm(4)
+    norm.compiled = compiled  # type: ignore[assignment]
+    calls = []
+    monkeypatch.setattr(bench, "training_step", lambda *_: (lambda: calls.append(torch.ones(2) + 1), [norm]))
+    row = bench.warm_up_steps(subject("model.depth=1"), 4).row
+    assert ("launches" in row, "launches_without" in row) == (not compiled, not compiled)
+    assert len(calls) == 2 * bench.WARM_UP_STEPS + (0 if compiled else 2)
+
+
 def test_a_step_without_norms_has_none_by_rules_either() -> None:
     one = subject("model.depth=2", "norm@qk=rmsnorm", "weights@mlp=spectral")
     _, norms = bench.training_step(one, bench.leave_out_norms(one.tree), 2)
