@@ -17,7 +17,9 @@ from normbench.claims.files import read_result
 from normbench.claims.measuring import Measured
 from normbench.claims.registering import register
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
-from normbench.claims.suite import Way
+from normbench.claims.suite import ClaimStanding, Way
+from normbench.commands.claims import ClaimsRequest, chosen_names, describe_standing
+from normbench.errors import UsageError
 from normbench.results.claimed import ClaimResult
 from normbench.results.effects import ArmValue
 from normbench.sweep.sweep import Sweep, report_nothing
@@ -81,6 +83,46 @@ def test_a_second_look_is_taken_only_where_the_first_settles_nothing(
     assert result is not None and result.judgement is not None
     assert (result.judgement.verdict, result.judgement.n, result.judgement.level) == (verdict, seeds, 0.0294)
     assert list(result.values) == list(range(seeds))
+
+
+def test_seeds_count_from_the_first_one_of_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[int, float]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=[3, 6], first_seed=7)
+    register_all(tmp_path, "tiny")
+    effects.update({7: 0.3, 8: -0.2, 9: 0.05, 10: 0.3, 11: 0.31, 12: 0.29})
+    claims = read_claims([tmp_path / "conf"])
+    one = ClaimRun.of(claims["tiny"], claims, Way())
+    assert one.run(report_nothing) == 0
+    result = result_of(tmp_path)
+    assert result is not None and list(result.values) == [7, 8, 9, 10, 11, 12]
+    assert one.result == result  # which files.py finds nothing wrong with
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=[3, 6], first_seed=100)
+    with pytest.raises(UsageError, match="first_seed: 100 is not a seed, from 0 to 99"):
+        read_claims([tmp_path / "conf"])
+
+
+def test_a_withdrawn_claim_is_listed_struck_and_run_by_its_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[int, float]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=3)
+    register_all(tmp_path, "tiny")
+    effects.update({0: 0.3, 1: 0.31, 2: 0.29})
+    claims = read_claims([tmp_path / "conf"])
+    assert ClaimRun.of(claims["tiny"], claims, Way()).run(report_nothing) == 0
+    digest = claims["tiny"].digest
+    withdrawn = {"date": "2026-11-29", "why": "Too few steps", "by": ["longer"]}
+    registered = claims["tiny"].registered
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=3, withdrawn=withdrawn, registered=registered)
+    claims = read_claims([tmp_path / "conf"])
+    assert claims["tiny"].digest == digest
+    line = describe_standing(ClaimStanding.of(claims["tiny"], claims, Way()))
+    assert str(line.label) == "reproduced" and line.label.style == "strike" and not line.is_complete
+    assert line.reason == "was withdrawn on 2026-11-29; see longer"
+    assert chosen_names(ClaimsRequest(("all",), (), ()), claims) == []
+    assert chosen_names(ClaimsRequest(("tiny",), (), ()), claims) == ["tiny"]
 
 
 @pytest.mark.slow

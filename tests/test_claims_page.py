@@ -53,6 +53,32 @@ def section(page: str, name: str) -> str:
     return found[0]
 
 
+def test_a_withdrawn_claim_is_struck_and_counts_as_one_that_is_not_run(tmp_path: Path) -> None:
+    claim = content("RMSNorm is better", ClaimKind.ANY, 0.02)
+    withdrawn = {"date": "2026-11-29", "why": "One arm was broken", "by": ["better", "best"]}
+    claims = {name: dict(claim) for name in ("old", "better", "best", "other")}
+    claims["old"]["withdrawn"] = withdrawn
+    for name, mean in (("old", 0.5), ("better", 0.03)):
+        (tmp_path / name).mkdir()
+        write_result(complete(name, claim, mean), tmp_path / name / "claim.json")
+    suite = read_suite(tmp_path, claims, dict.fromkeys(claims, NOW), [])
+    entries = {entry.name: entry for entry in suite.entries}
+    old = entries["old"]
+    assert (old.standing, old.judgement, len(old.older)) == ("withdrawn", None, 1)
+    assert suite.entries[-1] is old and suite.withdrawn == [old] and len(suite.judgements) == 1
+    # It stays in the family of Holm's correction, as one that is not run, and makes no other p smaller.
+    alone = complete("better", claim, 0.03).judgement
+    assert alone is not None and entries["better"].corrected.p == pytest.approx(holm([alone.p, 1.0, 1.0, 1.0])[0])
+    said = write_suite(suite)
+    assert said[0].startswith("1 of 4 registered claims have a verdict") and "withdrawn" in said[1]
+    write_page(tmp_path, claims, dict.fromkeys(claims, NOW))
+    of_old = section((tmp_path / "claims.html").read_text(), "old")
+    assert re.search(r"<s>reproduced, \+0\.5\d* nats", of_old)
+    assert "One arm was broken. better and best stand for it." in of_old
+    table = pd.read_csv(tmp_path / "claims.csv", index_col="claim")
+    assert table.loc["old", "verdict"] == "withdrawn" and pd.isna(table.loc["old", "effect"])
+
+
 def test_what_was_found_after_the_runs_is_told_as_such(folder: Path) -> None:
     said = "Found after the runs, 2026-12-24: The wind helped."
     page = (folder / "claims.html").read_text()

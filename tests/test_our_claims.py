@@ -32,6 +32,13 @@ def test_every_work_that_a_claim_or_the_page_on_claims_names_has_an_entry() -> N
     assert len(re.findall(r"\([A-Z]\w+ \d{4}\)", rules)) == 3
 
 
+def test_what_stands_for_a_withdrawn_claim_is_a_claim_that_stands() -> None:
+    claims = read_claims()
+    for name, claim in claims.items():
+        for other in claim.withdrawn.by if claim.withdrawn else ():
+            assert claims[other].withdrawn is None, name
+
+
 @pytest.mark.parametrize("name", NAMES if WHOLE else NAMES[::9])
 def test_a_claim_plans_the_runs_of_its_arms_here_and_at_a_larger_scale(name: str) -> None:
     claim = read_claims()[name]

@@ -42,6 +42,8 @@ OTHERS: Mapping[str, Any] = {
     "scope": "next to nothing",
     "confounds": "the weather",
     "found": [{"date": "2026-11-28", "what": "the moon"}],
+    "first_seed": 5,
+    "withdrawn": {"date": "2026-11-29", "why": "no moon"},
 }
 
 

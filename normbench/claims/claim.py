@@ -48,6 +48,7 @@ Text = Annotated[str, Meta(description="a text")]
 Number = Annotated[int | float, Meta(description="a number")]
 Words = Annotated[list[str], Meta(description="a list of words such as [model=nano, probes=off]")]
 Texts = Annotated[str | list[str], Meta(description="a list of texts")]
+Seed = Annotated[int, Meta(ge=0, lt=FIRST_TRIAL_SEED)]
 
 
 class Pilot(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +82,20 @@ class Found(Struct, frozen=True, forbid_unknown_fields=True):
     what: Text
 
 
+class Withdrawn(Struct, frozen=True, forbid_unknown_fields=True):
+    """That the test of a claim was found not to be a fair one of its sentence, after its runs, and counts no longer.
+
+    Attributes:
+        date: of that.
+        why: what was wrong with the test.
+        by: the claims that stand for it, where there are any.
+    """
+
+    date: Annotated[str, Meta(pattern=rf"\A{DAY}\Z", description="a date such as 2026-11-28")]
+    why: Text
+    by: Annotated[list[str], Meta(description="a list of names of claims")] = []
+
+
 class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the YAML of a claim holds, and what is said where a value is something else; see `Claim`."""
 
@@ -108,9 +123,12 @@ class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     scope: Text
     confounds: Texts = []
     found: Annotated[list[Found], Meta(description="a list such as [{date: 2026-11-28, what: a sentence}]")] = []
+    first_seed: Annotated[Seed | None, Meta(description="a seed, from 0 to 99")] = None
+    withdrawn: Annotated[Withdrawn | None, Meta(description="date, why and, where others stand for it, by")] = None
 
 
 KEYS = ClaimForm.__struct_fields__
+LATER_KEYS = ("first_seed", "withdrawn")  # which the content of a claim has where they are given: it had none before
 
 
 @dataclass(frozen=True)
@@ -142,6 +160,8 @@ class Claim:
         scope: the scale at which it is tested.
         confounds: what else may be behind the effect, as far as it was known when the claim was registered.
         found: what was found after the runs to be behind it.
+        first_seed: the first of its seeds; None for 0.
+        withdrawn: why its test counts no longer; None where it does.
         content: the YAML, with what it leaves out.
         owner: the same of the claim whose runs these are; empty where it has its own.
         scheme: of its digest, one of those of `registration`.
@@ -175,6 +195,8 @@ class Claim:
     scope: str
     confounds: tuple[str, ...]
     found: tuple[Found, ...]
+    first_seed: int | None
+    withdrawn: Withdrawn | None
     content: Mapping[str, Any] = field(repr=False)
     owner: Mapping[str, Any] = field(default_factory=dict, repr=False)
     scheme: int = SCHEME
@@ -195,6 +217,11 @@ class Claim:
     def rule(self) -> ClaimRule:
         """Return the rule by which its effect is judged."""
         return ClaimRule(self.kind, self.margin, self.target, len(self.seeds))
+
+    @property
+    def looks(self) -> list[list[int]]:
+        """Return the seeds at each look at it."""
+        return [list_seeds(self.content, count) for count in self.seeds]
 
     @property
     def runs(self) -> str:
@@ -317,6 +344,12 @@ class Reader:
 SECTIONS = {"pilot": Pilot, "at_scale": AtScale, "found": Found}
 
 
+def list_seeds(content: Mapping[str, Any], count: int) -> list[int]:
+    """Return the first seeds of a claim. content: key and value of its YAML."""
+    first = int(content.get("first_seed") or 0)
+    return list(range(first, first + count))
+
+
 def drop_nulls(content: Mapping[Any, Any]) -> dict[str, Any]:
     """Return keys and values without those that are null, as if they were not given."""
     return {str(key): value for key, value in content.items() if value is not None}
@@ -397,10 +430,16 @@ def read_claim(path: Path) -> Claim:
         scope=one_line(form.scope),
         confounds=listed(form.confounds),
         found=tuple(form.found),
+        first_seed=form.first_seed,
+        withdrawn=form.withdrawn,
         content={},
         lines=reader.lines,
     )
-    claim = replace(claim, content={key: as_json(getattr(claim, key)) for key in KEYS}, scheme=scheme_of(path))
+    content = {key: as_json(getattr(claim, key)) for key in KEYS}
+    for key in LATER_KEYS:
+        if content[key] is None:
+            del content[key]
+    claim = replace(claim, content=content, scheme=scheme_of(path))
     return replace(claim, digest=claim.digest_in(claim.scheme))
 
 
@@ -438,11 +477,11 @@ def as_json(value: Any) -> Any:
     """Return a value of a claim as JSON has it."""
     if isinstance(value, Effect):
         return value.text
-    if isinstance(value, Pilot | AtScale | Found):
+    if isinstance(value, Pilot | AtScale | Found | Withdrawn):
         return {name: as_json(item) for name, item in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [as_json(item) for item in value]
     return value
 
@@ -486,7 +525,10 @@ def share_runs(claim: Claim, claims: Mapping[str, Claim]) -> Claim:
         )
     shared = {"words": list(owner.words), "study": owner.study, "seeds": list(owner.seeds)}
     content = {**claim.content, **shared}
+    if owner.first_seed is not None:
+        content["first_seed"] = owner.first_seed
     needs = tuple(dict.fromkeys([*owner.needs, *claim.needs]))
     claim = replace(claim, words=owner.words, study=owner.study, seeds=owner.seeds, needs=needs)
+    claim = replace(claim, first_seed=owner.first_seed)
     claim = replace(claim, content=content, owner=owner.content)
     return replace(claim, digest=claim.digest_in(claim.scheme))

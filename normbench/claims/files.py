@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from normbench.claims.claim import OLDER
+from normbench.claims.claim import OLDER, list_seeds
 from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_content, read_json
@@ -27,7 +27,7 @@ MOST_FAULTS = 3  # of a result that are told
 PAGE_FILE = "claims.json"  # of the page, beside the folders of results
 
 # What of a claim decides how its values are judged, and what they are.
-RULE = ("kind", "margin", "target", "seeds", "effect", "arms", "measure", "where", "unit")
+RULE = ("kind", "margin", "target", "seeds", "first_seed", "effect", "arms", "measure", "where", "unit")
 CLOSE = 1e-9  # of values that were written and read again
 
 
@@ -213,8 +213,8 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     if result.judgement is None:
         return
     seeds = sorted(result.values)
-    if seeds != list(range(len(seeds))) or len(seeds) not in result.claim["seeds"]:
-        yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {result.claim['seeds'][-1]}"
+    if seeds != list_seeds(result.claim, len(seeds)) or len(seeds) not in result.claim["seeds"]:
+        yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {result.claim['seeds'][-1]} of the claim"
     yield from find_differences(result.values, effects_again(result), "values")
 
 

@@ -37,8 +37,9 @@ SCHEME = 2  # of new registrations
 OUTSIDE = {
     WORDS_ALONE: (
         "registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds", "found",
+        "withdrawn",
     ),
-    SCHEME: ("registered", "needs", "minutes", "found"),
+    SCHEME: ("registered", "needs", "minutes", "found", "withdrawn"),
 }  # fmt: skip
 
 DIGEST = re.compile(r"(?:(?P<scheme>2):)?(?P<sha256>[0-9a-f]{64})")

@@ -74,7 +74,7 @@ class ClaimRun(ClaimStanding):
         """Return the seeds at each look at the claim; a trial has one."""
         claim = self.claim
         if not self.way.trial:
-            return [list(range(count)) for count in claim.seeds]
+            return claim.looks
         seed_words = [word for word in self.way.words if key_of(word) == "seed"]
         if not seed_words:
             first = 0 if is_in_blocks(study_of(claim)) else FIRST_TRIAL_SEED

@@ -21,7 +21,7 @@ from normbench.claims.files import (
 from normbench.config.compose import SEARCH_PATH
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
-from normbench.results.claimed import ClaimResult, RegisteredClaim, Status, Suite
+from normbench.results.claimed import WITHDRAWN, ClaimResult, RegisteredClaim, Status, Suite
 from normbench.results.rules import OF_CLAIMS, Verdict
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
@@ -251,7 +251,13 @@ class ClaimStanding:
 
 # ---- all of them
 
-ORDER = (*OF_CLAIMS, Status.NOT_COMPLETE, Status.TRIAL, Status.NOT_RUN)  # of what claims have come to, in tables
+ORDER = (
+    *OF_CLAIMS,
+    Status.NOT_COMPLETE,
+    Status.TRIAL,
+    Status.NOT_RUN,
+    WITHDRAWN,
+)  # of what claims have come to, in tables
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 
 
@@ -279,7 +285,8 @@ def read_suite(
     """Return registered claims that are corrected together, with what is found of them below a folder.
 
     They are sorted by `ORDER` and by name. A result of which something does not follow from its own values, or that
-    does not lie where those of its claim do, counts as none.
+    does not lie where those of its claim do, counts as none. Nor does that of a claim that is withdrawn: it stays among
+    those that are registered, with p = 1, so that taking it back makes no other verdict easier.
 
     Args:
         folder: of NAME/claim.json, or of NAME.json where they are published.
@@ -299,6 +306,8 @@ def read_suite(
         faults = find_other_rule(result, claims[name]) if is_current else []
         if faults:
             left_out.append(blame_result(name, faults))
+        elif is_current and claims[name].get("withdrawn"):
+            older.append(result)
         elif is_current:
             current[name] = result
         else:

@@ -114,8 +114,8 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
     if wrong:
         return wrong
     seeds = sorted(result.values)
-    if len(seeds) not in claim.seeds or seeds != list(range(len(seeds))):
-        wrong.append(f"its seeds are {', '.join(map(str, seeds))}, and not the first {claim.seeds[-1]}")
+    if seeds not in claim.looks:
+        wrong.append(f"its seeds are {', '.join(map(str, seeds))}, and not the first {claim.seeds[-1]} of the claim")
         return wrong
     measured, not_ours = measure_again(one, seeds)
     undigested += measured.undigested

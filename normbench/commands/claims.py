@@ -21,7 +21,7 @@ from normbench.errors import UsageError
 from normbench.settings import key_of, nearest
 from normbench.stopping import Stopped
 from normbench.sweep.words import settings_in
-from normbench.wording import fixed, short, with_unit, write_minutes
+from normbench.wording import fixed, list_words, short, with_unit, write_minutes
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
     from normbench.claims.claim import Claim
@@ -81,17 +81,17 @@ def use_claims(request: ClaimsRequest) -> int:
     words = tuple(word for word in request.words if key_of(word) != DATA_ROOT)
     way = Way(words, request.trial, request.at_scale)
     way.check()
-    names = chosen_names(request, list(known))
+    names = chosen_names(request, known)
     if request.register:
         return register([known[name] for name in names], request.reason, way)
     if request.report:
         print(write_page(request, known, way))
         return 0
-    listed = names or list(known)
+    listed = names or (list(known) if request.verify else list_standing(known))
     if request.at_scale and (not names or ALL in request.names):
         listed = [name for name in listed if known[name].at_scale]
     if not names and not (request.verify or request.dry_run or request.minutes):
-        show_table([ClaimStanding.of(known[name], known, way) for name in listed])
+        show_table([ClaimStanding.of(known[name], known, way) for name in known if name in listed or not way.at_scale])
         return 0
     from normbench.claims.run import STOPPED, ClaimRun  # imports torch
 
@@ -149,14 +149,19 @@ def data_root_of(words: Sequence[str]) -> Iterator[None]:
             os.environ[DATA_VARIABLE] = before
 
 
-def chosen_names(request: ClaimsRequest, known: Sequence[str]) -> list[str]:
-    """Return the names of the claims that are asked for, in the order of their files where all are.
+def list_standing(known: Mapping[str, Claim]) -> list[str]:
+    """Return the names of the claims that are not withdrawn."""
+    return [name for name, claim in known.items() if not claim.withdrawn]
+
+
+def chosen_names(request: ClaimsRequest, known: Mapping[str, Claim]) -> list[str]:
+    """Return the names of the claims that are asked for; where all are, those that stand, in the order of their files.
 
     Raises:
         UsageError: there is no such claim.
     """
     if ALL in request.names:
-        return list(known)
+        return list(known) if request.register or request.verify else list_standing(known)
     for name in request.names:
         if name not in known:
             cure = "normbench claims lists them all, and with --config-dir DIR those of DIR/claim"
@@ -220,11 +225,17 @@ class ClaimLine:
 def describe_standing(standing: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.registration import why_unregistered
+    from normbench.results.claimed import WITHDRAWN
 
     left_out = standing.why_left_out()
     if left_out:
         return ClaimLine(Text("damaged", "strike"), f"{left_out}: run it again")
     result = standing.read_any_result()
+    withdrawn = standing.claim.withdrawn
+    if withdrawn:
+        verdict = result.judgement.verdict if result and result.judgement else WITHDRAWN
+        others = f"; see {list_words(withdrawn.by)}" if withdrawn.by else ""
+        return ClaimLine(Text(str(verdict), "strike"), f"was withdrawn on {withdrawn.date}{others}")
     if result is not None and result.digest != standing.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")

@@ -352,6 +352,9 @@ class Corrected:
     p_of_sign: float = 1.0
 
 
+WITHDRAWN = "withdrawn"  # how a claim stands whose test was found not to be a fair one
+
+
 @dataclass(frozen=True)
 class RegisteredClaim:
     """A claim and what it has come to.
@@ -360,7 +363,7 @@ class RegisteredClaim:
         name: of the claim.
         claim: key and value of its YAML as it is registered now.
         result: of its runs for this registration; None where there are none.
-        older: results of earlier registrations, which do not count.
+        older: results that do not count: of earlier registrations, or of a claim that is withdrawn.
         corrected: its verdict among all that are registered.
     """
 
@@ -396,8 +399,15 @@ class RegisteredClaim:
         return self.result.judgement if self.result else None
 
     @property
+    def withdrawn(self) -> Mapping[str, Any] | None:
+        """Return `date`, `why` and `by`, the claims in its place, of a claim whose test counts no longer."""
+        return self.claim.get("withdrawn")
+
+    @property
     def standing(self) -> str:
         """Return what the claim has come to in a word or two: a verdict, or why there is none."""
+        if self.withdrawn:
+            return WITHDRAWN
         if self.judgement:
             return self.judgement.verdict
         return self.result.status if self.result else Status.NOT_RUN
@@ -407,6 +417,8 @@ class RegisteredClaim:
         """Return why there is no verdict; empty where there is one."""
         if self.judgement:
             return ""
+        if self.withdrawn:
+            return f"it was withdrawn on {self.withdrawn['date']}"
         if self.result is None:
             return "its runs have not been made"
         if self.result.status is Status.TRIAL:
@@ -450,6 +462,11 @@ class Suite:
     def by_chance(self) -> float:
         """Return how many verdicts chance gives at most, each tested at 5 %: those without an interval have none."""
         return ALPHA * sum(judgement.interval is not None for judgement in self.judgements)
+
+    @property
+    def withdrawn(self) -> list[RegisteredClaim]:
+        """Return the claims whose tests count no longer."""
+        return [entry for entry in self.entries if entry.withdrawn]
 
     def count(self, *verdicts: Verdict) -> int:
         """Return how many claims have one of these verdicts after correction."""

@@ -183,6 +183,9 @@ def write_suite(suite: Suite) -> list[str]:
     counts = [f"{standings[verdict]} {verdict}" for verdict in OF_CLAIMS if standings[verdict]]
     beginning = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
     sentences = [f"{beginning}: {', '.join(counts)}."]
+    if suite.withdrawn:
+        why = "as their tests were found not to be fair ones, and count with p = 1"
+        sentences.append(f"{len(suite.withdrawn)} of the others are withdrawn, {why}.")
     if suite.by_chance:
         most = significant(suite.by_chance, 2)
         beginning = "Each is tested by itself at 5 %, so that chance gives up to"
@@ -197,7 +200,7 @@ def write_suite(suite: Suite) -> list[str]:
 
 def list_notes(entry: RegisteredClaim) -> list[str]:
     """Return what a reader must know beside a verdict: what it leaves out, low power, lost runs, what was found."""
-    notes = []
+    notes = [tell_withdrawal(entry)] if entry.withdrawn else []
     judgement, result = entry.judgement, entry.result
     if judgement and judgement.note:
         notes.append(f"{judgement.note[0].upper()}{judgement.note[1:]}.")
@@ -224,6 +227,18 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     notes += list_found(entry.claim)
     return notes
+
+
+def tell_withdrawal(entry: RegisteredClaim) -> str:
+    """Write why the test of a claim counts no longer, and what stands for it; empty for other claims."""
+    if not entry.withdrawn:
+        return ""
+    sentence = f"{entry.withdrawn['why'].rstrip('.')}."
+    others = entry.withdrawn["by"]
+    if not others:
+        return f"{sentence} No other claim stands for it."
+    verb = "stands" if len(others) == 1 else "stand"
+    return f"{sentence} {list_words(others)} {verb} for it."
 
 
 def tell_turning(judgement: ClaimedEffect) -> list[str]:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from normbench.claims.claim import read_claims
 from normbench.claims.figures import draw_forest
 from normbench.claims.files import read_results, write_result
+from normbench.claims.page import list_older
 from normbench.claims.registration import find_registration
 from normbench.claims.suite import read_suite
 from normbench.errors import UsageError
@@ -26,6 +27,7 @@ from normbench.show.shown import say_once
 from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
     list_notes,
+    tell_withdrawal,
     write_corrected,
     write_corrected_p,
     write_effect,
@@ -144,7 +146,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         keep_trailing_newline=True,
     )
     judged = [entry for entry in suite.entries if entry.judgement is not None]
-    others = [entry for entry in suite.entries if entry.judgement is None]
+    others = [entry for entry in suite.entries if entry.judgement is None and not entry.withdrawn]
     template = environment.get_template(TEMPLATE)
     return template.render(
         sentences=write_suite(suite),
@@ -154,6 +156,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         notes=noted_rows(judged),
         others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
         machines=machines_of(judged),
+        withdrawn=withdrawn_rows(suite.withdrawn),
     )
 
 
@@ -207,6 +210,20 @@ def noted_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
         notes = list_notes(entry)
         if notes:
             rows.append(f"- `{entry.name}`: {' '.join(notes)}")
+    return rows
+
+
+def withdrawn_rows(withdrawn: Sequence[RegisteredClaim]) -> list[str]:
+    """Return the rows of the table of claims that are withdrawn, with their verdicts struck out."""
+    rows = []
+    for entry in withdrawn:
+        verdicts = [f"<s>{verdict}</s>" for verdict in list_older(entry)]
+        said = (
+            f"{cell(entry.claim['claim'])}, `{entry.name}`",
+            "; ".join(verdicts) or "its runs have not been made",
+            cell(tell_withdrawal(entry)),
+        )
+        rows.append(f"| {' | '.join(said)} |")
     return rows
 
 
