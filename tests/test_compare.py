@@ -25,6 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_study(tmp_path / "sw", {"layernorm": BASE, "dyt": worse, "rmsnorm": BASE[::-1]})
     make_study(tmp_path / "again", {"layernorm": BASE})
     make_run(tmp_path / "alone", norm="layernorm", seed=0, final=2.0)
+    for rate in (0.1, 0.2):
+        make_study(tmp_path / "rates", {"dyt": BASE[:1], "rmsnorm": BASE[:1]}, lr=rate)
     return tmp_path
 
 
@@ -96,7 +98,8 @@ def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]
     ("words", "complaint"),
     [
         (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is not an arm: did you mean rmsnorm?"),
-        (["again", "sw"], "sw names 3 arms: name one of dyt, layernorm, rmsnorm"),
+        (["again", "sw"], "sw names 3 arms: name one of dyt, layernorm, rmsnorm, with --in sw\n"),
+        (["0.1", "dyt", "--in", "rates"], "0.1 names 2 arms: name one of dyt · lr=0.1, rmsnorm · lr=0.1\n"),
         (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),
         (["--plan", "alone", "again"], "a plan needs a pilot of two seeds or more"),
     ],

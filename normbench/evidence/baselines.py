@@ -165,5 +165,6 @@ def arm_of(study: RecordedStudy, word: str, folder: Path | None) -> Arm:
             arms.append(Arm(arm.settings, tuple(runs)))
     if len(arms) != 1:
         names = join_first([arm.name for arm in arms])
-        raise UsageError(f"{word} names {len(arms)} arms: name one of {names}, with --in FOLDER")
+        where = "" if folder else f", with --in {word}"
+        raise UsageError(f"{word} names {len(arms)} arms: name one of {names}{where}")
     return arms[0]

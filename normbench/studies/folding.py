@@ -40,6 +40,7 @@ from normbench.training.devices import resolve_device
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
 from normbench.types import PADDING, Batch, Model, Norm
+from normbench.wording import count
 
 EXACT = 1e-9  # of the largest logit: what folding may change in float64
 PRECISIONS = {53: "float64", 24: "float32", 8: "bfloat16"}  # by the bits of the significand
@@ -499,7 +500,7 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
         stages.begin("measuring what that changes, and what it saves")
         rows: list[Row] = []
         for row in study.measure(subject):
-            stages.note(f"{len(rows) + 1} rows")
+            stages.note(count(len(rows) + 1, "row"))
             rows.append(row)
     *changed, saved = rows
     for metric, what in {"change": "largest change of a logit, nats", "loss": "change of the loss, nats"}.items():
