@@ -10,6 +10,7 @@ from support import refused
 pytest_plugins = ["refusals"]
 
 TEXT = ("model.depth=1", "model.width=8", "model.heads=1", "model.context=8", "threads=1")
+ONE_A_BATCH = ("model=mlp", "data=digits", "data.batch_size=1", "norm=batchnorm", "seed=0", "threads=1")
 SIGMOIDS = ("model=mlp_plain", "model.width=16", "optim=sgd", "norm=none", "seed=0")
 CNN = ("model=cnn_plain", "model.width=4", "optim=sgd", "norm=none", "seed=0")
 
@@ -17,6 +18,7 @@ CNN = ("model=cnn_plain", "model.width=4", "optim=sgd", "norm=none", "seed=0")
 @pytest.mark.parametrize(
     ("study", "words", "said"),
     [
+        ("bench", ONE_A_BATCH, "has 1 value for a statistic"),
         ("folding", (*TEXT, "norm=none"), "nothing of this model can be folded"),
         ("folding", (*TEXT, "study.pairs=1"), "study.pairs=1 is not allowed"),
         ("padding", ("sweep.tie=null", "norm=layernorm", "data=pydocs", "model.context=32"), "labelled texts"),

@@ -127,9 +127,13 @@ class Bench(Study):
         if (rows, features) not in self.sizes:
             what = "study.beyond=true"
         check_memory(needed, what, subject.device)
-        check_steps(subject)
+        check_steps(subject, self.count_steps())
         for width in self.widths:
             self.check_norm(subject, width)
+
+    def count_steps(self) -> int:
+        """Return how many training steps each model takes."""
+        return self.steps + WARM_UP_STEPS + COUNTED_STEPS if self.steps else 0
 
     def check_norm(self, subject: Subject, features: int) -> None:
         """Refuse a norm that does nothing, and one without any implementation."""
@@ -240,7 +244,7 @@ class Bench(Study):
 
     def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
-        count = self.steps + WARM_UP_STEPS + COUNTED_STEPS
+        count = self.count_steps()
         timed = [warm_up_steps(subject, count) for subject in subjects]
         calls = list[Call]()
         for timed_steps in timed:

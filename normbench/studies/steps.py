@@ -32,14 +32,22 @@ class TrainingStep:
     repeat: Callable[[], Tensor]
 
 
-def check_steps(subject: Subject) -> None:
-    """Refuse a way of training in which `steps` has nothing to show.
+def check_steps(subject: Subject, count: int | None = None) -> None:
+    """Refuse a way of training in which `steps` has nothing to show, and a model that does not take its batches.
+
+    count: how many steps there are; None: those of the run.
 
     Raises:
-        UsageError: with the setting, or because the device cannot run the precision.
+        UsageError: with the setting, because the device cannot run the precision, or as a run is refused.
     """
     refuse(build.combine(subject.recipe, {STUDY: True}), OF_SETTINGS)
     check_precision(subject)
+    trainer = subject.tree["trainer"]
+    batches = trainer["accumulate"] * (trainer["steps"] if count is None else count)
+    if batches:
+        model, norms = subject.build()
+        with Precision(trainer["precision"], subject.device).autocast():
+            build.rehearse(model, norms, subject.data, subject.device, trainer["recompute"], batches=batches)
 
 
 def check_precision(subject: Subject) -> None:
