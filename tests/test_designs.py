@@ -213,12 +213,27 @@ def test_arms_that_train_at_no_rate_are_not_contrasted(end: float | str) -> None
     assert [2**other for other in effects[0].other] == pytest.approx([0.005] * 3)
 
 
+def test_arms_that_train_at_the_highest_rate_are_not_contrasted_in_the_largest() -> None:
+    """Neither was tried at a rate that it does not bear."""
+    everywhere: Cells = {(norm, rate): [2.0, 2.1, 2.2] for norm in ("layernorm", "dyt") for rate in (0.01, 0.1, 1.0)}
+    low_fails: Cells = {**everywhere, ("dyt", 0.01): ["diverged"] * 3}
+    for cells in (everywhere, low_fails):
+        kinds = {one.kind for one in found(tried(cells), norm="layernorm")}
+        assert EffectKind.SENSITIVITY in kinds and EffectKind.LARGEST not in kinds
+    one_seed_fails: Cells = {**everywhere, ("dyt", 1.0): [2.0, 2.1, "diverged"]}
+    kinds = {one.kind for one in found(tried(one_seed_fails), norm="layernorm")}
+    assert {EffectKind.SENSITIVITY, EffectKind.LARGEST} <= kinds
+
+
 @pytest.mark.parametrize("end", [3.3, "diverged"])
 def test_arms_that_train_nowhere_in_a_grid_are_not_contrasted(end: float | str) -> None:
     every = list(product(("layernorm", "none"), (0.01, 0.1, 1.0), (2, 4, 8)))
     keys, constant = ("norm", "optim.lr", "model.depth"), {"loss/val": 3.3}
     nowhere: Cells = {cell: [end] * 3 for cell in every}
+    everywhere: Cells = {cell: [2.0, 2.1, 2.2] for cell in every}
     assert not found(study(nowhere, *keys, constant=constant), norm="layernorm")
+    effects = found(study(everywhere, *keys, constant=constant), norm="layernorm")
+    assert all(one.kind != EffectKind.AREA for one in effects)
     somewhere = {**nowhere, ("none", 0.01, 2): [2.0, 2.1, 2.2]}
     (one,) = found(study(somewhere, *keys, constant=constant), norm="layernorm")
     assert one.kind == EffectKind.AREA and one.own == pytest.approx([100 / 9] * 3)

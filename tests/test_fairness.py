@@ -222,6 +222,15 @@ def test_what_goes_with_a_factor_is_fair_to_arms_that_share_its_value(tmp_path: 
         assert epochs["2"] == ("batchnorm · batch_size=4", "groupnorm · batch_size=4")
 
 
+@pytest.mark.parametrize("status", ["finished", "diverged"])
+def test_a_rate_is_chosen_by_results_alone(tmp_path: Path, status: str) -> None:
+    """Of arms that diverged at every rate none was chosen."""
+    for norm, lr in product(("layernorm", "rmsnorm"), (0.1, 0.2)):
+        make_run(tmp_path, norm=norm, lr=lr, status=status)
+    kinds = [caveat.kind for caveat in make_report([tmp_path]).answer.caveats]
+    assert (CaveatKind.LEARNING_RATE in kinds) == (status == "finished")
+
+
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
     """As `sweep.lr=auto` notes them beside the runs."""
     make_run(tmp_path, norm="layernorm", lr=1e-3)

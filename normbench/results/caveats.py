@@ -18,7 +18,7 @@ from normbench.config.rules import belongs_to, is_rule
 from normbench.config.sections import GROUPS
 from normbench.config.trust import caution
 from normbench.evidence.arms import LEARNING_RATE, Arm, settled_seeds, without_settings
-from normbench.evidence.measures import finite_points
+from normbench.evidence.measures import final_values, finite_points, loss_on
 from normbench.evidence.run import WITHOUT_RESULT, RecordedRun
 from normbench.evidence.study import RecordedStudy, candidate_settings, rate_families
 from normbench.results.caveat import Caveat, CaveatKind, Evidence
@@ -684,13 +684,19 @@ def missing_runs(case: Case) -> Iterator[Caveat]:
 
 @caveat
 def rates_chosen_by_report(case: Case) -> Iterator[Caveat]:
-    """Find that each arm's learning rate was chosen by what is reported, and among how many."""
+    """Find that each arm's learning rate was chosen by what is reported, and among how many.
+
+    Where no run of an arm has a result, nothing was chosen by one.
+    """
     if not case.chosen_by_what_is_reported or case.study.fairly_chosen:
         return
     evidence = []
     for family in rate_families(case.study):
-        name = without_settings(family[0], LEARNING_RATE).name
-        evidence.append(Evidence("", (name,), numbers={"rates": len(family)}))
+        if any(final_values(arm.runs, loss_on("val")) for arm in family):
+            name = without_settings(family[0], LEARNING_RATE).name
+            evidence.append(Evidence("", (name,), numbers={"rates": len(family)}))
+    if not evidence:
+        return
     text = (
         "the learning rate of each arm was chosen by the validation loss of the runs that are reported, which favours "
         "arms with more rates to choose from"

@@ -257,7 +257,8 @@ def ending(run: RecordedRun, metric: Metric) -> float:
 def compare_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[FactorEffect]:
     """Return how arms over the same levels of a setting differ in the largest that trains, and in sensitivity.
 
-    There is nothing of two arms that train at no level: both have half the lowest one, which shows no difference.
+    There is nothing of two arms that train at no level: both have half the lowest one, which shows no difference. Of
+    two that train at the highest there is the sensitivity alone, as nobody knows how much higher they would train.
     """
     effects = []
     for tried, tried_by_baseline in permutations(tried_levels(arms, key), 2):
@@ -267,7 +268,9 @@ def compare_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Fa
             continue
         if not tried.trains and not tried_by_baseline.trains:
             continue
-        sides = {EffectKind.LARGEST: (tried.largest, tried_by_baseline.largest)}
+        sides = {}
+        if not (tried.bears_highest and tried_by_baseline.bears_highest):
+            sides[EffectKind.LARGEST] = (tried.largest, tried_by_baseline.largest)
         if key == LEARNING_RATE:
             sides[EffectKind.SENSITIVITY] = (tried.sensitivity, tried_by_baseline.sensitivity)
         for kind, (on_arm, on_baseline) in sides.items():
@@ -286,12 +289,15 @@ def compare_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Fa
 
 
 def compare_areas(mapped: Sequence[Area], baseline: Baseline) -> list[FactorEffect]:
-    """Return how arms differ in the share of a grid in which they train; nothing of two that train nowhere in it."""
+    """Return how arms differ in the share of a grid in which they train.
+
+    There is nothing of two that train nowhere in it, or everywhere: a grid elsewhere may tell them apart.
+    """
     effects = []
     for area, area_of_baseline in permutations(mapped, 2):
-        trains = any(area.shares.values()) or any(area_of_baseline.shares.values())
+        shares = {*area.shares.values(), *area_of_baseline.shares.values()}
         are_partners = is_partner(area_of_baseline.arm, area.arm, baseline) and area.keys == area_of_baseline.keys
-        if trains and are_partners:
+        if shares not in ({0.0}, {100.0}) and are_partners:
             effect = compare_effects(
                 area.shares,
                 area_of_baseline.shares,

@@ -146,6 +146,11 @@ class TriedLevels:
         return largest_of_seed
 
     @property
+    def bears_highest(self) -> bool:
+        """Tell whether each seed that has ended at every level trains at the highest, so that none was too high."""
+        return not any(is_lost(runs[max(runs)]) for runs in self.by_seed.values())
+
+    @property
     def trains(self) -> bool:
         """Tell whether a seed that has ended at every level trains at one of them."""
         return any(not is_lost(run) for runs in self.by_seed.values() for run in runs.values())
