@@ -72,6 +72,16 @@ class Site:
         """Return all that it serves."""
         return (self.role, *self.also)
 
+    @property
+    def stack_depth(self) -> int:
+        """Return the number of blocks in its stack; each side of an encoder–decoder is one."""
+        encoder, decoder = self.sides
+        if self.side == "encoder":
+            return encoder
+        if self.side == "decoder":
+            return decoder
+        return self.depth
+
     def at(self, role: str | None = None, slot: str = "", sole: bool = False) -> Site:
         """Return a place in the same block, with this slot, and by default with its own role."""
         if role is None:
@@ -99,8 +109,8 @@ class NormFacts:
         sees_future: when the output at a time step can depend on later steps: `never`, `training` or `always`.
         needs_positions: whether statistics are taken over time or space alone: input without such axes has none.
         counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
-        once_a_pass: whether its state moves in the backward pass too, so that it can stand in no recurrent cell, which
-            calls it at each time step.
+        once_a_pass: whether its state has to move once a batch, as where the backward pass moves it, so that it can
+            stand in no recurrent cell, which calls it at each time step.
         of_host: whether it stands for the norm that a model of another library has by itself.
     """
 

@@ -75,6 +75,7 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     **dict.fromkeys(("norm=derf", "norm=dyisru"), "no no no no no no, no no"),
     **dict.fromkeys(("norm=scalenorm", "norm=crmsnorm", "norm=unitnorm", "norm=bhyt"), "yes no no yes no yes, no no"),
     "norm=seednorm": "yes no no yes no yes, no no",  # at its start
+    "norm=tapernorm": "yes no no yes no yes, no no",  # in its first batches
     "norm=gatedrmsnorm": "yes no no yes no yes, no no",
     "norm=adanorm": "yes yes no yes no yes, no no",
     "norm=frn": "yes no yes yes no yes, no no",

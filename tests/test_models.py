@@ -43,8 +43,8 @@ PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch", "rnn_lm"]
 # Models whose norms see neither time nor space, or may not.
 WITHOUT_POSITIONS = ["transformer LM", "seq2seq", "rnnsearch", "rnn_lm", "mlp", "mlp_plain"]
 
-# Norms with a state that moves in the backward pass too, and models that call a norm at each time step.
-ONCE_A_PASS = ["powernorm"]
+# Norms with a state that moves once a batch, and models that call a norm at each time step.
+ONCE_A_PASS = ["powernorm", "tapernorm"]
 RECURRENT = ["rnnsearch", "rnn_lm"]
 
 # The complete list of what is refused: any other refusal is a bug.

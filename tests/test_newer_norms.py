@@ -119,6 +119,56 @@ def test_seednorm_reads_the_features() -> None:
 # --- what is particular
 
 
+def test_tapernorm_by_batches() -> None:
+    """RMSNorm in batches 0 to 3, whose averages and γ are kept, half of each branch in batch 5, a scale from 7 on."""
+    norm = with_values(make("tapernorm", eps=0.2, taper_after=3, taper_over=4, momentum=0.25))
+    gains = [torch.linspace(0.5, 1.5, FEATURES, dtype=torch.float64) + 0.1 * batch for batch in range(9)]
+    since = torch.linspace(-0.2, 0.3, FEATURES, dtype=torch.float64)
+    length = square = torch.zeros(())
+    for batch, gain in enumerate(gains):
+        with_values(norm, weight=gain, learned_since=since)
+        x = values(seed=batch)
+        root = (x.square().mean(-1, keepdim=True) + 0.2).sqrt()
+        if batch <= 3:
+            lengths = ((gain * x).square().sum(-1) / root[..., 0]).mean()
+            squares = (gain * x).square().sum(-1).mean()
+            share = 0.25 if batch else 1.0
+            length, square = length + share * (lengths - length), square + share * (squares - square)
+        gate = {4: (2 + 2**0.5) / 4, 5: 0.5, 6: (2 - 2**0.5) / 4}.get(batch, float(batch < 4))
+        expected = gate * gain * x / root + (1 - gate) * length / square * (gains[min(batch, 3)] + since) * x
+        torch.testing.assert_close(norm(x), expected, **DOUBLE)
+        torch.testing.assert_close(norm.eval()(x), expected, **DOUBLE)
+        norm.train()
+
+
+def test_the_scale_that_tapernorm_ends_with_is_learned() -> None:
+    norm = with_values(make("tapernorm", taper_after=0, taper_over=1))
+    x = values()
+    for expected in ({"weight"}, {"learned_since"}):
+        norm.zero_grad()
+        norm(x).square().sum().backward()
+        assert {name for name, parameter in norm.named_parameters() if parameter.grad.any()} == expected
+    fixed = norm(x) / x
+    torch.testing.assert_close(fixed, fixed[:1, :1].expand_as(x), **DOUBLE)
+
+
+def test_tapernorm_leaves_padding_out_of_its_averages() -> None:
+    x = values()
+    mask = torch.arange(x.shape[1]) < torch.tensor([[5], [3], [2], [1]])
+    padded = torch.where(mask.unsqueeze(-1), x, torch.nan)
+    masked, other = (with_values(make("tapernorm")) for _ in range(2))
+    y = masked(padded, mask=mask)
+    torch.testing.assert_close(y[mask], other(x[mask]), **DOUBLE)
+    assert y[~mask].count_nonzero() == 0
+    for name in ("length", "square"):
+        torch.testing.assert_close(getattr(masked, name), getattr(other, name), **DOUBLE)
+
+
+def test_a_run_within_the_first_batches_of_tapernorm_has_rmsnorm() -> None:
+    norm = make("tapernorm", taper_after=10)
+    assert "rmsnorm" in norm.is_another(11, 1) and not norm.is_another(12, 1)
+
+
 def test_gatedrmsnorm_starts_near_half_of_rmsnorm() -> None:
     x = values()
     norm = make("gatedrmsnorm", eps=0.2, rank=3).double()

@@ -19,7 +19,8 @@ from normbench.types import Norm, NormFacts, Site
 
 AUTO = {"rmsnorm": "native", "gatedrmsnorm": "native", "dyt": "native"}  # on a CPU
 
-LATER = {"gain0", "detach", "noise"}  # settings that came after most YAMLs, in which they would rename older runs
+# settings that came after most YAMLs, in which they would rename older runs
+LATER = {"gain0", "gain0_by_depth", "detach", "noise"}
 
 # what a norm has learned beside γ and β
 OWN = {
@@ -85,6 +86,20 @@ def test_a_gain_starts_where_it_is_told_and_stays_there_if_it_is_not_learned(nam
     usual.weight.data.fill_(0.3)
     torch.testing.assert_close(scaled(x), usual(x), rtol=0, atol=0)
     torch.testing.assert_close(fixed(x), usual(x))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_a_gain_is_divided_by_the_root_of_the_depth_if_it_is_told_so(name: str) -> None:
+    """Of nine blocks, or of the four of the decoder after five."""
+    x = random_input("sequence")
+    for site, root in ((Site("mlp", 0, depth=9), 3), (Site("mlp", 6, depth=9, side="decoder", sides=(5, 4)), 2)):
+        for affine in (True, False):
+            scaled = make(name, affine=affine, gain0=0.6, gain0_by_depth=True, site=site)
+            usual = make(name, affine=affine, gain0=0.6 / root, site=site)
+            assert scaled.settings() == usual.settings()
+            torch.testing.assert_close(scaled(x), usual(x), rtol=0, atol=0)
+            assert scaled.state_dict().keys() == usual.state_dict().keys()
+    torch.testing.assert_close(make("scalenorm", gain0_by_depth=True, site=site).gain0, FEATURES**0.5 / 2)
 
 
 # --- decisions

@@ -208,6 +208,7 @@ REFERENCES: dict[str, Reference] = {
     "adanorm": lambda x, p, image: adanorm(x),
     "bhyt": lambda x, p, image: torch.tanh(p["lam"] * 0.1 * x / rms(x)),
     "seednorm": lambda x, p, image: seednorm(x, p),
+    "tapernorm": lambda x, p, image: x / rms(x) + 0 * p["learned_since"],  # for the first batches
     "gatedrmsnorm": lambda x, p, image: gatedrmsnorm(x, p),
     "batchrenorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),  # for the first batches
     "ghostbatchnorm": lambda x, p, image: by_blocks(x),

@@ -225,6 +225,14 @@ def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
     assert norms["final"].weight.eq(1).all() and norms["stem"].weight.eq(1).all()
 
 
+def test_pangu_starts_with_small_gains_after_its_branches() -> None:
+    _, norms = make_model(read(["scheme=pangu", *WORDS]).recipe, TEXT, 0)
+    for name, norm in norms.items():
+        role = name.removesuffix(".out").rpartition(".")[2] if name.endswith(".out") else ""
+        start = {"attention": 0.283, "mlp": 0.432}.get(role, 3**0.5) / 3**0.5
+        torch.testing.assert_close(norm.weight, torch.full((32,), start))
+
+
 def batch_norm(x: Tensor, norm: Any) -> Tensor:
     """Return Ioffe & Szegedy's y of a batch of images, with the γ and β of a norm of ours."""
     mean = x.mean((0, 2, 3), keepdim=True)

@@ -78,6 +78,18 @@ def test_a_norm_is_kept_that_has_no_gain_or_more_than_that(norm: str) -> None:
     assert len(found.refused) == count and not found.done
 
 
+def test_nothing_is_left_of_a_norm_that_has_tapered_to_a_scale() -> None:
+    model, norms = build(norm="tapernorm", norm_settings={"taper_after": 0, "taper_over": 1}, **FREE)
+    for seed in range(2):
+        model.train()(*random_batch(TEXT, seed=seed).arguments)
+    for norm in norms.values():
+        norm.learned_since.data.uniform_(-0.3, 0.3)
+    found, batch = fold(stirred(model, norms), norms, random_batch(TEXT)), random_batch(TEXT, 8, seed=3)
+    torch.testing.assert_close(logits_of(found.model, batch), logits_of(model, batch), rtol=1e-10, atol=1e-10)
+    assert len(found.done) == len(norms) and not found.refused
+    assert not any(type(module).__name__ == "TaperNorm" for module in found.model.modules())
+
+
 @pytest.mark.parametrize(("model", "task"), [("nano", TEXTS), ("seq2seq", TRANSLATIONS)])
 @pytest.mark.parametrize("norm", ["batchnorm", "layernorm"])
 def test_norms_of_padded_texts_are_folded(norm: str, model: str, task: Task) -> None:

@@ -246,8 +246,8 @@ OF_PARTS = (
     ),
     Refusal(
         ("norm", "model"),
-        what="powernorm in a recurrent model",
-        reason="its state moves in the backward pass too, and this model calls it at each time step",
+        what="powernorm or tapernorm in a recurrent model",
+        reason="its state moves once a batch, and this model calls it at each time step",
         instead="use layernorm, groupnorm or batchnorm, or a model without recurrence",
         applies=moves_at_each_step,
     ),

@@ -23,4 +23,5 @@ from normbench.norms.scale import Scale
 from normbench.norms.scalenorm import ScaleNorm
 from normbench.norms.seednorm import SeeDNorm
 from normbench.norms.switchable import SwitchableNorm
+from normbench.norms.tapernorm import TaperNorm
 from normbench.norms.unitnorm import UnitNorm

@@ -26,6 +26,7 @@ Eps = Annotated[float, Setting("added to the variance or mean square, inside the
 Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
 Gain0 = Annotated[float, Setting("start of γ, and its value without affine", low=0, high=1e6)]
+ByDepth = Annotated[bool, Setting("divide gain0 by the root of the number of blocks")]
 Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
@@ -140,9 +141,10 @@ def moments(
 class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
-    γ starts at `gain0`, and stays there where it is not learned (`affine=False`). `forward` hands `normalize` all of it
-    in float32, or in the input's precision if that is higher, and casts last. The keywords are what every norm takes
-    beside its own settings, which hands them on as `place`.
+    γ starts at `gain0`, and stays there where it is not learned (`affine=False`); with `gain0_by_depth` that is
+    gain0/√L in a stack of L blocks. `forward` hands `normalize` all of it in float32, or in the input's precision if
+    that is higher, and casts last. The keywords are what every norm takes beside its own settings, which hands them on
+    as `place`.
 
     Attributes:
         operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some
@@ -175,6 +177,7 @@ class AffineNorm(Norm, ABC):
         detach: Detach = "none",
         noise: Noise = 0.0,
         gain0: Gain0 = 1.0,
+        gain0_by_depth: ByDepth = False,
     ) -> None:
         super().__init__()
         self.noise = noise
@@ -198,10 +201,11 @@ class AffineNorm(Norm, ABC):
         self.eps: Any = eps  # a number wherever the formula has one
         self.impl = impl
         self.choose_for(torch.empty(0).device)
-        self.gain0 = gain0
-        start = torch.full((num_features,), float(gain0))
+        blocks = site.stack_depth if gain0_by_depth and site else 1
+        self.gain0 = gain0 / math.sqrt(blocks)
+        start = torch.full((num_features,), float(self.gain0))
         self.weight = nn.Parameter(start) if affine else None
-        fixed = start if gain0 != 1 and not affine else None
+        fixed = start if self.gain0 != 1 and not affine else None
         self.register_buffer("fixed_weight", fixed, persistent=False)
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 

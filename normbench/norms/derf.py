@@ -43,7 +43,7 @@ class Derf(AffineNorm):
         bias: Bias = True,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, None, affine, bias, **place)
+        super().__init__(num_features, None, affine, bias, site=site, **place)
         if alpha0 == "auto":
             alpha0 = 1.0 if site and site.causal else 0.5
         self.alpha0 = alpha0

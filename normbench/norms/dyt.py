@@ -47,7 +47,7 @@ class DyT(AffineNorm):
         **place: Any,
     ) -> None:
         self.kernels = {"native": native_dyt, "liger": liger_dyt} if affine else {}
-        super().__init__(num_features, None, affine, bias, **place)
+        super().__init__(num_features, None, affine, bias, site=site, **place)
         self.alpha0 = published_alpha0(num_features, site) if alpha0 == "auto" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 

@@ -43,7 +43,8 @@ class ScaleNorm(AffineNorm):
         **place: Any,
     ) -> None:
         super().__init__(num_features, eps, affine=False, bias=False, **place)
-        self.gain0 = math.sqrt(num_features) if gain0 == "auto" else gain0
+        self.fixed_weight = None  # in whose place is fixed_gain
+        self.gain0 *= math.sqrt(num_features) if gain0 == "auto" else gain0
         self.fixed_gain = 1.0 if affine else self.gain0  # 1 also where γ has been folded into what follows
         if affine:
             self.weight = nn.Parameter(torch.full((1,), self.gain0))

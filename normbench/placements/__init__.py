@@ -75,12 +75,7 @@ class Residual(Placement):
     @property
     def stack_depth(self) -> int:
         """Return the number of blocks in the block's stack."""
-        encoder, decoder = self.site.sides
-        if self.site.side == "encoder":
-            return encoder
-        if self.site.side == "decoder":
-            return decoder
-        return self.site.depth
+        return self.site.stack_depth
 
     @property
     def stack_branches(self) -> int:

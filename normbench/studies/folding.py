@@ -370,6 +370,9 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
         bare = accept_mask(nn.Identity())
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
         shift = shift - scale * norm.running_mean
+    elif getattr(norm, "fixed_scale", None) is not None:
+        bare = accept_mask(nn.Identity())
+        scale = zeros + norm.fixed_scale
     elif weight is None and bias is None:
         raise NotFoldable("it has neither γ nor β")
     else:
