@@ -224,7 +224,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
       normbench sweep norm=layernorm,rmsnorm,dyt placement=pre,post seed=0,1,2
       normbench sweep 'norm=glob(*)' 'seed=range(0,5)' sweep.exclude='norm=batchnorm,placement=parallel' --dry-run
       normbench sweep experiment=smoke
-      normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
+      normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=each
       normbench sweep norm@qk=none,rmsnorm norm@v=none,rmsnorm seed=0,1,2
       normbench sweep norm=batchnorm,groupnorm model=cnn sweep.tie='data.batch_size=2,8,32;optim.lr=0.01,0.04,0.16'
       normbench sweep --watch outputs/sweep
