@@ -149,6 +149,16 @@ def effect_size(size: float | None) -> str:
     return f"> {LARGEST_EFFECT}" if size > 0 else f"< −{LARGEST_EFFECT}"
 
 
+def multiple(mean: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    """Write a ratio and its interval, with decimals enough that an interval without 1 does not seem to have it."""
+    if interval is None:
+        digits = max(2, decimals(mean, 2))
+    else:
+        lower, upper = interval
+        digits = precision(mean - 1, (lower - 1, upper - 1))
+    return fixed(mean, digits), span(interval, digits)
+
+
 def span(interval: tuple[float, float] | None, digits: int, sign: bool = False) -> str:
     """Write an interval, its ends rounded away from its middle."""
     if interval is None:

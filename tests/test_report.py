@@ -141,7 +141,8 @@ def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> 
     (one,) = report.answer.differences
     assert (one.metric.tag, one.metric.unit) == ("accuracy/val", "percentage points")
     assert one.mean == pytest.approx(-5.1) and one.verdict == Verdict.DIFFERENT and not one.better
-    assert [table.key for table in report.tables] == ["arms", "differences", "differences-loss", "costs", "step-times"]
+    keys = [table.key for table in report.tables]
+    assert keys == ["arms", "differences", "differences-loss", "worth", "costs", "step-times"]
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "98.00", "95.51 to 100.00")  # and no further
 
 

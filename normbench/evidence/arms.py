@@ -33,16 +33,18 @@ class Arm:
         settings: its values of the settings that vary in the study.
         runs: by seed.
         rates_tried: among how many learning rates its own was chosen, by the runs that are reported; 1 if it was not.
+        called: its name, where it is not named by its settings, as in claims.
     """
 
     settings: Mapping[str, Any]
     runs: tuple[RecordedRun, ...] = ()
     rates_tried: int = 1
+    called: str = ""
 
     @cached_property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
-        return name_arm(self.settings)
+        return self.called or name_arm(self.settings)
 
     @property
     def seeds(self) -> set[int]:

@@ -18,6 +18,7 @@ from normbench.evidence.measures import Metric
 from normbench.results.caveat import Caveat
 from normbench.results.result import Difference, FactorEffect, LostRuns, Scaling
 from normbench.results.statistics import Interval
+from normbench.results.worth import Worth
 
 VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
 
@@ -255,6 +256,7 @@ class Answer:
         damaged: why each run that cannot be read cannot.
         missing: why each planned run without a directory failed, empty where that is not known.
         scaling: how differences change with the size of the model.
+        worth: what arms take to the losses of their baselines, in steps and in time.
     """
 
     version: int = VERSION
@@ -272,6 +274,7 @@ class Answer:
     damaged: Mapping[str, str]
     missing: Mapping[str, str]
     scaling: tuple[Scaling, ...] = ()
+    worth: tuple[Worth, ...] = ()
 
     def to_json(self) -> str:
         """Return the content of `answer.json`."""

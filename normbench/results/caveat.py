@@ -37,6 +37,10 @@ class CaveatKind(StrEnum):
     FEW_EXAMPLES = "few examples"
 
 
+# What makes times unfair.
+OF_TIMES = (CaveatKind.STEP_TIMES, CaveatKind.MACHINES, CaveatKind.THREADS, CaveatKind.PROCESSES)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What shows that something is unfair.

@@ -51,6 +51,42 @@ class Descent:
                 return step
         return None
 
+    def steps_to(self, target: float) -> float | None:
+        """Return after how many steps the loss first is no more than a target; None where it never is.
+
+        Between two evaluations the loss is a line over the logarithm of the step. Where it is there at the first one,
+        that is the answer, which may be too many.
+        """
+        for place, loss in enumerate(self.losses):
+            if loss > target:
+                continue
+            if place == 0:
+                return float(self.steps[0])
+            above = self.losses[place - 1]
+            share = (above - target) / (above - loss)
+            before, after = math.log(self.steps[place - 1]), math.log(self.steps[place])
+            return math.exp(before + share * (after - before))
+        return None
+
+
+FEWEST_EVALUATIONS = 2  # of a descent, between which its loss is known
+
+
+def common_loss(one: Descent, other: Descent) -> float:
+    """Return the lowest loss at which neither of two descents ends above: the higher one of their last losses."""
+    return max(one.losses[-1], other.losses[-1])
+
+
+def doublings_of_steps(one: Descent, other: Descent) -> float:
+    """Return the logarithm to base 2 of the steps of one descent over those of another, to their common loss.
+
+    That is 0 on average where both are drawn alike, whichever comes further, as no seed is left out or cut short.
+    """
+    target = common_loss(one, other)
+    steps_of_one, steps_of_other = one.steps_to(target), other.steps_to(target)
+    assert steps_of_one is not None and steps_of_other is not None  # as neither ends above it
+    return math.log2(steps_of_one / steps_of_other)
+
 
 @dataclass(frozen=True)
 class ArmValue:
@@ -127,7 +163,9 @@ ARGUMENTS: dict[str, tuple[int, int | None]] = {  # the fewest and the most that
     "mean": (1, None),
     "slope": (2, 2),
     "steps": (2, 2),
+    "speedup": (2, 2),
 }
+OF_DESCENTS = ("steps", "speedup")  # functions of how the losses of two arms fell
 NAMES = tuple(ARGUMENTS)
 
 
@@ -239,6 +277,8 @@ class Computation:
                 return self.read_single_points(expression, keys).map(attrgetter("value"))
             case Operation("steps", (str(arm), str(reference))):
                 return self.count_steps(arm, reference, keys)
+            case Operation("speedup", (str(arm), str(reference))):
+                return self.compare_steps(arm, reference, keys)
             case Operation("slope", (of,), (key,)):
                 return reduce_to(keys, self.values_of(of, [*keys, key.name]), partial(slope_over, key))
             case Operation(reduction, (str(arm),), ()) if reduction in REDUCTIONS:
@@ -290,25 +330,43 @@ class Computation:
         """
         import pandas as pd
 
-        descents = self.read_descents(arm, keys)
-        references = self.read_descents(reference, keys)
-        if not descents.index.isin(references.index).all():
-            raise EffectError(f"{reference} has no value to which {arm} is compared")
+        descents, references = self.pair_descents("steps", arm, reference, keys)
         seeds = descents.index.get_level_values(0)
         steps = []
-        for seed, descent, reference_descent in zip(seeds, descents, references.reindex(descents.index), strict=True):
+        for seed, descent, reference_descent in zip(seeds, descents, references, strict=True):
             first = descent.first_step(reference_descent.losses[-1])
             if first is None:
                 self.unreached.setdefault(arm, set()).add(seed)
             steps.append(float(descent.length if first is None else first))
         return pd.Series(steps, descents.index)
 
-    def read_descents(self, arm: str, keys: Sequence[str]) -> pd.Series:
+    def compare_steps(self, arm: str, reference: str, keys: Sequence[str]) -> pd.Series:
+        """Return in how many doublings fewer steps an arm comes to the loss that it and a reference have in common."""
+        import pandas as pd
+
+        descents, references = self.pair_descents("speedup", arm, reference, keys, FEWEST_EVALUATIONS)
+        doublings = []
+        for descent, reference_descent in zip(descents, references, strict=True):
+            doublings.append(doublings_of_steps(reference_descent, descent))
+        return pd.Series(doublings, descents.index)
+
+    def pair_descents(
+        self, function: str, arm: str, reference: str, keys: Sequence[str], fewest: int = 1
+    ) -> tuple[pd.Series, pd.Series]:
+        """Return how the losses of the runs of an arm fell, and those of a reference. fewest: evaluations of each."""
+        descents = self.read_descents(function, arm, keys, fewest)
+        references = self.read_descents(function, reference, keys, fewest)
+        if not descents.index.isin(references.index).all():
+            raise EffectError(f"{reference} has no value to which {arm} is compared")
+        return descents, references.reindex(descents.index)
+
+    def read_descents(self, function: str, arm: str, keys: Sequence[str], fewest: int) -> pd.Series:
         """Return how the losses of an arm's runs fell."""
         points = self.read_single_points(arm, keys)
         for point in points:
-            if point.descent is None or not len(point.descent.losses):
-                raise EffectError(f"steps() needs evaluations on the way, and {arm} has none")
+            evaluations = 0 if point.descent is None else len(point.descent.losses)
+            if evaluations < fewest:
+                raise EffectError(f"{function}() needs evaluations on the way, and {arm} has {evaluations or 'none'}")
         return points.map(attrgetter("descent"))
 
 
@@ -412,7 +470,7 @@ def read_call(name: str, given: Sequence[ast.expr], arms: Sequence[str]) -> Oper
         allowed = str(fewest) if fewest == most else f"{fewest} or more"
         raise EffectError(f"{name}() has {len(given)} arguments, and takes {allowed}")
     first, *others = given
-    if name == "steps" or (name in REDUCTIONS and not others):
+    if name in OF_DESCENTS or (name in REDUCTIONS and not others):
         return Operation(name, tuple(read_arm(argument, arms) for argument in given))
     is_over_keys = name == "slope" or (name in REDUCTIONS and all(is_key(argument, arms) for argument in others))
     if not is_over_keys:

@@ -34,6 +34,7 @@ from normbench.results.comparisons import compare_all, in_two_groups
 from normbench.results.family import Family, correct, make_tests
 from normbench.results.result import Difference
 from normbench.results.statistics import mean_interval
+from normbench.results.worth import Worth, worth_of
 from normbench.wording import in_words
 
 
@@ -148,6 +149,7 @@ def examine(
         damaged=dict(study.damaged),
         missing=dict(missing or {}),
         scaling=family.scaling,
+        worth=state_worth(arms, baseline, yardstick.primary),
     )
     return Examination(
         study=study,
@@ -159,6 +161,16 @@ def examine(
         blocks=blocks,
         answer=answer,
     )
+
+
+def state_worth(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Worth, ...]:
+    """Return what arms take to the losses of their baselines; nothing where losses are of no interest.
+
+    metric: by which arms are judged.
+    """
+    if metric.in_doublings:
+        return ()
+    return tuple(worth_of(arm, other) for arm, other in pairs_of(arms, baseline))
 
 
 # ---- the question

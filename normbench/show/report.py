@@ -124,6 +124,7 @@ def all_tables(found: Examination, runs: pd.DataFrame) -> Iterable[Table]:
         differences = [difference for difference in answer.others if difference.metric == metric]
         if differences:
             yield tables.differences_table(differences, primary=False)
+    yield tables.worth_table(answer.worth)
     yield tables.scaling_table(answer.scaling)
     yield tables.designs_table(answer.effects)
     for key in failing_settings(found.arms):
@@ -251,7 +252,7 @@ def fill_pages(report: Report, figures: Sequence[ShownFigure], studies: Sequence
         "facts": facts.facts(study, options_of(study), report.yardstick.primary.words, baseline),
         "titles": {table.key: table.title for table in report.tables},
         "tables": every_table,
-        "summary": tables.summary_table(answer),
+        "summary": warn_of_times(tables.summary_table(answer), answer.caveats),
         "runs": warn_of_times(tables.runs_table(study, report.yardstick.primary), answer.caveats),
     }
     title = title_of(study)

@@ -254,6 +254,22 @@ def step_times(columns: Collection[str], *, ran: str) -> list[str]:
     return [f"{text} The norms ran as {ran}." if ran else text]
 
 
+def worth(columns: Collection[str], *, limits: Sequence[str]) -> list[str]:
+    """Explain what differences in loss are worth. limits: sentences on what is not measured of some arms."""
+    notes = [
+        "What the arm takes to the same validation loss, as a multiple of what the baseline takes, paired by seed: "
+        "geometric means of the ratios with the t interval of their logarithms, which are not corrected for their "
+        "number. That loss is the baseline's last one on the way; at a seed at which the arm ends above it, it is the "
+        "arm's own last one, so that no seed is left out. Between evaluations, which are of the same data, the loss is "
+        "taken for a line over the logarithm of the step.",
+        "A run that is planned for this loss is shorter, and its rate falls sooner, so that it takes fewer steps than "
+        "those at which a longer one passes it: such ratios lie rather farther from 1 than these.",
+    ]
+    if "time to the same loss, ×" in columns:
+        notes.append("Time: steps times the median time of a step, by seed.")
+    return [*notes, *limits]
+
+
 def search(columns: Collection[str], *, seeds: int) -> list[str]:
     """Explain how learning rates were chosen. seeds: by how many."""
     return [
@@ -297,6 +313,7 @@ WRITERS: dict[str, Callable[..., list[str]]] = {
     "survival": survival,
     "areas": areas,
     "step": step_times,
+    "worth": worth,
     "search": search,
     "rates": rates,
     "plan": plan,

@@ -29,7 +29,7 @@ from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import ASIDE, RecordedStudy
 from normbench.evidence.yardstick import Yardstick
 from normbench.results.answer import Answer, ArmEnd, ArmResult
-from normbench.results.caveat import Caveat, CaveatKind
+from normbench.results.caveat import OF_TIMES, Caveat
 from normbench.results.comparisons import by_seed, in_two_groups
 from normbench.results.result import Difference, DifferenceAtSize, EffectKind, FactorEffect, Paired, Scaling
 from normbench.results.rules import Verdict
@@ -42,9 +42,11 @@ from normbench.results.statistics import (
     sd_upper_limit,
     seeds_needed,
 )
+from normbench.results.worth import Ratio, Worth
 from normbench.show.table_notes import write_notes
 from normbench.tell.designs import name_effect
 from normbench.tell.verdicts import word_of_side
+from normbench.tell.worth import list_limits, write_ratio_to_loss
 from normbench.wording import (
     NONE,
     bound,
@@ -53,6 +55,7 @@ from normbench.wording import (
     effect_size,
     fixed,
     in_words,
+    multiple,
     p_value,
     percent,
     plain,
@@ -84,9 +87,8 @@ MOST_RUNS = 200  # in the table of all runs, of which runs.csv has all
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
-# What the headings of columns of times begin with, the kinds of caveats that concern them, and the sign of these.
+# What the headings of columns of times begin with, and the sign of caveats that concern them.
 TIMES = ("time to", "loss at", "step time", "90th percentile", "training time", "ratio of step times")
-OF_TIMES = (CaveatKind.STEP_TIMES, CaveatKind.MACHINES, CaveatKind.THREADS, CaveatKind.PROCESSES)
 OF_TIME = "†"
 
 OF_FEW = "‡"  # the sign of what is seen on the way, where runs are evaluated on less there than at the end
@@ -187,6 +189,8 @@ def summary_table(answer: Answer) -> Table:
     """Return the table that a page begins with: how each arm that is compared ended, and what was found, best first."""
     metric = answer.question.metric
     differences = {difference.arm: difference for difference in answer.differences}
+    worth_of = {worth.arm: worth for worth in answer.worth}
+    in_time = any(worth.of_time for worth in answer.worth)
     baselines = {difference.baseline for difference in answer.differences}
     compared = [arm for arm in answer.arms if arm.compared_as is not None]
     compared.sort(key=lambda arm: badness_of_mean(arm.results[0].mean, metric))
@@ -199,6 +203,9 @@ def summary_table(answer: Answer) -> Table:
             row["against"] = difference.baseline
             row.update(columns_of_difference(difference))
             row["found"] = found_in(difference)
+            if name in worth_of:
+                what = "time" if in_time else "steps"
+                row[f"{what} to the same loss"] = write_ratio_to_loss(worth_of[name], in_time)
         elif name in baselines:
             row["found"] = "baseline"
         elif not differences:
@@ -480,6 +487,27 @@ def step_times_table(pairs: Sequence[Pair]) -> Table:
     return make_table("step-times", "Ratios of step times", rows, heads=2, ran=ran_as(sides))
 
 
+def worth_table(found: Sequence[Worth]) -> Table:
+    """Return the table of what arms take to the losses of their baselines, in steps and in time."""
+    rows = []
+    for worth in found:
+        if not worth.n:
+            continue
+        row = {"arm": worth.arm, "against": worth.baseline, "seeds": some_of(worth.n, worth.n + len(worth.lost))}
+        row["steps to the same loss, ×"], row["95 % interval"] = columns_of_ratio(worth.of_steps)
+        row["step time, ×"], row["95 % interval "] = columns_of_ratio(worth.of_step_time)
+        row["time to the same loss, ×"], row["95 % interval  "] = columns_of_ratio(worth.of_time)
+        row["seeds that end above the baseline"] = str(len(worth.unreached))
+        rows.append(row)
+    limits = list_limits(found)
+    return make_table("worth", "What it is worth: steps and time to the same loss", rows, heads=2, limits=limits)
+
+
+def columns_of_ratio(ratio: Ratio | None) -> tuple[str, str]:
+    """Return the columns of a ratio and its interval."""
+    return (NONE, NONE) if ratio is None else multiple(ratio.mean, ratio.interval)
+
+
 def crosses_samples(run: RecordedRun) -> bool:
     """Tell whether what a run's norm makes of a sample depends on others."""
     norm_facts = run.summary.get("norm_facts", {})
@@ -519,12 +547,7 @@ def ratio_of(arm: Arm, baseline: Arm, measure: Callable[[RecordedRun], float]) -
 
 def write_ratio(ratio: Sample) -> tuple[str, str]:
     """Write the geometric mean of ratios and its t interval. ratio: their logarithms to base 2."""
-    mean = 2.0**ratio.mean
-    if ratio.interval is None:
-        return fixed(mean, 2), NONE
-    ends = ratio.interval.as_ratios
-    digits = precision(mean, ends)
-    return fixed(mean, digits), span(ends, digits)
+    return multiple(2.0**ratio.mean, None if ratio.interval is None else ratio.interval.as_ratios)
 
 
 def logarithms(arm: Arm, measure: Callable[[RecordedRun], float]) -> dict[int, float]:
