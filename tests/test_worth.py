@@ -1,4 +1,4 @@
-"""What a difference in loss is worth in steps and time: by hand, by simulation, and in reports."""
+"""What a difference in loss is worth in steps and time: by hand, by simulation, in reports and on claims."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draw_for_pages_alone
+from made_claims import NOW, claims_and_digests, complete
 from made_runs import make_report, make_run, make_study
 from scipy import stats
 from scipy.interpolate import interp1d
 
+from normbench.claims.files import load_result, write_result
+from normbench.claims.page import write_page
 from normbench.evidence.arms import Arm
 from normbench.evidence.run import Curve, RecordedRun
 from normbench.results.answer import Answer
 from normbench.results.effects import ArmValue, Descent, EffectError, doublings_of_steps, parse_effect
 from normbench.results.worth import Worth, worth_of
+from normbench.tell.claim_sentences import write_outcome
 from normbench.tell.worth import list_limits, say_unreached, write_worth
 
 STEPS = np.linspace(50, 500, 10)
@@ -260,3 +265,38 @@ def test_a_report_of_stacks_has_steps_alone(tmp_path: Path) -> None:
     assert "steps to the same loss, ×" in row and "time to the same loss, ×" not in row
     (table,) = (one for one in report.tables if one.key == "worth")
     assert any("times are no basis, as seeds were trained together" in note for note in table.notes)
+
+
+# ---- on claims
+
+
+def test_claims_have_it_in_their_files_and_a_changed_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_for_pages_alone(monkeypatch)
+    claims, digests = claims_and_digests()
+    ten = tuple(range(10))
+    steps = tuple(-0.05 + 0.01 * (seed - 4.5) for seed in ten)
+    price = tuple(0.02 + 0.001 * (seed - 4.5) for seed in ten)
+    worth = Worth("one", "two", ten, steps, price, unreached=(9,))
+    path = tmp_path / "larger" / "claim.json"
+    path.parent.mkdir()
+    write_result(complete("larger", claims["larger"], 0.03, digest=NOW, worth=worth), path)
+    result = load_result(path)
+    assert result.worth == worth
+    whole = json.loads(path.read_text())
+    assert whole["worth"]["of_steps"]["mean"] == pytest.approx(stats.gmean(np.exp2(steps)))
+    write_page(tmp_path, claims, digests)
+    page = (tmp_path / "claims.html").read_text()
+    said = "one against two: 0.979 × the time to the same loss (95 %: 0.9"
+    assert said in page and "does not come down to the last loss of two" in page
+    assert said in write_outcome(result, "small")
+    row = (tmp_path / "claims.csv").read_text()
+    assert "time_ratio" in row and "0.979" in row
+    for key, value in (("of_time", None), ("n", 9), ("steps", [0.0] * 10), ("unreached", [12]), ("arm", "three")):
+        changed = json.loads(json.dumps(whole))
+        changed["worth"][key] = value
+        del changed["digests"]
+        path.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match="larger"):
+            load_result(path)

@@ -67,7 +67,9 @@ def load_result(path: Path) -> ClaimResult:
         raise ValueError(f"{path} changed after it had been written")
     try:
         faults = list(find_faults(result))
-        faults += find_differences(content.get("judgement"), to_json(result.as_record()["judgement"]), "judgement")
+        again = to_json(result.as_record())
+        for key in result.DERIVED:
+            faults += find_differences(content.get(key), again[key], key)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         faults = [f"it cannot be judged ({explain(error)})"]
     if faults:
@@ -207,6 +209,11 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     for arm, number in result.lost.items():
         if number < 0:
             yield f"lost.{arm} is {number}"
+    if result.worth is not None:
+        if not {result.worth.arm, result.worth.baseline} <= {*result.claim.get("arms", ())}:
+            yield f"worth is of {result.worth.arm} and {result.worth.baseline}, which are not arms of the claim"
+        if not {*result.worth.seeds, *result.worth.lost} <= {*result.values}:
+            yield "worth has other seeds than values"
     for arm, measured in result.arms.items():
         if result.judgement and {*measured} != {*result.values}:
             yield f"arms.{arm} has other seeds than values"

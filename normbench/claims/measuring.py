@@ -16,14 +16,15 @@ from normbench.claims.claim import Claim, Conditions
 from normbench.claims.files import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
-from normbench.evidence.arms import canonical
-from normbench.evidence.measures import STEP_TIME, VALIDATION_LOSS, comparable, final, finite_points, metric_of
+from normbench.evidence.arms import Arm, canonical
+from normbench.evidence.measures import STEP_TIME, final, finite_points, metric_of
 from normbench.evidence.run import RecordedRun, read_run
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form
 from normbench.record.forms import DIGESTS
-from normbench.results.effects import ArmValue, Descent, EffectError
+from normbench.results.effects import ArmValue, Descent, EffectError, Operation
+from normbench.results.worth import Worth, fall_of, worth_of
 from normbench.settings import drop_keys, either, show
 from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
@@ -43,6 +44,7 @@ class Measured:
         missing: what is not there, a phrase each.
         undigested: what of it was made before records had digests, so that nothing tells whether it was changed.
         sessions: of its runs, each once: the machine and versions.
+        runs: those of the two arms whose losses are compared, by arm; empty for other effects.
     """
 
     points: dict[str, list[ArmValue]] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Measured:
     missing: list[str] = field(default_factory=list)
     undigested: list[str] = field(default_factory=list)
     sessions: list[Mapping[str, Any]] = field(default_factory=list)
+    runs: dict[str, list[RecordedRun]] = field(default_factory=dict)
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -144,6 +147,7 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
         UsageError: the measure is not what these runs log, or not what a lost run can be counted with.
     """
     measured = Measured()
+    compared = arms_of_loss(claim)
     for entry in entries:
         directory = RunDirectory(folder / entry.run)
         try:
@@ -165,6 +169,8 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
         for arm in arms:
             measured.add(arm, points)
             measured.lost[arm] += is_lost
+            if arm in compared:
+                measured.runs.setdefault(arm, []).append(run)
     return measured
 
 
@@ -249,12 +255,35 @@ def descent_of(run: RecordedRun) -> Descent:
 
     That of a run that diverged ends with the loss before training, as its final loss counts.
     """
-    curve = finite_points(comparable(run, VALIDATION_LOSS))
-    steps, losses = curve.steps.tolist(), curve.values.tolist()
-    if run.status != "finished":
-        steps.append(run.steps)
-        losses.append(loss_at_start(run))
-    return Descent(steps, losses, run.steps)
+    descent = fall_of(run)
+    if run.status == "finished":
+        return descent
+    return Descent([*descent.steps, run.steps], [*descent.losses, loss_at_start(run)], run.steps)
+
+
+def arms_of_loss(claim: Claim) -> tuple[str, ...]:
+    """Return the two arms whose losses a claim compares, the second less the first; nothing for another effect."""
+    match claim.effect.expression:
+        case Operation("-", (str(baseline), str(arm))) if claim.measure.startswith("loss/") and not claim.study:
+            return arm, baseline
+    return ()
+
+
+def measure_worth(claim: Claim, measured: Measured) -> Worth | None:
+    """Return what a difference in loss is worth in steps and time; None for another effect, and without its runs.
+
+    Of an effect such as `ln - rms` it is that of rms, with ln as the baseline. An arm with several runs at a seed has
+    none.
+    """
+    if not all(measured.runs.get(arm) for arm in arms_of_loss(claim)):
+        return None
+    sides = []
+    for arm in arms_of_loss(claim):
+        runs = measured.runs[arm]
+        if len({run.seed for run in runs}) < len(runs):
+            return None
+        sides.append(Arm({}, tuple(runs), called=arm))
+    return worth_of(*sides) if sides else None
 
 
 # ---- studies

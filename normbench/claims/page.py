@@ -17,7 +17,8 @@ from normbench.claims.files import PAGE_FILE
 from normbench.claims.suite import read_suites, settling_words, trial_words
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
-from normbench.results.claimed import RegisteredClaim, Suite
+from normbench.results.claimed import ClaimResult, RegisteredClaim, Suite
+from normbench.results.worth import Worth
 from normbench.show.figures.figure import Figure
 from normbench.show.latex import table_for
 from normbench.show.pages import page_of, show_figure
@@ -27,6 +28,7 @@ from normbench.show.tables import Table
 from normbench.show.templating import tex
 from normbench.tell.claim_sentences import (
     list_found,
+    list_limits_of_worth,
     list_notes,
     tell_p,
     write_corrected,
@@ -39,6 +41,7 @@ from normbench.tell.claim_sentences import (
     write_question,
     write_settling,
     write_suite,
+    write_worth_of_claim,
 )
 from normbench.wording import NONE, count, short, with_unit, write_minutes
 
@@ -241,9 +244,17 @@ def list_facts(entry: RegisteredClaim) -> dict[str, str]:
         facts["Effect"] = f"{size} ({seeds})" if interval == NONE else f"{size} ({interval}; {seeds})"
         after = [write_corrected(entry), write_corrected_p(entry)]
         facts["After Holm's correction"] = ", ".join(filter(None, after))
+        facts |= list_worth(result)
     elif result and result.values:
         facts["Mean effect"] = write_mean(result, entry.unit)
     return facts
+
+
+def list_worth(result: ClaimResult | None) -> dict[str, str]:
+    """Return what a difference in loss is worth in steps and time, and what limits that; nothing of other effects."""
+    words = [write_worth_of_claim(result), *list_limits_of_worth(result)]
+    said = ". ".join(filter(None, words))
+    return {"Worth in compute": said} if said else {}
 
 
 def list_details(entry: RegisteredClaim) -> dict[str, str]:
@@ -303,8 +314,21 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
         if result:
             unreached = None if result.unreached is None else sum(result.unreached.values())
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
+            row |= values_of_worth(result.worth)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def values_of_worth(worth: Worth | None) -> dict[str, Any]:
+    """Return the columns of what a difference in loss is worth: ratios to the baseline, with their intervals."""
+    columns = dict[str, Any]()
+    for name, ratio in (("steps", worth and worth.of_steps), ("time", worth and worth.of_time)):
+        interval = (ratio.interval if ratio else None) or (None, None)
+        columns |= {f"{name}_ratio": ratio.mean if ratio else None}
+        columns |= {f"{name}_low": interval[0], f"{name}_high": interval[1]}
+    columns["worth_seeds"] = worth.n if worth else None
+    columns["worth_unreached"] = len(worth.unreached) if worth and worth.n else None
+    return columns
 
 
 def as_json(suite: Suite) -> dict[str, Any]:

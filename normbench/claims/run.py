@@ -32,6 +32,7 @@ from normbench.claims.measuring import (
     join,
     measure_rows,
     measure_runs,
+    measure_worth,
     note_missing_seeds,
     read_rows,
     take_medians,
@@ -351,6 +352,7 @@ class ClaimRun(ClaimStanding):
             date=date.today().isoformat(),
             words=tuple(self.words(seeds)),
             report=os.path.relpath(self.report_page, self.folder),
+            worth=measure_worth(self.claim, measured),
         )
         if measured.missing:
             reason = "; ".join(measured.missing[:3])

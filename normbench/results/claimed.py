@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
 from normbench.results.rules import (
     IN_FAVOUR,
@@ -20,6 +20,7 @@ from normbench.results.rules import (
     level_over_looks,
 )
 from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
+from normbench.results.worth import Worth
 
 FEWEST_EQUAL = 3  # values without which equal ones say nothing
 FEWEST_FOR_SPREAD = 5  # seeds without which nobody tells how arms go together
@@ -270,7 +271,11 @@ class ClaimResult:
         date: of the end of its last run, as 2026-11-28; empty for none.
         words: those of the command that made the runs, `normbench` and its command left out.
         report: path of the report of its runs, from the folder of claim.json; empty for none.
+        worth: of a difference in loss between two arms, what it is worth in steps and time; None of other effects, and
+            where that was not noted.
     """
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("judgement", "worth")  # which have in claim.json what follows from them
 
     name: str
     digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -287,6 +292,7 @@ class ClaimResult:
     date: str = ""
     words: tuple[str, ...] = ()
     report: str = ""
+    worth: Worth | None = None
 
     @cached_property
     def judgement(self) -> ClaimedEffect | None:
@@ -327,7 +333,16 @@ class ClaimResult:
         """Return what claim.json holds, by name."""
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         content["judgement"] = self.judgement.derive() if self.judgement else None
+        content["worth"] = with_derived(self.worth) if self.worth else None
         return content
+
+
+def with_derived(worth: Worth) -> dict[str, Any]:
+    """Return what claim.json holds of the worth of a difference, by name."""
+    content: dict[str, Any] = to_builtins(worth)
+    for name in worth.DERIVED:
+        content[name] = to_builtins(getattr(worth, name))
+    return content
 
 
 def rule_of(claim: Mapping[str, Any]) -> ClaimRule:

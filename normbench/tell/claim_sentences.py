@@ -9,6 +9,7 @@ from typing import Any
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, sample_of
 from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
+from normbench.tell.worth import list_limits, say_unreached, write_worth
 from normbench.wording import (
     NONE,
     compact,
@@ -111,7 +112,26 @@ def write_outcome(result: ClaimResult, scope: str) -> str:
         words += f", arm {arm} never reaches the loss of its reference at {count(seeds, 'seed')}"
     if judgement.note:
         words += f"; {judgement.note}"
+    worth = write_worth_of_claim(result)
+    if worth:
+        words += f"; {worth}"
     return f"{words}; at this scale: {scope}"
+
+
+def write_worth_of_claim(result: ClaimResult | None) -> str:
+    """Write what the difference of a claim is worth, `rms against ln: 0.97 × the time ...`; empty for nothing."""
+    worth = result.worth if result else None
+    if worth is None or not worth.n:
+        return ""
+    return f"{worth.arm} against {worth.baseline}: {write_worth(worth)}"
+
+
+def list_limits_of_worth(result: ClaimResult | None) -> list[str]:
+    """Return what a reader must know beside that, a sentence each."""
+    worth = result.worth if result else None
+    if worth is None:
+        return []
+    return [sentence for sentence in (say_unreached(worth), *list_limits([worth])) if sentence]
 
 
 def write_corrected(entry: RegisteredClaim) -> str:
