@@ -170,6 +170,7 @@ def be_child(
     from conftest import draw_for_pages_alone
 
     from normbench.cli import main
+    from normbench.record import machine
 
     status = 1
     gc.freeze()  # else each collection walks through all that the server has imported: a fifth of a run's time
@@ -179,6 +180,7 @@ def be_child(
             os.dup2(stream, number)
         os.environ |= {"COLUMNS": "200", **environment}
         os.chdir(cwd)
+        machine.CHECKOUT = cwd  # as of an installed package, whatever of this checkout is not committed
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests that were started by nohup ignore
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
         share_compositions(composed)

@@ -103,6 +103,17 @@ def test_a_claim_verifies_as_it_was_written(claim: ClaimRun) -> None:
     assert (found.verdict, found.undigested) == ("reproduced", [])
 
 
+def test_rows_of_uncommitted_code_give_no_verdict(claim: ClaimRun) -> None:
+    write_rows(claim.rows_file(claim.runs_folder), EFFECTS, commit="fa7f780aa0011+changes")
+    assert any("made with uncommitted changes" in one for one in wrong_with(claim))
+    result = claim.gather_result(claim.measure_study(range(3)), range(3))
+    assert (result.status, result.judgement) == ("uncommitted code", None)
+    assert [*result.values.values()] == pytest.approx([*EFFECTS])
+    assert "(fa7f780aa0011+changes), which gives no verdict: commit or undo the changes, remove" in result.reason
+    claim.keep(result)
+    assert wrong_with(claim) == [f"it is uncommitted code: {result.reason}"]
+
+
 def test_every_value_of_a_result_that_is_changed_is_told(claim: ClaimRun) -> None:
     whole = json.loads(file_of(claim).read_text())
     paths = list(leaves_of(whole))

@@ -85,14 +85,17 @@ def complaint(folder: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def write_rows(path: Path, effects: Sequence[float]) -> None:
-    """Write the rows of a study, of two arms that differ by an effect for each seed, as a study leaves them."""
+def write_rows(path: Path, effects: Sequence[float], commit: str = "fa7f780aa0011") -> None:
+    """Write the rows of a study, of two arms that differ by an effect for each seed, as a study leaves them.
+
+    commit: of the code that has measured them.
+    """
     lines = ["norm,seed,loss"]
     for seed, effect in enumerate(effects):
         lines += [f"rmsnorm,{seed},1.0", f"layernorm,{seed},{1 + effect}"]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
-    machine = {"cpu": "Xeon", "cores": 2, "packages": {"torch": "2.13.0"}, "commit": "fa7f780aa0011"}
+    machine = {"cpu": "Xeon", "cores": 2, "packages": {"torch": "2.13.0"}, "commit": commit}
     write_with_digests(path.with_name("study.json"), {"session": machine}, ["rows.csv", "study.json"])
 
 
@@ -457,6 +460,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr("normbench.commands.report.report_of_sweep", lambda folder, quiet: None)
+    monkeypatch.setattr("normbench.record.machine.CHECKOUT", tmp_path)  # as of an installed package
     draw_for_pages_alone(monkeypatch)
     return lambda *words: main(["claims", "--config-dir", "conf", *words])
 
@@ -549,6 +553,35 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     assert run("tiny", *MACHINE) == 0
     assert len(list((claims / "older").glob("tiny-*/claim.json"))) == 1
     assert run("tiny", "--verify", "outputs/claims") == 0
+
+
+@pytest.mark.slow
+def test_runs_of_uncommitted_code_are_measured_and_have_no_verdict_until_they_are_made_again(
+    tmp_path: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_claim(tmp_path, seeds=1)
+    assert run("tiny", "--register", "--reason", "to see") == 0
+    (tmp_path / ".git").mkdir()  # of normbench's own checkout, which differs from its commit
+    monkeypatch.setattr("normbench.record.machine.ask_git", lambda *words: "f00")
+    capsys.readouterr()
+    assert run("tiny", *MACHINE) == 0
+    told = capsys.readouterr().out
+    assert "normbench's code or conf has uncommitted changes, so that new runs give no verdict" in told
+    file = tmp_path / "outputs" / "claims" / "tiny" / "claim.json"
+    result = read_result(file)
+    assert result is not None and (result.status, result.judgement) == ("uncommitted code", None)
+    assert [*result.values] == [0] and "(f00+changes)" in result.reason
+    monkeypatch.setattr("normbench.record.machine.ask_git", lambda *words: "f00" if "HEAD" in words else "")
+    assert run("tiny", *MACHINE) == 0  # the runs are as they were
+    again = read_result(file)
+    assert again is not None and again.judgement is None
+    assert "remove outputs/claims/tiny, and run the claim again" in again.reason
+    assert run("--verify", "outputs/claims") == 1
+    shutil.rmtree(tmp_path / "outputs" / "claims" / "tiny")
+    assert run("tiny", *MACHINE) == 0
+    clean = read_result(file)
+    assert clean is not None and clean.judgement is not None and clean.machine["commit"] == "f00"
+    assert clean.values == result.values
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
         if not run.ended:
             measured.missing.append(f"{entry.run} is {run.status}")
             continue
-        measured.add_sessions([run.session])
+        measured.add_sessions([run.session, *run.sessions])
         if not run.summary.get(DIGESTS):
             measured.undigested.append(entry.run)
         points, is_lost = points_of_run(claim, run, entry, recompute)

@@ -43,8 +43,9 @@ from normbench.claims.suite import DECISIVE, NOTE_FILE, SUFFIXES, ClaimStanding,
 from normbench.config.trust import needs_trust
 from normbench.errors import RunFailure, UsageError
 from normbench.processes import end_with_parent
+from normbench.record.directory import RunDirectory
 from normbench.record.files import find_unused, inside, make_folder, write_json
-from normbench.record.machine import describe_machine
+from normbench.record.machine import commit, describe_machine, is_changed
 from normbench.results.claimed import ClaimResult, Status
 from normbench.results.rules import Verdict
 from normbench.runs.contexts import explain_limits
@@ -211,6 +212,9 @@ class ClaimRun(ClaimStanding):
             why = why_unregistered(self.claim)
             if why:
                 raise UsageError(why)
+            if is_changed(commit()):
+                what = "normbench's code or conf has uncommitted changes, so that new runs give no verdict"
+                say(self.console, f"{self.claim.name}: {what}: commit or undo them first, or add --trial")
             changed = self.tell_changes()
             if changed:
                 cure = "its runs would not be those that were registered; --register --reason '…' registers it anew"
@@ -361,7 +365,34 @@ class ClaimRun(ClaimStanding):
             return replace(result, status=Status.NOT_COMPLETE, reason=reason)
         if self.way.trial:
             return replace(result, status=Status.TRIAL)
+        changed = self.find_changed_code(measured, seeds)
+        if changed:
+            reason = f"its runs were made with uncommitted changes of normbench's code or conf ({changed})"
+            return replace(result, status=Status.UNCOMMITTED, reason=f"{reason}, which gives no verdict: {self.cure}")
         return replace(result, status=Status.COMPLETE)
+
+    @property
+    def cure(self) -> str:
+        """Return how runs that were made with uncommitted changes are replaced."""
+        folders = [self.runs_folder.with_name(f"{self.runs_folder.name}{suffix}") for suffix in SUFFIXES]
+        places = " and ".join(str(folder) for folder in folders if folder.is_dir())
+        return f"commit or undo the changes, remove {places}, and run the claim again"
+
+    def find_changed_code(self, measured: Measured, seeds: Sequence[int]) -> str:
+        """Return the commit, ending in `+changes`, of any process that has worked on runs or rows; empty for none.
+
+        Runs that choose learning rates count too.
+        """
+        sessions = list(measured.sessions)
+        for suffix in SUFFIXES:
+            folder = self.runs_folder.with_name(f"{self.runs_folder.name}{suffix}")
+            for entry in SweepFolder(folder).read_plans():
+                if suffix or entry.seed in seeds:
+                    sessions += RunDirectory(folder / entry.run).sessions()
+        for session in sessions:
+            if is_changed(session.get("commit")):
+                return str(session["commit"])
+        return ""
 
     def empty_result(self, reason: str) -> ClaimResult:
         """Return a result of the claim without values. reason: why its runs cannot be made."""

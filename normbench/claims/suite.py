@@ -251,13 +251,9 @@ class ClaimStanding:
 
 # ---- all of them
 
-ORDER = (
-    *OF_CLAIMS,
-    Status.NOT_COMPLETE,
-    Status.TRIAL,
-    Status.NOT_RUN,
-    WITHDRAWN,
-)  # of what claims have come to, in tables
+# The order of what claims have come to, in tables.
+ORDER = (*OF_CLAIMS, Status.NOT_COMPLETE, Status.UNCOMMITTED, Status.TRIAL, Status.NOT_RUN, WITHDRAWN)
+
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 
 

@@ -122,6 +122,8 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
     again = one.gather_result(measured, seeds)
     wrong += not_ours
     wrong += measured.missing
+    if again.status is Status.UNCOMMITTED:
+        wrong.append(again.reason)
     machines = [describe(session) for session in measured.sessions]
     wrong += compare_results(result, again, machines, list_not_compared(claim.scheme))
     wrong += check_notes(one, result)
@@ -140,7 +142,7 @@ def compare_results(
         not_compared: paths of what no run tells.
     """
     before, now = to_json(result.as_record()), to_json(again.as_record())
-    if again.judgement is None:  # a run is missing, which is said already
+    if again.judgement is None:  # a run is missing, or of uncommitted code, which is said already
         for key in ("status", "reason", "judgement"):
             before[key] = now[key] = None
     for key in LATER_FIELDS:

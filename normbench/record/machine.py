@@ -10,6 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+CHECKOUT = Path(__file__).parent.parent.parent
+OUR_CODE = ("normbench", "conf")  # of the checkout: what decides about numbers
+CHANGES = "+changes"  # after a commit, where that code differs from it
+GIT_SECONDS = 30  # that it may take on a busy machine
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
 
 
@@ -27,16 +31,29 @@ def describe_machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the code, ending in `+changes` where the checkout differs; None of an installed package."""
-    checkout = Path(__file__).parent.parent.parent
-    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    """Return the commit of the code; None of an installed package.
+
+    It ends in `+changes` where a file of normbench's code or of conf/ differs from it, or is not in it.
+    """
+    if not (CHECKOUT / ".git").exists():
+        return None
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+        head = ask_git("rev-parse", "HEAD")
+        changed = ask_git("status", "--porcelain", "--untracked-files=all", "--", *OUR_CODE)
     except (OSError, subprocess.SubprocessError):
         return None
-    if not (checkout / ".git").exists():
-        return None
-    return described.stdout.strip()
+    return head + CHANGES if changed else head
+
+
+def ask_git(*words: str) -> str:
+    """Return what git says of the checkout; it takes no lock, as several runs may ask at once."""
+    command = ["git", "--no-optional-locks", "-C", str(CHECKOUT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS).stdout.strip()
+
+
+def is_changed(commit: str | None) -> bool:
+    """Tell whether the code was not that of the commit which a record names."""
+    return str(commit or "").endswith(CHANGES)
 
 
 def cpu_name() -> str:

@@ -229,6 +229,7 @@ class Status(StrEnum):
     COMPLETE = "complete"
     NOT_COMPLETE = "not complete"
     NOT_RUN = "not run"
+    UNCOMMITTED = "uncommitted code"
     TRIAL = "trial"
 
 
@@ -258,8 +259,9 @@ class ClaimResult:
         name: of the claim, which is that of its YAML and of its folder.
         digest: SHA-256 of the claim as it was registered when its runs were made.
         registered: the date of that, as 2026-11-28.
-        status: complete ones alone have a verdict; a trial has other words than the claim.
-        reason: why it is not run or not complete; empty otherwise.
+        status: complete ones alone have a verdict; a trial has other words than the claim, and one with uncommitted
+            code was made by code that nobody else has.
+        reason: why it has no verdict; empty of complete ones and trials.
         claim: the claim as it was then: key and value of its YAML, the defaults included.
         values: the effect by seed, in the claim's unit.
         arms: what was measured, by arm and seed, where that is one number.
