@@ -32,6 +32,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "trainer.compile=graph": {"trainer.compile": "graph"},
     "trainer.recompute=true": {"trainer.recompute": True},
     "trainer.precision=fp16": {"trainer.precision": "fp16"},
+    "trainer.norm_dtype=bf16": {"trainer.norm_dtype": "bf16"},
     "trainer.accumulate above 1": {"trainer.accumulate": 2},
     "a treatment of weights": {"recipe": Recipe(TREATED, NAMES)},
     "norm.impl=compile or liger": {"recipe": Recipe(OPAQUE, NAMES)},

@@ -16,8 +16,10 @@ from normbench.build.treatments import TreatedAs, TreatedModule, choose_treatmen
 from normbench.config.recipe import Part, Recipe, help_command
 from normbench.errors import ContractError, UsageError
 from normbench.models import initialize
+from normbench.norms.foreign import Fitted
 from normbench.training.devices import seed_draws
-from normbench.types import Block, Branch, Model, NormFactory, Placement, Site, Task
+from normbench.training.precision import DTYPES
+from normbench.types import Block, Branch, Model, Norm, NormFactory, Placement, Site, Task
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,30 @@ def start_model(recipe: Recipe, task: Task, seed: int) -> Assembled:
     assembled = assemble(recipe, task, seed)
     initialize(assembled.model, factory(recipe["init"])(), seed, assembled.norms.values())
     assembled.treat_weights(seed)
-    freeze_others(assembled.model, assembled.norms.values(), recipe.tree.get("trainer", {}).get("train", "all"))
+    trainer = recipe.tree.get("trainer", {})
+    freeze_others(assembled.model, assembled.norms.values(), trainer.get("train", "all"))
+    keep_norms_in(assembled.norms, trainer.get("norm_dtype", "fp32"))
     return assembled
+
+
+def keep_norms_in(norms: Mapping[str, nn.Module], name: str) -> None:
+    """Keep the parameters of norms in a number format, as `trainer.norm_dtype` says, and their buffers as they are.
+
+    Raises:
+        UsageError: a norm is of another library, whose code may not take parameters in another format than its input.
+    """
+    dtype = DTYPES[name]
+    if dtype == torch.float32:
+        return
+    for site, norm in norms.items():
+        parameters = list(norm.parameters())
+        is_ours = isinstance(norm, Norm) and not isinstance(norm, Fitted)
+        if parameters and not is_ours:
+            kind = f"{type(norm).__module__}.{type(norm).__qualname__}"
+            cure = "choose a norm of normbench, or leave trainer.norm_dtype out"
+            raise UsageError(f"trainer.norm_dtype={name} is for norms of normbench, and {site} is {kind}: {cure}")
+        for parameter in parameters:
+            parameter.data = parameter.data.to(dtype)
 
 
 def freeze_others(model: Model, norms: Iterable[nn.Module], trained: str) -> None:

@@ -375,6 +375,9 @@ REPLAYED = Side(
 RECORDED = Side("trainer.compile", "trainer.compile=graph", partial(has_value, "trainer.compile", ("graph",)))
 RECOMPUTED = Side("trainer.recompute", "trainer.recompute=true")
 FP16 = Side("trainer.precision", "trainer.precision=fp16", partial(has_value, "trainer.precision", ("fp16",)))
+NORMS_IN_16_BITS = Side(
+    "trainer.norm_dtype", "trainer.norm_dtype=bf16", partial(has_value, "trainer.norm_dtype", ("bf16",))
+)
 ACCUMULATED = Side("trainer.accumulate", "trainer.accumulate above 1", partial(exceeds_one, "trainer.accumulate"))
 TREATED = Side("weights", "a treatment of weights", attrgetter("recipe.treats_weights"))
 WITH_RATES = Side("init", "init=mup", attrgetter("scales_rates"))
@@ -411,6 +414,13 @@ OF_SETTINGS = (
     clash(SHARDED, COMPILED, CUTS, ONE_OF_BOTH),
     clash(SHARDED, UPDATES, CUTS, ONE_OF_BOTH),
     clash(SHARDED, FP16, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, NORMS_IN_16_BITS, "a sharded block keeps its weights in one number format", ONE_OF_BOTH),
+    clash(
+        NORMS_IN_16_BITS,
+        AVERAGED,
+        "the average would be in 16 bits too, where it stands still: its steps are smaller than those of the weights",
+        ONE_OF_BOTH,
+    ),
     clash(
         RECORDED,
         IN_PLACE,
@@ -436,6 +446,7 @@ OF_SETTINGS = (
     clash(RECOMPUTED, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
     clash(SHARDED, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
     clash(FP16, STACKED, f"{AS_ONE_MODEL}, and each seed scales its loss by itself", ONE_OF_BOTH),
+    clash(NORMS_IN_16_BITS, STACKED, f"{AS_ONE_MODEL}, which keeps weights in one number format", ONE_OF_BOTH),
     clash(EXTENDING, STACKED, AS_ONE_MODEL, ONE_OF_BOTH),
     clash(
         Side(RATE, "optim.lr", gives_rate),

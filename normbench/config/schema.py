@@ -56,6 +56,9 @@ class TrainerConfig:
         Literal["all", "norms", "head", "norms+head"],
         Setting("what is trained: all, the norms' parameters, the output layer's, or both"),
     ] = "all"
+    norm_dtype: Annotated[
+        Literal["fp32", "bf16"], Setting("in which the norms' parameters are kept; bf16 loses small steps")
+    ] = "fp32"
 
     @property
     def torch_compiles(self) -> bool:

@@ -15,7 +15,8 @@ What is watched, by its word under `probes` in the configuration:
     tails        quantiles and outlying channels of what enters and leaves each norm
     geometry     effective rank of the stream after each block, and how similar its positions are
     attention    entropy and largest logit of each attention
-    parameters   those of norms, and how far a batch is from the running statistics
+    parameters   those of norms, how many of their steps are lost in 16 bits, and how far a batch is from the running
+                 statistics
     gradients    their norm, before they are clipped, in each part of each block
     updates      how far weights move, and how gradients differ between examples (`read_noise`)
 
@@ -46,6 +47,8 @@ from normbench.types import Block, InnerAttention, Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
 
+LOST_STEPS = "update/norms/lost"  # the share of the steps of norms in 16 bits that rounds to nothing
+
 
 class Probes:
     """Knows where to look in a model.
@@ -63,6 +66,7 @@ class Probes:
         self.wanted = wanted
         self.groups = parameters_by_place(model, self.blocks, self.norms.values())
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.rounded = parameters_in_16_bits(self.norms)
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
@@ -188,7 +192,8 @@ class Probes:
         for name, norm in self.norms.items():
             for parameter_name, parameter in norm.named_parameters():
                 symbol = SYMBOLS.get(parameter_name, parameter_name)
-                parameters[f"norm/{name}/{symbol}"] = parameter.detach()
+                precise = torch.promote_types(parameter.dtype, torch.float32)
+                parameters[f"norm/{name}/{symbol}"] = parameter.detach().to(precise)
         for alike in stats.by_shape(parameters):
             rows = torch.stack([*alike.values()]).flatten(1)  # a copy: the optimizer's step moves them
             if rows.shape[1] == 1:
@@ -204,13 +209,48 @@ class Probes:
 
     @contextmanager
     def watch_update(self, reading: Reading | None, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights.
+        """Add to a reading, if there is one, what the optimizer's step inside the `with` does to the weights."""
+        if reading is None:
+            yield
+            return
+        with self.watch_rounding(reading, optimizer), self.watch_motion(reading, optimizer):
+            yield
+
+    @contextmanager
+    def watch_rounding(self, reading: Reading, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Add to a reading which share of the steps of norms in 16 bits rounds to nothing.
+
+        Of the numbers with a gradient, those that the step inside the `with` leaves as they are: between 1 and 2 two
+        neighbours of bfloat16 are 2⁻⁷ apart, and a step of less than half of that is lost.
+        """
+        rates = {group["lr"] for group in optimizer.param_groups}
+        if not self.rounded or "parameters" not in self.wanted or max(rates) == 0:
+            yield
+            return
+        before: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, parameters in self.rounded.items():
+            wanted = [has_gradient(parameter) for parameter in parameters]
+            before[name] = (flattened(parameters), torch.cat(wanted))
+        yield
+        lost_in_all = asked_in_all = torch.zeros((), device=self.trained[0].device)
+        for name, parameters in self.rounded.items():
+            old, wanted_of_norm = before[name]
+            lost = (wanted_of_norm & (flattened(parameters) == old)).sum()
+            asked = wanted_of_norm.sum()
+            reading.scalars[f"norm/{name}/lost"] = lost / asked.clamp_min(1)
+            lost_in_all = lost_in_all + lost
+            asked_in_all = asked_in_all + asked
+        reading.scalars[LOST_STEPS] = lost_in_all / asked_in_all.clamp_min(1)
+
+    @contextmanager
+    def watch_motion(self, reading: Reading, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Add to a reading how far the optimizer's step inside the `with` moves the weights, if that is wanted.
 
         ratio: ‖Δw‖ / ‖w‖. effective_lr: where a norm makes the scale of the weights irrelevant, the rate at which their
         direction moves: lr / ‖w‖² with SGD, and lr / ‖w‖ with the other optimizers, whose steps do not shrink with the
         gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3). lr is the rate of the largest weight there.
         """
-        if reading is None or "updates" not in self.wanted:
+        if "updates" not in self.wanted:
             yield
             return
         weights = []
@@ -280,6 +320,28 @@ class Probes:
             parts.append(tensors[start:end])
             start = end
         return parts
+
+
+def parameters_in_16_bits(norms: Mapping[str, nn.Module]) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of each norm that are trained and kept in 16 bits; nothing of norms without such."""
+    found: dict[str, list[nn.Parameter]] = {}
+    for name, norm in norms.items():
+        parameters = [one for one in norm.parameters() if one.requires_grad and one.dtype.itemsize == 2]
+        if parameters:
+            found[name] = parameters
+    return found
+
+
+def has_gradient(parameter: nn.Parameter) -> Tensor:
+    """Tell of each number, in one row, whether it has a gradient other than 0; a graph of a step keeps it to itself."""
+    if parameter.grad is None:
+        return torch.ones(parameter.numel(), dtype=torch.bool, device=parameter.device)
+    return parameter.grad.flatten() != 0
+
+
+def flattened(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return a copy of all numbers of some parameters in one row."""
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
 
 def make_hook(see: Callable[..., None]) -> Callable[..., None]:

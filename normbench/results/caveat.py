@@ -23,6 +23,7 @@ class CaveatKind(StrEnum):
     LEAK = "leaking norm"
     PADDING = "padding"
     BATCH_OF_ONE = "batch of one"
+    ROUNDED = "norms in 16 bits"
     UNFINISHED = "unfinished runs"
     TORN_LINE = "torn line"
     DOUBLES = "doubles"

@@ -317,6 +317,17 @@ def is_judged_at_one(record: Record) -> bool:
     return crosses_samples(record) and record.run.config.get("data.eval_batch_size") == 1
 
 
+def loses_most_steps(record: Record) -> bool:
+    """Tell whether the norms' parameters are in 16 bits and more than half of their steps were seen to be lost."""
+    lost = record.run.summary.get("share_of_norm_steps_lost", 0)
+    return bool(lost > 0.5)
+
+
+def is_in_16_bits(record: Record) -> bool:
+    """Tell whether the norms' parameters are in 16 bits, where not as many steps were seen to be lost."""
+    return entry(record.run.summary, "ledger", "norm_parameters_dtype") is not None and not loses_most_steps(record)
+
+
 def is_running(record: Record) -> bool:
     """Tell whether the run is still going, by its status."""
     return record.run.status == "running"
@@ -362,6 +373,16 @@ SHOULD_NEVER_BE = (
         CaveatKind.BATCH_OF_ONE,
         "the norm takes statistics over the batch, and is judged at a batch size of 1",
         is_judged_at_one,
+    ),
+    Never(
+        CaveatKind.ROUNDED,
+        "the norms' γ and β are kept in 16 bits, and more than half of their steps round to nothing",
+        loses_most_steps,
+    ),
+    Never(
+        CaveatKind.ROUNDED,
+        "the norms' γ and β are kept in 16 bits, where small steps round to nothing",
+        is_in_16_bits,
     ),
     Never(
         CaveatKind.UNFINISHED,

@@ -20,7 +20,8 @@ from normbench.types import Data
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", LOGGER)
 # What of the trainer may not be changed, since the checkpoint holds states that belong to it.
-FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema", "trainer.train")
+FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema", "trainer.train",
+              "trainer.norm_dtype")  # fmt: skip
 
 
 def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:

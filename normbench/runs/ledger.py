@@ -20,6 +20,7 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
     return {
         **norm_rows(list(norms.values())),
         "norm_parameters_decayed": trainer["decay_norms"],
+        **dtype_row(trainer),
         "parameters": parameter_counts(model, norms.values()),
         "init": init_class.lower(),
         **gain_rows(model),
@@ -73,6 +74,12 @@ def gain_rows(model: Model) -> dict[str, Any]:
             branch_gains.append(round(module.branch_gain, 6))
             residual_gains.append(round(module.residual_gain, 6))
     return {"branch_gain": find_distinct(branch_gains), "residual_gain": find_distinct(residual_gains)}
+
+
+def dtype_row(trainer: Tree) -> dict[str, Any]:
+    """Return in which number format the norms' parameters are kept, where that is not float32."""
+    dtype = trainer.get("norm_dtype", "fp32")
+    return {} if dtype == "fp32" else {"norm_parameters_dtype": dtype}
 
 
 def share_row(tree: Tree) -> dict[str, Any]:

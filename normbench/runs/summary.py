@@ -7,12 +7,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
 
 from normbench.config.trust import foreign_class
 from normbench.errors import RunFailure
+from normbench.probes.probes import LOST_STEPS
 from normbench.record.console import show_table
 from normbench.record.directory import RunDirectory, Status
 from normbench.record.files import read_json
@@ -26,7 +28,13 @@ from normbench.settings import key_of
 from normbench.training.clock import peak_memory
 from normbench.training.loop import Loop
 
-NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
+NOTEWORTHY = (
+    "compile_seconds",
+    "skipped_steps",
+    "share_of_norm_steps_lost",
+    "leak",
+    "padding",
+)  # in the closing table, where there is any
 
 
 def make_summary(
@@ -52,6 +60,7 @@ def make_summary(
         "peak_memory_bytes": peak_memory(run.device, loop.graph is not None),  # since this process took the run up
         "compile_seconds": loop.compile_seconds or None,
         "skipped_steps": int(loop.precision.skipped),
+        **lost_steps(run, loop),
         "data": run.data.describe(),
         "norm_facts": vars(run.facts),
         **caveats(run),
@@ -62,6 +71,18 @@ def make_summary(
         "message": message,
         **({"ramp": ramp} if ramp else {}),
     }
+
+
+def lost_steps(run: Run, loop: Loop) -> dict[str, float]:
+    """Return which share of the steps of norms in 16 bits rounded to nothing, over all steps that probes looked at."""
+    if not loop.probes.rounded:
+        return {}
+    loop.recorder.flush()
+    shares: list[float] = []
+    for line in logged_lines(run.directory.metrics):
+        if LOST_STEPS in line.numbers:
+            shares.append(line.numbers[LOST_STEPS])
+    return {"share_of_norm_steps_lost": fmean(shares)} if shares else {}
 
 
 def ramp_result(run: Run, loop: Loop, bad_step: int | None) -> dict[str, Any] | None:
