@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from argparse import Namespace
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -29,6 +32,7 @@ from normbench.runs.plan import prepare
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch's own compiler
 
 COUNT = "num_batches_tracked"
+VARIANCE = "stem.norm.running_var"
 
 
 def make_network(seed: int) -> nn.Sequential:
@@ -264,6 +268,136 @@ def test_a_classifier_of_timm_is_trained_from_the_part_that_is_named(tmp_path: P
         words = ["model=timm", "model.name=test_resnet", f"model.weights={path}:{key}", "norm=own"]
         runs.add(prepare(compose.read(words)).directory.path.name)
     assert len(runs) == 2
+
+
+# ---- what else is in files
+
+
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
+class Touching:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return touch, (str(self.path),)
+
+
+VALUES = {
+    "number of numpy": np.float64(0.5),
+    "array of numpy": np.ones(3),
+    "random state of numpy": np.random.RandomState(0).get_state(),
+    "path": Path("runs"),
+    "time": datetime(2026, 1, 2),
+    "dictionary with a default": defaultdict(list, {"loss": [1.0]}),
+    "options": Namespace(lr=0.1),
+    "class of Python": Signals.SIGINT,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_what_training_programs_keep_beside_weights_is_left_out(tmp_path: Path, value: Any) -> None:
+    network = make_network(3)
+    path = tmp_path / "given.pth"
+    torch.save({"best": value, "model": network.state_dict(), "more": {"again": [value]}}, path)
+    assert_alike(load(path, make_network(1)), network)
+
+
+def test_code_beside_weights_does_not_run(tmp_path: Path) -> None:
+    network = make_network(3)
+    path = tmp_path / "given.pth"
+    torch.save({"model": network.state_dict(), "more": Touching(tmp_path / "ran")}, path)
+    assert_alike(load(path, make_network(1)), network)
+    assert not (tmp_path / "ran").exists()
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [{"ema": {}}, {}], ids=["and an average", "alone"])
+def test_weights_in_an_object_are_not_passed_over(tmp_path: Path, content: dict[str, Any]) -> None:
+    """Those of the average beside it are not what was asked for."""
+    network = make_network(3)
+    torch.save({"model": network, **dict.fromkeys(content, network.state_dict())}, tmp_path / "given.pth")
+    with pytest.raises(UsageError, match=r"holds more than tensors \(torch.nn.modules.container.Sequential\)"):
+        load(tmp_path / "given.pth", make_network(1))
+
+
+def test_weights_in_a_list_are_read(tmp_path: Path) -> None:
+    networks = [make_network(2), make_network(3)]
+    states = [network.state_dict() for network in networks]
+    torch.save((states[0], {"lr": 0.1}), tmp_path / "one.pth")
+    assert_alike(load(tmp_path / "one.pth", make_network(1)), networks[0])
+    torch.save({"nets": states}, tmp_path / "two.pth")
+    assert_alike(load(f"{tmp_path}/two.pth:nets.1", make_network(1)), networks[1])
+    with pytest.raises(UsageError, match=r"write one of nets.0 or nets.1 after a colon"):
+        load(tmp_path / "two.pth", make_network(1))
+
+
+KINDS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "sparse": (Tensor.to_sparse, "sparse"),
+    "quantized": (lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8), "quantized"),
+    "without numbers": (lambda weight: weight.to("meta"), "without numbers"),
+    "whole": (lambda weight: weight.to(torch.int8), "of torch.int8 in place of torch.float32"),
+    "complex": (lambda weight: weight.to(torch.complex64), "of torch.complex64 in place of torch.float32"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize|TypedStorage).*")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_another_kind_are_named(tmp_path: Path, kind: str) -> None:
+    change, what = KINDS[kind]
+    state = make_network(3).state_dict()
+    torch.save({**state, "head.weight": change(state["head.weight"])}, tmp_path / "given.pth")
+    with pytest.raises(UsageError, match=rf"\(head.weight is {what}"):
+        load(tmp_path / "given.pth", make_network(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_come_in_any_precision_and_counts_as_averages(tmp_path: Path, dtype: torch.dtype) -> None:
+    state = make_network(3).state_dict()
+    torch.save({key: tensor.to(dtype) for key, tensor in state.items()}, tmp_path / "given.pth")
+    loaded = load(tmp_path / "given.pth", make_network(1)).state_dict()
+    for key, tensor in state.items():
+        assert torch.equal(loaded[key], tensor.to(dtype).to(tensor.dtype))
+
+
+@pytest.mark.parametrize(("name", "number"), [("head.weight", "nan"), ("stem.conv.bias", "inf"), (VARIANCE, "nan")])
+def test_weights_that_diverged_are_named(tmp_path: Path, name: str, number: str) -> None:
+    state = make_network(3).state_dict()
+    state[name].view(-1)[0] = float(number)
+    torch.save(state, tmp_path / "given.pth")
+    with pytest.raises(UsageError, match=rf"has numbers that are not finite \({name}\)"):
+        load(tmp_path / "given.pth", make_network(1))
+
+
+def test_a_folder_of_transformers_with_weights_that_diverged_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("gpt2", **GPT2))
+    with torch.no_grad():
+        model.transformer.ln_f.bias[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    assert "not finite (transformer.ln_f.bias)" in refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["given.pth", "given.safetensors"])
+def test_files_in_place_of_weights_are_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=f"{name} is empty"):
+        load(tmp_path / name, make_network(1))
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UsageError, match="git lfs pull"):
+        load(tmp_path / name, make_network(1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_program_of_torchscript_is_told(tmp_path: Path) -> None:
+    torch.jit.script(make_network(1)).save(tmp_path / "given.pt")  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match="is a program of TorchScript, whose code would run"):
+        load(tmp_path / "given.pt", make_network(1))
 
 
 def test_norms_of_the_run_whose_checkpoint_is_given_are_told(tmp_path: Path) -> None:

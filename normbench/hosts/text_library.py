@@ -22,6 +22,7 @@ from normbench.hosts.weights import (
     find_saved,
     read_tensors,
     refuse_code,
+    refuse_not_finite,
     refuse_swapped,
     take_weights,
 )
@@ -123,6 +124,7 @@ class Transformers(Library):
                 tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
                 module, loaded = type(module).from_pretrained(None, state_dict=tensors, **how)
         anew = self.check_loaded(module, call, loaded, where)
+        refuse_not_finite(module, where)
         return Host(module, call, self.versions(), {}, anew)
 
     def check_sizes(self, config: Any, task: LanguageModeling | TextClassification, where: str) -> None:

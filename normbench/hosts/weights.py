@@ -5,23 +5,24 @@ Nothing here runs code that comes with weights: files are safetensors, or pickle
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from textwrap import shorten
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from normbench.errors import UsageError, explain
+from normbench.errors import UsageError, explain, lines_of
 from normbench.record.files import sanitize
 from normbench.settings import drop_keys, either, show
 
@@ -30,7 +31,8 @@ PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".tar")  # as programs call what torch.save writes
 FITTING = "give the weights of a model of this name and these sizes"
-WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors"
+WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors, or of torch.save, such as .pth"
+POINTER = b"version https://git-lfs"  # how a file begins that stands for one that Git LFS has not brought
 
 # The implementations that torch itself has, by the key of a configuration that chooses one.
 OF_TORCH = {
@@ -179,11 +181,16 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
     files_by_name: dict[str, Path] = {}
     for file in files:
         tensors_of_file = StateDict()
+        refuse_placeholder(file)
         try:
             if is_pickle(file):
-                gather_tensors(load_pickle(file), (), tensors_of_file)
+                content = load_pickle(file)
+                refuse_objects(content, file)
+                gather_tensors(content, (), tensors_of_file)
             else:
                 tensors_of_file.update(safetensors.torch.load_file(file))
+        except UsageError:
+            raise
         except pickle.UnpicklingError as error:
             raise UsageError(f"{file} cannot be read, since {explain_pickle(error)}") from error
         except Exception as error:  # of a damaged file
@@ -200,23 +207,121 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
     return tensors
 
 
-def load_pickle(file: Path, mmap: bool = False) -> Any:
-    """Return what torch.save wrote, as far as torch reads it without running code that comes with it.
+def refuse_placeholder(file: Path) -> None:
+    """Refuse a file that is empty, or stands for another one.
 
-    Options of a command line may stand beside the weights, as in what timm's training program saves.
+    Raises:
+        UsageError: it is.
     """
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(len(POINTER))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read ({explain(error)}): {WANTED}") from error
+    if not start:
+        raise UsageError(f"{file} is empty: {WANTED}")
+    if start == POINTER:
+        raise UsageError(f"{file} is no weights, but what Git LFS keeps in their place: fetch them with git lfs pull")
+
+
+class Unread:
+    """Stands for an object that a file has beside its tensors, such as options or a number of numpy's.
+
+    Attributes:
+        name: of its class or function, which is neither imported nor called.
+        parts: of what it would be made.
+    """
+
+    name: ClassVar[str]
+    parts: list[Any]
+
+    def __new__(cls, *arguments: Any) -> Unread:
+        self = super().__new__(cls)
+        self.parts = [*arguments]
+        return self
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.parts.append(state)
+
+
+def make_dictionary(*arguments: object) -> dict[Any, Any]:
+    """Return a dictionary, which a file then fills, in place of one with a default."""
+    return {}
+
+
+DICTIONARIES = ("collections.defaultdict",)
+IN_OLDER_FORMAT = ("argparse.Namespace",)  # what files have beside tensors in which torch does not look for such names
+
+
+def load_pickle(file: Path, mmap: bool = False) -> Any:
+    """Return what torch.save wrote, as far as torch reads it; no code that comes with it is imported or runs.
+
+    Training programs save options, paths and numbers of numpy's beside the weights: in their places are `Unread`.
+    """
+    names = list(IN_OLDER_FORMAT)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except ValueError as error:
+        if "torchscript" in str(error):
+            what = f"{file} is a program of TorchScript, whose code would run"
+            raise UsageError(f"{what}: save model.state_dict() alone, or {WANTED}") from error
+    instead: list[Any] = []
+    for name in names:
+        kind = make_dictionary if name in DICTIONARIES else type("Unread", (Unread,), {"name": name})
+        instead.append((kind, name))
+    with torch.serialization.safe_globals(instead):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def refuse_objects(content: Any, file: Path) -> None:
+    """Refuse a file in which an object that is not read has tensors, as where a whole model was saved.
+
+    Args:
+        content: of the file.
+        file: for the error.
+
+    Raises:
+        UsageError: with the name of the object's class.
+    """
+    for item in items_in(content):
+        if isinstance(item, Unread) and any(isinstance(part, Tensor) for part in items_in(item)):
+            raise UsageError(f"{file} cannot be read, since {explain_object(item.name)}")
+
+
+def items_in(content: Any) -> Iterator[Any]:
+    """Give all that was saved, at any depth, each once."""
+    left = [content]
+    seen = set[int]()
+    while left:
+        item = left.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, list | tuple | set):
+            left += item
+        elif isinstance(item, Unread):
+            left += item.parts
 
 
 def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> None:
     """Add the tensors in what was saved to those found, with the versions of modules; what is no tensor is left out.
 
+    A tensor of a list has no name, and what a list holds of dictionaries is named by its place there.
+
     Args:
-        content: of a file, or of a dictionary in it.
+        content: of a file, or of something in it.
         place: the keys under which it lies.
         found: tensors so far.
     """
+    if isinstance(content, list | tuple):
+        for number, item in enumerate(content):
+            gather_tensors(item, (*place, str(number)), found)
     if not isinstance(content, Mapping):
         return
     versions = getattr(content, "_metadata", None)
@@ -309,9 +414,16 @@ def find_parts(found: Iterable[str], names: Collection[str]) -> list[str]:
 def explain_pickle(error: pickle.UnpicklingError) -> str:
     """Say why torch reads no tensors of a pickle, whose own message is a page on how to run its code nevertheless."""
     match = re.search(r"GLOBAL (\S+)", str(error))
-    if not match:
-        return f"it is damaged, or no file that torch.save writes: {WANTED}"
-    what = f"it holds more than tensors ({match[1]}), as where a whole model is saved, and code in it would run"
+    if match:
+        return explain_object(match[1])
+    if "call reduce" in str(error):
+        return explain_object("a call")
+    return f"it is damaged, or no file that torch.save writes: {WANTED}"
+
+
+def explain_object(name: str) -> str:
+    """Say why no weights are taken of an object of a class."""
+    what = f"it holds more than tensors ({name}), as where a whole model is saved, and code in it would run"
     return f"{what}: save model.state_dict() alone, or {WANTED}"
 
 
@@ -336,18 +448,64 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     if head is not None and has_other_shape(paths[head], state, tensors):
         anew = names_below(paths[head], state)
     known = drop_keys(tensors, *anew)
-    other = [name for name in state if name in known and not has_shape_of(known[name], state[name])]
-    loadable = StateDict(drop_keys(known, *other), getattr(tensors, "_metadata", None) or {})
+    present = [name for name in state if name in known]
+    other = [name for name in present if not has_shape_of(known[name], state[name])]
+    unfit = defaultdict[str, list[str]](list)  # names by what keeps torch from taking these numbers
+    for name in present:
+        what = explain_kind(known[name], state[name])
+        if what and name not in other:
+            unfit[what].append(name)
+    not_loaded = [*other, *chain.from_iterable(unfit.values())]
+    loadable = StateDict(drop_keys(known, *not_loaded), getattr(tensors, "_metadata", None) or {})
     try:
         loaded = module.load_state_dict(loadable, strict=False)  # torch knows what the versions of its modules lack
     except RuntimeError as error:
-        raise UsageError(f"{where} does not fit the model ({explain(error)}): {FITTING}") from error
+        said = shorten(" ".join(lines_of(error)), 200)  # the first line says nothing yet
+        raise UsageError(f"{where} does not fit the model ({said}): {FITTING}") from error
     missing = []
     for name in loaded.missing_keys:
-        if name not in anew and name not in other and not is_shared(name, state, known):
+        if name not in anew and name not in not_loaded and not is_shared(name, state, known):
             missing.append(name)
-    check_fit(where, missing, loaded.unexpected_keys, other)
+    check_fit(where, missing, loaded.unexpected_keys, other, unfit)
+    refuse_not_finite(module, where)
     return anew
+
+
+def explain_kind(given: Tensor, own: Tensor) -> str:
+    """Say why a tensor cannot be in place of a model's own one of its shape; empty where it can be.
+
+    Precisions are brought to the model's. Of other kinds torch would take some without a word, as whole numbers in
+    place of weights, which are meaningless without the scales that belong to them.
+    """
+    if given.is_meta:
+        return "without numbers (on the device meta)"
+    if given.is_quantized:
+        return "quantized"
+    if given.layout != torch.strided:
+        return "sparse"
+    is_code = own.is_floating_point() and not given.is_floating_point()
+    is_too_much = given.is_complex() and not own.is_complex()
+    if is_code or is_too_much:
+        return f"of {given.dtype} in place of {own.dtype}"
+    return ""
+
+
+def refuse_not_finite(module: nn.Module, where: str) -> None:
+    """Refuse weights that are not all finite, with which every run ends as one that diverged.
+
+    Raises:
+        UsageError: with the first names.
+    """
+    names = []
+    for name, parameter in module.named_parameters():
+        if not parameter.isfinite().all():
+            names.append(name)
+    for name, buffer in module.named_buffers():
+        if buffer.isnan().any():  # a mask may have infinities
+            names.append(name)
+    if names:
+        what = f"{where} has numbers that are not finite ({first_of(names)}), as a run that diverged leaves them"
+        raise UsageError(f"{what}: give weights from before that")
 
 
 def has_shape_of(given: Tensor, own: Tensor) -> bool:
@@ -371,7 +529,21 @@ def is_shared(name: str, own: Mapping[str, Tensor], known: Mapping[str, Tensor])
     return any(other in own and own[other].data_ptr() == place for other in known)
 
 
-def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]) -> None:
+def first_of(names: Sequence[str]) -> str:
+    """Return the first names of some, and how many more there are."""
+    listed = ", ".join(names[:MOST])
+    if len(names) > MOST:
+        listed += f" and {len(names) - MOST} more"
+    return listed
+
+
+def check_fit(
+    where: str,
+    missing: Sequence[str],
+    unknown: Sequence[str],
+    other: Sequence[str],
+    unfit: Mapping[str, Sequence[str]] = {},
+) -> None:
     """Refuse weights that do not fit a model.
 
     Args:
@@ -379,18 +551,17 @@ def check_fit(where: str, missing: Sequence[str], unknown: Sequence[str], other:
         missing: names that the model has alone.
         unknown: names that the weights have alone.
         other: names of tensors of another shape.
+        unfit: names of tensors that are no such numbers, by what they are.
 
     Raises:
         UsageError: with the first names of each.
     """
     said = []
-    for names, what in ((other, "of another shape"), (missing, "missing"), (unknown, "not the model's")):
+    names_by_fault = {"of another shape": other, **unfit, "missing": missing, "not the model's": unknown}
+    for what, names in names_by_fault.items():
         if names:
-            listed = ", ".join(names[:MOST])
-            if len(names) > MOST:
-                listed += f" and {len(names) - MOST} more"
             verb = "is" if len(names) == 1 else "are"
-            said.append(f"{listed} {verb} {what}")
+            said.append(f"{first_of(names)} {verb} {what}")
     if said:
         raise UsageError(f"{where} does not fit the model ({'; '.join(said)}): {FITTING}")
 
