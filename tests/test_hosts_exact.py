@@ -268,3 +268,19 @@ def test_a_model_that_export_cannot_follow_is_refused() -> None:
 
     with pytest.raises(UsageError, match="cannot follow Branching"):
         to_rms(Branching(), lambda model: model(torch.ones(2, 4, dtype=torch.float64)))
+
+
+class Single(nn.Module):
+    """Takes numbers of 32 bits alone, as models with a constant of that precision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) @ torch.ones(4, 4)
+
+
+def test_a_model_that_cannot_compute_in_float64_is_told() -> None:
+    with pytest.raises(UsageError, match=r"^Single cannot compute in float64, .* keep=weights and keep=fit exchange"):
+        to_rms(Single(), lambda model: model(torch.ones(2, 4, dtype=model.norm.weight.dtype)))

@@ -100,8 +100,12 @@ def to_rms(model: nn.Module, call: Callable[[nn.Module], object], paths: Collect
     """
     dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
     changed = copy.deepcopy(model).double().eval()
-    before = first_tensor(call(changed))
     instead = "keep=weights and keep=fit exchange its norms all the same"
+    try:
+        before = first_tensor(call(changed))
+    except Exception as error:  # of others' code, some of which takes float32 alone
+        why = f"{type(model).__name__} cannot compute in float64, in which that is checked ({explain(error)})"
+        raise UsageError(f"{why}: {instead}") from error
     try:
         graph = ExportedGraph(changed, call)
     except Exception as error:  # a model may do what torch.export cannot follow
