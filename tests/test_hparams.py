@@ -83,6 +83,15 @@ def test_every_setting_of_all_runs_is_a_column(
     assert row.hparams["norm@qk"].string_value == "rmsnorm" and row.hparams["norm.eps"].string_value == "null"
 
 
+def test_a_setting_without_a_number_has_a_value(tmp_path: Path) -> None:
+    for number, value in enumerate((None, float("inf"), float("-inf"), float("nan"), 2.5)):
+        record(tmp_path, f"run{number}", {"norm": "dyt", "norm.bound": value})
+    rows = Tab(HParams, tmp_path).rows()
+    shown = [rows[f"run{number}"].hparams["norm.bound"] for number in range(5)]
+    assert [value.string_value for value in shown[:4]] == ["null", "inf", "-inf", "nan"]
+    assert shown[4].number_value == 2.5
+
+
 def test_runs_of_an_earlier_version_hide_no_column(tmp_path: Path) -> None:
     """They say which columns there are, each its own."""
     for name, settings in (("a", OWN), ("b", OTHER)):

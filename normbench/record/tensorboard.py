@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -70,7 +71,7 @@ class TensorBoard(Lines):
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         # No `Experiment` says which columns the HParams tab has: TensorBoard would take the one of whichever run it
         # reads first, which lacks the settings of the others. Without one, it takes the settings of all.
-        chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
+        chosen = {name: as_hparam(choice) for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb(PAGE, page).value, *row.value])
         overlaid: dict[str, dict[str, Any]] = {}
@@ -151,6 +152,14 @@ class TensorBoard(Lines):
                 self.add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
         finally:
             super().close(ended)
+
+
+def as_hparam(choice: Scalar) -> Scalar:
+    """Return a setting as the HParams tab shows it, which leaves out nothing and numbers that are not finite."""
+    if choice is None:
+        return "null"
+    is_finite = not isinstance(choice, float) or math.isfinite(choice)
+    return choice if is_finite else str(choice)
 
 
 def in_fixed_width(text: str) -> str:
