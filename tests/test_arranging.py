@@ -160,8 +160,42 @@ def test_hidden_labels_are_said_to_be(tmp_path: Path) -> None:
         texts(tmp_path / "my")
     with pytest.raises(UsageError, match=r"row 0 of test of me/pets has the label -1, .* hidden: choose a split"):
         pets(write_images(tmp_path, SMALL, LABELS | {"test": [-1] * 7}))
+    for label in (-1, "-1.0"):
+        with pytest.raises(UsageError, match=f"rows with the label {label}, and there is no other label, .* hidden"):
+            texts(write_rows(tmp_path / "all.csv", WORDS, [label] * 60))
     both = write_rows(tmp_path / "both.csv", WORDS, [-1, 1] * 30)
     assert texts(both).classes == ("-1", "1"), "where they train they are a class"
+
+
+ALIKE = {
+    "numbers": (["1", "1.0", "2"], "'1' and '1.0' are 2 classes of texts"),
+    "leading zeros": (["7", "007", "8"], "'007' and '7'"),
+    "signs": (["+1", "1", "-1"], "'+1' and '1'"),
+    "blanks": (["pos", "pos ", "neg"], "'pos' and 'pos '"),
+    "capitals": (["Pos", "pos", "neg"], "'Pos' and 'pos'"),
+    "accents": (["caf\u00e9", "cafe\u0301", "tea"], r"'cafe\u0301' and 'caf\u00e9'".replace(r"\u00e9", "\u00e9")),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_classes_that_differ_in_writing_alone_are_told(name: str, tmp_path: Path) -> None:
+    labels, said = ALIKE[name]
+    data = texts(write_rows(tmp_path / "t.csv", WORDS, labels * 20))
+    (warning,) = data.notes()
+    assert warning.startswith("warning: ") and said in warning and len(data.classes) == 3
+
+
+@pytest.mark.parametrize("labels", [["a", "A"], ["1", "10"], ["new york", "newyork"], [-1, 1]])
+def test_classes_that_differ_are_not_told(labels: list[Any], tmp_path: Path) -> None:
+    assert not texts(write_rows(tmp_path / "t.csv", WORDS, labels * 30)).notes()
+
+
+def test_bytes_are_the_names_that_they_write(tmp_path: Path) -> None:
+    as_bytes = texts(write_table(tmp_path / "bytes.parquet", {"text": WORDS, "label": [b"b", "\u00e9".encode()] * 30}))
+    as_text = texts(write_table(tmp_path / "text.parquet", {"text": WORDS, "label": ["b", "\u00e9"] * 30}))
+    assert as_bytes.classes == as_text.classes == ("b", "\u00e9") and as_bytes.fingerprint == as_text.fingerprint
+    with pytest.raises(UsageError, match="cannot be read"):
+        texts(write_table(tmp_path / "t.parquet", {"text": WORDS, "label": [b"\xff", b"b"] * 30}))
 
 
 # ---- equal rows
@@ -188,6 +222,46 @@ def test_equal_texts_are_on_one_side(holdout: float, tmp_path: Path) -> None:
     else:
         wanted = holdout if holdout >= 1 else holdout * (sizes["train"] + sizes["val"])
         assert abs(sizes["val"] - wanted) <= max(Counter(written).values())
+
+
+@pytest.mark.parametrize(
+    ("level", "are_one"), [("lowercase_word", True), ("word", False), ("byte", False), ("character", False)]
+)
+@pytest.mark.parametrize("holdout", [0, 0.3])
+def test_texts_of_equal_tokens_are_on_one_side(level: str, are_one: bool, holdout: float, tmp_path: Path) -> None:
+    """In capitals, and with other blanks, which some levels do not see."""
+    draw = random.Random(0)
+    changes = (str.upper, str.title, lambda text: f" {text.replace(' ', '  ')} ")
+    written = [draw.choice(changes)(draw.choice(WORDS)) for _ in range(120)]
+    labels = [draw.choice("ab") for _ in written]
+    data = texts(write_rows(tmp_path / "t.csv", written, labels), level=level, holdout=holdout)
+    tokens = {split: {tuple(text.tolist()) for text in some} for split, some in data.examples.items()}
+    assert not tokens["train"] & tokens["val"]
+    if not holdout:
+        identities = {text.lower().split()[-1] if are_one else text for text in written}
+        blanks = level == "word"
+        assert data.describe()["repeated_texts"] == 120 - len(
+            {" ".join(t.split()) if blanks else t for t in identities}
+        )
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1])
+@pytest.mark.parametrize("holdout", [0, 0.4])
+def test_what_was_seen_is_among_the_examples_that_are_used(share: float, holdout: float, tmp_path: Path) -> None:
+    """Of splits that the data bring, in which equal rows stay where they are, those of training in one piece."""
+    draw = random.Random(0)
+    for part, count in (("train", 60), ("val", 40), ("test", 30)):
+        labels = [draw.choice("ab") for _ in range(count)]
+        write_rows(tmp_path / "my" / f"{part}.csv", draw.choices(WORDS, k=count), labels)
+    data = texts(tmp_path / "my", train_share=share, holdout=holdout)
+    parts = split_texts(data)
+    told = data.describe()
+    for split in ("val", "test"):
+        count = sum(text in parts["train"] for text in parts[split])
+        assert told.get(f"{split}_texts_seen_in_training", 0) == count
+        assert any(
+            line.startswith(f"warning: {count} of the {len(parts[split])} texts of {split}") for line in data.notes()
+        ) == (count > 0)
 
 
 @pytest.mark.parametrize("table", [False, True])

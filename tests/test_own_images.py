@@ -228,7 +228,7 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> Non
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nowhere": (lambda folder: None, "is neither a file nor a folder: give"),
     "no folder": (Path.touch, "cannot be read .*: give a folder"),
-    "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
+    "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "all images of .* have one class, cat: give two"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
     "unreadable": (
         lambda folder: [write_folder(folder, 5).joinpath(f"dog/{name}.png").write_bytes(b"no") for name in "xy"],

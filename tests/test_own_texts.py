@@ -236,7 +236,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"one of text;label \(the first line names .* with commas between them",
     ),
     "no labels": (changed(label=None), "has no column label: set data.label_column to one of text"),
-    "one class": (changed(label=["x"] * 60), "has too few texts: give two classes, each with some to train on"),
+    "one class": (changed(label=["x"] * 60), "all texts of .* have one class, x: give two classes, each with some"),
     "no two texts that differ": (changed(text=["same"] * 60), "has too few texts that differ: give two classes"),
     "one of a class": (changed(label=["x"] * 59 + ["y"]), "has too few texts of the class y: give two classes"),
     "no bytes": (written(""), r"cannot be read \(Empty CSV file\): give a CSV"),

@@ -72,6 +72,28 @@ def shown(data: Translations, batch: Batch) -> list[tuple[str, str]]:
 # ---- data
 
 
+@pytest.mark.parametrize("options", [{}, {"holdout": 0.4}, {"holdout": 0.4, "train_share": 0.5}, {"context": 8}])
+def test_translations_that_train_and_judge_are_counted(options: dict[str, Any], tmp_path: Path) -> None:
+    """Those that are left out, since they are too long or not in the share, do not train."""
+    train = sentences(0, 30)
+    both = {language: [*rows, *rows[10:]] for language, rows in train.items()}
+    judging = {language: [*rows[:4], "kurz" if language == "de" else "short"] for language, rows in train.items()}
+    if "context" in options:
+        lengths = [len(text) for text in train["de"]]
+        few = [place for place, length in enumerate(lengths) if length < 9][:3]
+        judging = {language: [rows[place] for place in few] for language, rows in train.items()}
+    data = made(write(tmp_path, train=both, validation=judging, test=judging), batch_size=2, **options)
+    pairs = {
+        split: [(data.sentence("source", row).tolist(), data.sentence("target", row).tolist()) for row in rows.tolist()]
+        for split, rows in data.examples.items()
+    }
+    told = data.describe()
+    for split in ("val", "test"):
+        count = sum(pair in pairs["train"] for pair in pairs[split])
+        assert told.get(f"{split}_sentences_seen_in_training", 0) == count
+    assert "holdout" not in options or told["val_sentences_seen_in_training"] > 0
+
+
 def test_batches_hold_the_lower_cased_pairs_of_the_right_direction(root: Path) -> None:
     data = made(root)
     rows = sentences(1, 9)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +23,12 @@ from normbench.data.hub import labels_of
 from normbench.errors import UsageError
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+ANY_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII)  # in lower case
 
 Kinds = Int64[np.ndarray, " rows"]  # a number for each row: the same one where rows are equal
+Places = Int64[np.ndarray, " rows"]  # of rows in a split
+EqualRows = dict[Any, Sequence[tuple[int, int]]]  # of each split: the place of a row, and a number as in Kinds
+EQUAL = "equal_rows"  # the fact about data that has them
 
 
 # ---- classes
@@ -84,13 +90,36 @@ def number_rows(rows: Any, declared: Sequence[str] | None, where: str) -> tuple[
 
 
 def number_classes(labels: Sequence[Any]) -> Labels:
-    """Return labels by the number of their class: classes are what `str` makes of labels, in the order of `sort_names`.
+    """Return labels by the number of their class: classes are what `name_of` gives, in the order of `sort_names`.
 
     Raises:
         UnicodeError: a name is not UTF-8.
     """
-    names = list(map(str, labels))
+    names = list(map(name_of, labels))
     return number_in_order(names, sort_names(set(names)))
+
+
+def name_of(label: Any) -> str:
+    """Return the name of the class that a label says.
+
+    Raises:
+        UnicodeError: it is of bytes that are not UTF-8.
+    """
+    return label.decode() if isinstance(label, bytes) else str(label)
+
+
+def find_alike(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that a reader takes for one: of one number, or of one word but for blanks and capitals.
+
+    Letters alone may differ in capitals, as those of handwriting do.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name in names:
+        whole = " ".join(unicodedata.normalize("NFKC", name).split())
+        word = whole.casefold() if len(whole) > 1 else whole
+        meant = Decimal(word) if ANY_NUMBER.fullmatch(word) else word
+        alike.setdefault(meant, []).append(name)
+    return [group for group in alike.values() if len(group) > 1]
 
 
 def sort_names(names: Iterable[str]) -> list[str]:
@@ -141,47 +170,55 @@ def has_equal(kinds: Kinds) -> bool:
     return len(np.unique(kinds)) < len(kinds)
 
 
-def count_equal(rows: Mapping[Any, Iterable[Hashable]]) -> dict[str, int]:
-    """Return how many rows are equal to another before them, and how many of each split to one that trains.
+def find_equal(rows: Mapping[Any, Sequence[Hashable]]) -> EqualRows:
+    """Return the places of those rows that are equal to any other, and which these are, by split.
 
-    Nothing is returned where no row is. rows: by split; what stands for a row is equal where rows are.
+    rows: by split; what stands for a row is equal where rows are.
     """
-    seen = set[Hashable]()
-    trained = set[Hashable]()
-    counts: dict[str, int] = {"repeats": 0}
+    counts = Counter(chain.from_iterable(rows.values()))
+    numbers: dict[Hashable, int] = {}
+    equal: EqualRows = {}
     for split, some in rows.items():
-        for row in some:
-            counts["repeats"] += row in seen
-            if split == "train":
-                trained.add(row)
-            elif row in trained:
-                counts[split] = counts.get(split, 0) + 1
-            seen.add(row)
-    return counts if counts["repeats"] else {}
+        pairs = []
+        for place, row in enumerate(some):
+            if counts[row] > 1:
+                pairs.append((place, numbers.setdefault(row, len(numbers))))
+        equal[split] = pairs
+    return equal
 
 
 def add_equal_facts(facts: Mapping[str, Any], rows: Mapping[Any, Sequence[Hashable]]) -> dict[str, Any]:
-    """Return facts about data with what `count_equal` finds, and which training rows are equal to each other.
+    """Return facts about data with what `find_equal` finds, where any rows are equal.
 
     rows: of which examples are made one by one, by split.
     """
-    counts = count_equal(rows)
-    if not counts:
-        return dict(facts)
-    places: dict[Hashable, list[int]] = {}
-    for place, row in enumerate(rows["train"]):
-        places.setdefault(row, []).append(place)
-    groups = [group for group in places.values() if len(group) > 1]
-    return {**facts, "equal": counts, "equal_in_training": groups}
+    equal = find_equal(rows)
+    return {**facts, EQUAL: equal} if any(equal.values()) else dict(facts)
 
 
-def count_divided(groups: Iterable[Sequence[int]], cut: int) -> int:
-    """Return how many rows from a place on are equal to one before it. groups: the places of equal rows."""
-    count = 0
-    for group in groups:
-        if group[0] < cut:
-            count += sum(place >= cut for place in group)
-    return count
+def count_repeats(equal: EqualRows) -> int:
+    """Return how many rows are equal to another before them."""
+    kinds = [kind for pairs in equal.values() for _, kind in pairs]
+    return len(kinds) - len({*kinds})
+
+
+def count_seen(equal: EqualRows, trained: tuple[str, Places], judging: tuple[str, Places]) -> int:
+    """Return how many of the rows that judge are equal to one that trains.
+
+    Args:
+        equal: rows of all splits.
+        trained, judging: the split to which these rows belonged when equal ones were sought, and their places there.
+    """
+    seen = {kind for _, kind in pairs_at(equal, *trained)}
+    return sum(kind in seen for _, kind in pairs_at(equal, *judging))
+
+
+def pairs_at(equal: EqualRows, split: str, places: Places) -> Iterator[tuple[int, int]]:
+    """Give those pairs of a split that are at some places."""
+    wanted = {*places.tolist()}
+    for place, kind in equal.get(split, ()):
+        if place in wanted:
+            yield place, kind
 
 
 def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.ndarray, " rows"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from normbench.data.arranging import count_divided
+from normbench.data.arranging import EQUAL, EqualRows, Places, count_repeats, count_seen, find_alike
 from normbench.data.cache import Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -21,6 +22,8 @@ from normbench.types import Batch, Data, Split, stable_seed
 
 Name = Annotated[str, Setting("what the records call the data set")]
 Holdout = Annotated[float, Setting("share (< 1) or number (≥ 1) of training examples that judge", low=0, high=1e12)]
+
+MOST_ALIKE = 4  # classes that look equal, of which a note gives the names
 
 TrainShare = Annotated[
     float, Setting("share of the training examples that are used, drawn by the seed", above=0, high=1)
@@ -58,6 +61,11 @@ def find_cut(wanted: int, equal: Any) -> int:
         if not equal[place]:
             return place
     return wanted
+
+
+def tell_apart(name: str) -> str:
+    """Return a name in quotes, with the numbers of those characters that look like others."""
+    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
 
 
 def generator(seed: int, purpose: str, number: int) -> torch.Generator:
@@ -122,17 +130,13 @@ class ContentData(Data):
         self.eval_batch_size = eval_batch_size
         self.seed = seed
         equal = content.arrays.get("train_equal")
-        held = count_held_out(len(examples["train"]), holdout, self.unit, equal)
-        self.seen = dict(content.facts.get("equal", {}))  # how many rows are equal to others
-        if held:
-            self.seen.pop("val", None)
-            cut = len(examples["train"]) - held
-            divided = count_divided(content.facts.get("equal_in_training", ()), cut)
-            if divided:
-                self.seen["val"] = divided
-            hold_out(examples, held)
+        self.equal: EqualRows = content.facts.get(EQUAL, {})
+        self.decoded = len(examples["train"])  # training examples of the content
+        self.held = count_held_out(self.decoded, holdout, self.unit, equal)
+        if self.held:
+            hold_out(examples, self.held)
             if labels:
-                hold_out(labels, held)
+                hold_out(labels, self.held)
         self.has_test = "test" in examples
         self.train_share = train_share
         self.used: slice | Tensor = slice(len(examples["train"]))  # of the training examples
@@ -216,20 +220,48 @@ class ContentData(Data):
             self.remade = self.remake()
         return self.remade
 
+    @cached_property
+    def seen(self) -> dict[Split, int]:
+        """How many examples of a split are equal to one that is trained on, for each split that has such ones."""
+        counts = dict[Split, int]()
+        for split in self.examples:
+            if split != "train" and self.equal:
+                count = count_seen(self.equal, self.trained_places(), self.judging_places(split))
+                if count:
+                    counts[split] = count
+        return counts
+
+    def trained_places(self) -> tuple[str, Places]:
+        """Return the split of the content that holds the examples that train, and their places in it."""
+        return "train", np.arange(self.decoded - self.held)[self.used]
+
+    def judging_places(self, split: Split) -> tuple[str, Places]:
+        """Return the split of the content that holds the examples of one that judges, and their places in it."""
+        count = len(self.examples[split])
+        if split == "val" and self.held:
+            return "train", np.arange(self.decoded - count, self.decoded)
+        return split, np.arange(count)
+
     def notes(self) -> list[str]:
-        """Return what a person is to know of rows that are equal to others."""
+        """Return what a person is to know of rows that are equal to others, and of classes that look equal."""
         lines = []
+        for names in find_alike(self.content.facts.get("classes", ())):
+            written = " and ".join(map(tell_apart, names[:MOST_ALIKE]))
+            what = f"{written} are {len(names)} classes of {self.content.name}, and differ only in how they are written"
+            lines.append(f"warning: {what}: write them in one way if one class is meant")
         for split, count in self.seen.items():
-            if split in self.examples:
-                whole = f"{count:,} of the {len(self.examples[split]):,} {self.unit} of {split}"
-                lines.append(
-                    f"warning: {whole} are equal to some that train, so {split} judges what the model has seen"
-                )
-        if "train_equal" in self.content.arrays:
+            whole = f"{count:,} of the {len(self.examples[split]):,} {self.unit} of {split}"
+            lines.append(f"warning: {whole} are equal to some that train, so {split} judges what the model has seen")
+        if self.has_repeats:
             total = sum(map(len, self.examples.values()))
-            what = f"{self.seen['repeats']:,} of the {total:,} {self.unit} of {self.content.name} repeat another"
+            what = f"{count_repeats(self.equal):,} of the {total:,} {self.unit} of {self.content.name} repeat another"
             lines.append(f"note: {what}; equal ones are never divided where normbench divides the data")
         return lines
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether equal examples stand together in the content."""
+        return bool(self.equal) and "train_equal" in self.content.arrays
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
@@ -238,11 +270,10 @@ class ContentData(Data):
             sizes[f"{split}_{self.unit}"] = len(part)
         share = {} if self.train_share == 1 else {"train_share": self.train_share}
         seen = {}
-        for split in self.examples:
-            if split in self.seen:
-                seen[f"{split}_{self.unit}_seen_in_training"] = self.seen[split]
-        if "train_equal" in self.content.arrays:
-            seen[f"repeated_{self.unit}"] = self.seen["repeats"]
+        for split, count in self.seen.items():
+            seen[f"{split}_{self.unit}_seen_in_training"] = count
+        if self.has_repeats:
+            seen[f"repeated_{self.unit}"] = count_repeats(self.equal)
         return {
             "name": self.content.name,
             **self.content.about,

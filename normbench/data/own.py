@@ -49,9 +49,9 @@ from normbench.data.sources import (
 )
 from normbench.data.tables import ENDINGS, declared_classes, labels_as_written, read_columns
 from normbench.data.text import Text, Texts
-from normbench.data.vocabulary import key_of_file
+from normbench.data.vocabulary import identify, key_of_file
 from normbench.errors import RunFailure, UsageError
-from normbench.settings import Setting
+from normbench.settings import Setting, printable
 
 # How people call the splits, in lower case.
 SPLIT_NAMES = {
@@ -68,7 +68,9 @@ WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet fi
 
 ENOUGH = "give two classes, each with some to train on, and some to validate"
 HIDDEN_NAMES = (str(HIDDEN), str(float(HIDDEN)))  # as a table of whole numbers has it, or of others
-ARRANGED = "equal rows together"  # in keys of the cache: how rows are divided, and classes numbered, in this version
+ARRANGED = (
+    "rows of equal tokens together"  # in keys of the cache: how rows are divided, and classes numbered, in this version
+)
 
 
 class Columns(NamedTuple):
@@ -212,12 +214,14 @@ def arrange_rows(
     trained = set(rows["class"][: counts.get("train", 0)])
     untrained = sorted(present - trained)
     if untrained or len(trained) < 2:
-        name = classes[untrained[0]] if untrained else ""
-        missing = f" of the class {name:.80}" if untrained else ""
+        name = classes[untrained[0] if untrained else 0]
+        which = "none of them trains" if untrained else "there is no other label"
         if name in HIDDEN_NAMES:
-            which = f"rows with the label {name}, and none of them trains, so their labels seem to be hidden"
+            which = f"rows with the label {name}, and {which}, so their labels seem to be hidden"
             raise UsageError(f"{where} has {which}: leave these rows out, or give their labels")
-        raise UsageError(f"{where} has too few {what}{missing}: {ENOUGH}")
+        if not untrained:
+            raise UsageError(f"all {what} of {where} have one class, {printable(name):.80}: {ENOUGH}")
+        raise UsageError(f"{where} has too few {what} of the class {printable(name):.80}: {ENOUGH}")
     return rows, counts
 
 
@@ -372,7 +376,7 @@ def own_texts(
     )
 
     def make(earlier: bool = False) -> Texts:
-        load = partial(load_texts, place, files, columns, encode, earlier)
+        load = partial(load_texts, place, files, columns, level, encode, earlier)
         content = read_or_decode(name, "texts", key if earlier else [*key, ARRANGED], load, path=place.name)
         return Texts(content, holdout=holdout, **options)
 
@@ -410,6 +414,7 @@ def load_texts(
     place: Path,
     files: Sequence[tuple[Path, str | None]],
     columns: Columns,
+    level: str,
     encode: Callable[..., Decoded],
     earlier: bool,
 ) -> Decoded:
@@ -419,6 +424,7 @@ def load_texts(
         place: what `data.path` names.
         files: the tables there, each with its split, if its name is one.
         columns: those that are read.
+        level: what a token is.
         encode: `encode_texts` with the settings of the vocabulary.
         earlier: number the classes and divide the texts as earlier versions did.
 
@@ -444,7 +450,7 @@ def load_texts(
     identities = [text.encode() for text in rows["text"]]
     cuts = rows["split"].isna().any()
     rows, counts = arrange_rows(rows, identities, labels.classes, where, "texts")
-    kinds = find_kinds(text.encode() for text in rows["text"])
+    kinds = find_kinds(identify(level, text).encode() for text in rows["text"])
     are_equal = has_equal(kinds)
     before = None
     if old_labels is not None and (earlier or are_equal or old_labels.classes != labels.classes):

@@ -17,7 +17,7 @@ from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
 from normbench.data.streaming import Stream, stream_images, stream_text
 from normbench.data.text import Text, Texts, join_rows
-from normbench.data.vocabulary import Bytes, FromFile, Vocabulary, key_of_file, learn
+from normbench.data.vocabulary import Bytes, FromFile, Vocabulary, identify, key_of_file, learn
 from normbench.settings import Setting
 
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
@@ -206,7 +206,10 @@ def encode_texts(
         arrays[f"{split}_ends"] = np.cumsum([len(example) for example in tokens])
         arrays[f"{split}_labels"] = labels[rows]
     facts = {"classes": classes, "empty": empty, **vocabulary.facts}
-    return arrays, add_equal_facts(facts, {split: [texts[row] for row in rows] for split, rows in parts.items()})
+    identities = {}
+    for split, rows in parts.items():
+        identities[split] = [identify(level, texts[row]) for row in rows]
+    return arrays, add_equal_facts(facts, identities)
 
 
 def hub_images(

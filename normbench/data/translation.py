@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from normbench.data.arranging import count_equal
+from normbench.data.arranging import Places, add_equal_facts
 from normbench.data.batches import Holdout, Name, count_held_out, generator
 from normbench.data.cache import Content, Decoded, read_or_decode
 from normbench.data.hub import Hub
@@ -118,6 +118,9 @@ class Translations(TokenData):
             raise UsageError(f"model.context={self.context:,} is too short for {sentence}: set model.context={longest}")
         self.examples[split] = rows[self.by_length(rows)]
 
+    def trained_places(self) -> tuple[str, Places]:
+        return "train", self.examples["train"].numpy()
+
     def by_length(self, rows: Tensor) -> Int64[Tensor, " rows"]:
         """Return the places of rows from the shortest source to the longest, and by translation among equal ones."""
         source_first = torch.tensor([self.context + 1, 1])
@@ -223,7 +226,7 @@ def hub_translation(
         vocabulary = learn_byte_pairs(pairs["train"][:used], vocabulary_size)
         counts = {part: len(rows) for part, rows in pairs.items()}
         facts = {"counts": counts, "lowercase": lowercase, "empty": empty, **vocabulary.facts}
-        return encode_pairs(pairs, vocabulary), {**facts, "equal": count_equal(pairs)}
+        return encode_pairs(pairs, vocabulary), add_equal_facts(facts, pairs)
 
     key = ["hub", hub.key(), columns, pair_column, vocabulary_size, lowercase, [*splits.values()], float(holdout)]
     content = read_or_decode(name, "pairs", key, load, hub.reach, hub_id=hub_id, direction=" to ".join(columns))

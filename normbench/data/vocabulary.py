@@ -58,6 +58,11 @@ class Vocabulary:
         characters = set[str]().union(*texts)
         return cls(sorted(characters))
 
+    @classmethod
+    def identity(cls, text: str) -> str:
+        """Return what is the same of all texts that are the same tokens, whatever was learned."""
+        return text
+
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         """Return the tokens of a text, in the smallest unsigned type that holds them.
 
@@ -125,6 +130,10 @@ class Words(Vocabulary):
         del counts[cls.unknown]
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
         return cls([cls.unknown, *by_frequency][:size])
+
+    @classmethod
+    def identity(cls, text: str) -> str:
+        return " ".join(cls.split(text))
 
     @classmethod
     def split(cls, text: str) -> list[str]:
@@ -335,6 +344,12 @@ def learn(level: str, texts: Sequence[str], size: int | None = None, tokenizer: 
         return FromFile.read(tokenizer, size)
     learned: Vocabulary = LEVELS[level].learn(texts, size)
     return learned
+
+
+def identify(level: str, text: str) -> str:
+    """Return what is the same of all texts that are the same tokens at a level."""
+    identity: str = LEVELS[level].identity(text)
+    return identity
 
 
 def key_of_file(level: str, tokenizer: str | None) -> list[str]:
