@@ -10,13 +10,14 @@ import pytest
 import torch
 from studied import subject
 from support import IMAGES, TEXT, TRANSLATIONS, build, random_batch, refused
-from test_newer_placements import DEPTH, X, f, g, make, moved, n, numbers
-from torch import Tensor
+from test_newer_placements import DEPTH, WIDTH, X, f, g, make, moved, n, numbers
+from torch import Tensor, nn
 
 from normbench.build import lay_out
 from normbench.config.compose import read
 from normbench.config.recipe import Recipe
 from normbench.config.refusals import refusal
+from normbench.placements.mhc import Reading
 from normbench.placements.siamese import Siamese
 from normbench.probes import Probes
 from normbench.studies.depth import streams_of
@@ -72,6 +73,13 @@ def test_formula_of_a_stack(name: str) -> None:
 
 
 STREAMS = 3
+
+
+class Bare(nn.Module):
+    """A norm that changes nothing, wherever the features are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 def hyper_connections(x: Tensor, own: list[list[Tensor]], dynamic: bool) -> Tensor:
@@ -151,6 +159,142 @@ def test_hyper_connections_of_images_write_by_the_pixels_that_are_kept() -> None
     written = write.view(2, 1, 1, 1, 1) + write_scale * torch.tanh(n(last.movedim(-1, 2)).movedim(2, -1) @ write_map)
     kept = mixed[1:].movedim(-1, 2)[..., ::2, ::2]
     torch.testing.assert_close(found, kept + written.movedim(-1, 2)[..., ::2, ::2] * z, rtol=0, atol=1e-12)
+
+
+def mhc(x: Tensor, own: list[list[Tensor]], end: list[Tensor]) -> Tensor:
+    """Xie et al. 2025, equations 7 to 9, with DeepSeek-V4's ε, stream by stream.
+
+    Args:
+        x: the start of the stream.
+        own: what each branch has learned: φ, b and the three factors.
+        end: the same of what is read after the last block.
+    """
+    streams = [x] * STREAMS
+    for place, (mapping, base, scale) in enumerate(own):
+        flat = n(torch.cat(streams, dim=-1))
+        numbers_of = [(flat * row).sum(-1) for row in mapping]
+        rows = range(STREAMS)
+        read = [1 / (1 + torch.exp(-(scale[0] * numbers_of[i] + base[i]))) + 1e-6 for i in rows]
+        write = [2 / (1 + torch.exp(-(scale[1] * numbers_of[STREAMS + i] + base[STREAMS + i]))) for i in rows]
+        raw = [[2 * STREAMS + STREAMS * i + j for j in rows] for i in rows]
+        exponentials = [[torch.exp(scale[2] * numbers_of[at] + base[at]) for at in line] for line in raw]
+        matrix = [[each / sum(line) + 1e-6 for each in line] for line in exponentials]
+        for iteration in range(7):
+            if iteration:
+                matrix = [[each / (sum(line) + 1e-6) for each in line] for line in matrix]
+            sums = [sum(matrix[i][j] for i in rows) + 1e-6 for j in rows]
+            matrix = [[matrix[i][j] / sums[j] for j in rows] for i in rows]
+        z = (f, g)[place % 2](n(sum(read[i].unsqueeze(-1) * streams[i] for i in rows)))
+        streams = [
+            sum(matrix[i][j].unsqueeze(-1) * streams[i] for i in rows) + write[j].unsqueeze(-1) * z for j in rows
+        ]
+    mapping, base, scale = end
+    flat = n(torch.cat(streams, dim=-1))
+    shares = [1 / (1 + torch.exp(-(scale * (flat @ mapping[i]) + base[i]))) + 1e-6 for i in range(STREAMS)]
+    total: Tensor = sum(shares[i].unsqueeze(-1) * streams[i] for i in range(STREAMS))  # type: ignore[assignment]
+    return total
+
+
+def test_formula_and_gradients_of_mhc() -> None:
+    blocks: Any = [make("mhc", k, f, g, streams=STREAMS, iterations=7) for k in range(DEPTH)]
+    readings = [connection for block in blocks for connection in block.connections.values()]
+    readings.append(blocks[-1].read_out)
+    for reading in readings:
+        moved(reading)
+    *own, end = [[reading.map, reading.base, reading.scale] for reading in readings]
+    x = X.clone().requires_grad_()
+    streams = blocks[0].enter(x)
+    for block in blocks:
+        streams = block(streams, mark=7)
+    found = blocks[-1].leave(streams, mark=7)
+    expected = mhc(x, own, end)
+    assert (found - expected).abs().max() < 1e-12 * expected.abs().max()
+    learned = [x, *(parameter for parameters in (*own, end) for parameter in parameters)]
+    weights = numbers(*X.shape)
+    ours = torch.autograd.grad((found * weights).sum(), learned)
+    theirs = torch.autograd.grad((expected * weights).sum(), learned)
+    for gradient, other in zip(ours, theirs, strict=True):
+        assert (gradient - other).abs().max() < 1e-11 * other.abs().max()
+
+
+def test_mhc_mixes_doubly_stochastically() -> None:
+    """Whatever the streams are, columns sum to 1 but for ε, and so do rows of what has been mixed often enough."""
+    block: Any = make("mhc", 1, f, g, streams=5, iterations=200)
+    for connection in block.connections.values():
+        moved(connection)
+    x = numbers(5, 2, 3, WIDTH)
+    mix, write = block.weights(x, "mlp", {})
+    mixing = mix[..., 1:]
+    assert mix.min() > 0 and 0 < write.min() < write.max() < 2
+    for axis in (0, -1):
+        torch.testing.assert_close(mixing.sum(axis), torch.ones_like(mixing.sum(axis)), rtol=0, atol=1e-5)
+
+
+def test_mhc_starts_as_pre_norm() -> None:
+    """In each stream, but for ε and the small map; each stays by itself where `diagonal` is large."""
+    logits = []
+    for placement in ("mhc", "pre"):
+        model, _ = build(placement=placement, norm_settings={"eps": 0.0})
+        logits.append(model(random_batch(TEXT).inputs))
+    torch.testing.assert_close(*logits, rtol=0.02, atol=0.02)
+    for diagonal, share in ((0.0, 0.25), (8.0, 1.0)):
+        block: Any = make("mhc", 1, f, g, diagonal=diagonal)
+        mix, _ = block.weights(block.enter(X), "mlp", {})
+        for stream in range(4):
+            own_share = mix[stream, ..., 1 + stream]
+            torch.testing.assert_close(own_share, torch.full_like(own_share, share), rtol=0, atol=2e-3)
+
+
+def test_mhc_of_images_is_mhc_of_their_pixels() -> None:
+    """And its map reads all channels of all streams."""
+    x = numbers(2, WIDTH, 3, 4)
+    image: Any = make("mhc", DEPTH - 1, f, channel_dim=1, streams=2)
+    flat: Any = make("mhc", DEPTH - 1, f, streams=2)
+    for block in (image, flat):
+        inside = nn.ModuleDict({"streams": Bare(), "in": Bare()})
+        block.norms = nn.ModuleDict({"attention": inside, "closing": nn.ModuleDict({"streams": Bare()})})
+    for reading in (image.connections["attention"], image.read_out):
+        moved(reading)
+    flat.load_state_dict(image.state_dict())
+    y = image.leave(image(image.enter(x), mark=7))
+    pixels = x.movedim(1, -1)
+    expected = flat.leave(flat(flat.enter(pixels), mark=7))
+    torch.testing.assert_close(y, expected.movedim(-1, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_mhc_is_that_of_deepseek_v4() -> None:
+    """Its modules, which compute in float32; all streams differ."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
+
+    config = transformers.DeepseekV4Config(hidden_size=16, hc_mult=4, rms_norm_eps=0.1)
+    block: Any = make("mhc", DEPTH - 1, f, g)
+    connection = theirs.DeepseekV4HyperConnection(config).double()
+    head = theirs.DeepseekV4HyperHead(config).double()
+    ours = Reading(64, (4, 4, 16)).double()
+    end = Reading(64, (4,)).double()
+    moved(ours)
+    moved(end)
+    with torch.no_grad():
+        for mine, other in zip(ours.parameters(), (connection.fn, connection.base, connection.scale), strict=True):
+            other.copy_(mine)
+        for mine, other in zip(end.parameters(), (head.hc_fn, head.hc_base, head.hc_scale), strict=True):
+            other.copy_(mine)
+    block.connections["mlp"] = ours
+    block.read_out = end
+    norm = build("rmsnorm")[1]["final"].__class__(64, eps=0.1, affine=False)
+    block.norms = nn.ModuleDict({"mlp": nn.ModuleDict({"streams": norm}), "closing": nn.ModuleDict({"streams": norm})})
+    x = numbers(4, 2, 3, 16)
+    there = x.movedim(0, 2).contiguous()
+    post, comb, collapsed = connection(there)
+    mix, write = block.weights(x, "mlp", {})
+    single = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(mix[..., 1:].movedim(0, 2), comb.double(), **single)
+    torch.testing.assert_close(write[..., 0].movedim(0, 2), post.double(), **single)
+    torch.testing.assert_close(torch.einsum("sbt,sbtd->btd", mix[..., 0], x), collapsed.double(), **single)
+    torch.testing.assert_close(block.leave(x), head(there).double(), **single)
 
 
 def test_the_start_of_the_stream_is_mixed_in_less_and_less() -> None:
@@ -235,7 +379,7 @@ def test_a_model_that_takes_one_stream_is_refused() -> None:
 # ---- what looks at the stream
 
 
-@pytest.mark.parametrize("name", [*SEVERAL, "hyper_connections"])
+@pytest.mark.parametrize("name", [*SEVERAL, "hyper_connections", "mhc"])
 def test_blocks_are_computed_again_to_the_same_bits(name: str) -> None:
     batch = random_batch(TEXT)
     found = []

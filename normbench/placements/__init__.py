@@ -56,10 +56,13 @@ class Residual(Placement):
         """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
         norms = nn.ModuleDict()
         for slot in self.slots_of(role):
-            width = branch.out_features if slot in ("out", "sum") else branch.in_features
             site = self.site.at(role, slot, sole=len(self.slots) == 1)
-            norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
+            norms[slot] = norm(self.width_at(slot, branch), channel_dim=branch.channel_dim, site=site)
         return norms
+
+    def width_at(self, slot: str, branch: Branch) -> int:
+        """Return how many features the norm of a slot has."""
+        return branch.out_features if slot in ("out", "sum") else branch.in_features
 
     def slots_of(self, role: str) -> tuple[str, ...]:
         """Return the slots of a branch's norms."""

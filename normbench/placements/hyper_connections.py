@@ -83,13 +83,17 @@ class HyperConnections(Residual):
         dynamic: Dynamic = True,
     ) -> None:
         self.is_dynamic = dynamic  # before the norms are made
-        super().__init__(branches, norm, site)
         self.streams = streams
+        super().__init__(branches, norm, site)
         self.connections = nn.ModuleDict()
         before = (self.place - 1) * len(branches)
         for number, (role, branch) in enumerate(branches.items()):
-            features = branch.in_features if dynamic else None
-            self.connections[role] = Connection(streams, (before + number) % streams, features)
+            self.connections[role] = self.connect(before + number, branch)
+
+    def connect(self, number: int, branch: Branch) -> nn.Module:
+        """Return what has the weights of a branch, which is the one of this number, from 0, in its stack."""
+        features = branch.in_features if self.is_dynamic else None
+        return Connection(self.streams, number % self.streams, features)
 
     def slots_of(self, role: str) -> tuple[str, ...]:
         """Return the norms of a branch: one more where the streams say how they are read, mixed and written."""
