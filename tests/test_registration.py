@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_claims import complete, content
 from test_claims import TINY, WORDS, read_one, write_claim
 
 from normbench.claims.claim import KEYS, read_claims
 from normbench.claims.registering import compose_configurations, list_changes, multiply_out, register, tell_changes
-from normbench.claims.registration import OUTSIDE, SCHEME, WORDS_ALONE, digest_of_json, why_unregistered
+from normbench.claims.registration import (
+    OUTSIDE,
+    SCHEME,
+    WORDS_ALONE,
+    digest_of_json,
+    find_witness,
+    registered_in,
+    why_unregistered,
+)
 from normbench.claims.run import ClaimRun
 from normbench.claims.suite import Way
 from normbench.cli import main
 from normbench.errors import UsageError
+from normbench.record import machine
+from normbench.results.claimed import Corrected, RegisteredClaim
+from normbench.results.rules import ClaimKind, Verdict
 from normbench.sweep.sweep import report_nothing
+from normbench.tell.claim_sentences import list_notes, write_registered
 
 # Another value of each key that a registration of either scheme may cover.
 OTHERS: Mapping[str, Any] = {
@@ -166,6 +181,66 @@ def test_changes_of_settings_are_told_and_new_settings_at_rest_are_none(monkeypa
     assert list_changes(before, {"a": {"y": 2}, "b": {"y": 3}}, {}) == ["x=1, which is nothing now"]
     (said,) = list_changes(before, {"a": before["a"]}, {})
     assert said == "the runs a, b, and its words now ask for a"
+
+
+# ---- what others can check
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkout of normbench with a claim that is registered in its commit, which is returned."""
+    root = tmp_path / "checkout"
+    (root / "conf" / "claim").mkdir(parents=True)
+    lines = [f"tiny 2026-11-28 {'a' * 64} to see", f"tiny 2026-11-29 2:{'b' * 64} again", "a damaged line"]
+    (root / "conf" / "claim" / "REGISTERED").write_text("\n".join(lines))
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    monkeypatch.setattr(machine, "CHECKOUT", root)
+    registered_in.cache_clear()
+    commit = machine.commit()
+    assert commit is not None
+    return commit
+
+
+def test_a_commit_of_runs_is_a_witness_where_it_holds_the_registration(checkout: str) -> None:
+    for digest in ("a" * 64, "b" * 64):
+        assert find_witness("tiny", digest, checkout) == checkout
+        assert find_witness("tiny", digest, f"{checkout}+changes") == checkout
+        assert find_witness("other", digest, checkout) == ""
+    assert find_witness("tiny", "c" * 64, checkout) == ""
+    for unknown in (None, "", "f" * 40, "--output=x", checkout[:9]):
+        assert find_witness("tiny", "a" * 64, unknown) == ""
+    registered_in.cache_clear()
+
+
+def test_the_page_says_what_a_registration_rests_on(checkout: str) -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02)
+    result = complete("tiny", claim, 0.03, digest="a" * 64)
+    corrected = Corrected(0.01, 1.0, Verdict.REPRODUCED)
+    alone = RegisteredClaim("tiny", claim, result, (), corrected)
+    assert write_registered(alone).endswith("by the word of whoever registered it alone")
+    assert checkout[:9] in write_registered(replace(alone, witness=checkout))
+    assert write_registered(replace(alone, result=None)) == "2026-11-28"
+    changed = "tiny was registered with norm.eps=1, which is 2 now"
+    assert any(note.startswith(changed) for note in list_notes(replace(alone, changed=changed)))
+    assert not any(changed in note for note in list_notes(alone))
+
+
+def test_all_lines_of_registered_have_a_digest_that_others_compute_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my folder"
+    write_claim(folder)
+    write_claim(folder, "other")
+    printed = []
+    for name in ("tiny", "other"):
+        assert main(["claims", "--config-dir", str(folder / "conf"), name, "--register", "--reason", "to see"]) == 0
+        printed.append(capsys.readouterr().out)
+    for number, said in enumerate(printed, 1):  # the earlier lines still have the digest that they had
+        command = said[said.index("head -n") : said.index(" gives it again")]
+        computed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout.split()[0]
+        assert f"the {number} lines of" in said and f"have the sha256 {computed}:" in said
 
 
 # ---- what was found

@@ -11,15 +11,13 @@ from typing import Annotated, Any, get_type_hints
 import yaml
 from msgspec import Meta, Struct, ValidationError, convert, structs, to_builtins
 
-from normbench.claims.registration import SCHEME, digest_configurations, digest_of, scheme_of
+from normbench.claims.registration import FOLDER, SCHEME, digest_configurations, digest_of, scheme_of
 from normbench.config.groups import Loader, config_directory
 from normbench.errors import UsageError
 from normbench.results.effects import NAMES, Effect, EffectError, parse_effect
 from normbench.results.rules import ClaimKind, ClaimRule
 from normbench.settings import either, key_of, nearest, show
 from normbench.wording import one_line
-
-FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
 
 # Words that a claim does not have, since the command itself gives them, and what to write instead.
 FORBIDDEN = {

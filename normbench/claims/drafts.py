@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from normbench.claims.claim import FOLDER, FORBIDDEN, Claim, check_name, claim_files
+from normbench.claims.claim import FORBIDDEN, Claim, check_name, claim_files
+from normbench.claims.registration import FOLDER
 from normbench.config.trust import check_words
 from normbench.errors import UsageError
 from normbench.record.files import inside, make_folder, write_bytes

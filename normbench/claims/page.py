@@ -39,6 +39,7 @@ from normbench.tell.claim_sentences import (
     write_mean,
     write_power,
     write_question,
+    write_registered,
     write_settling,
     write_suite,
     write_worth_of_claim,
@@ -100,6 +101,7 @@ def write_page(
     digests: Mapping[str, str],
     own: Container[str] = (),
     words: Sequence[str] = (),
+    changes: Mapping[str, str] = {},
 ) -> list[Path]:
     """Write claims.html, claims.json, claims.csv, claims.tex and the figures into the folder of the claims' results.
 
@@ -109,6 +111,7 @@ def write_page(
         digests: sha256 of each as it is registered.
         own: names of a person's own claims, which are corrected by themselves.
         words: that each command on the page needs: `--at-scale` or `--trial`, where claims and results lie.
+        changes: in which settings the words of claims ask for other runs now than when they were registered, by name.
 
     Returns:
         the files that a person opens.
@@ -118,7 +121,7 @@ def write_page(
     """
     folder.mkdir(parents=True, exist_ok=True)
     left_out = list[str]()
-    ours, theirs = read_suites(folder, claims, digests, left_out, own)
+    ours, theirs = read_suites(folder, claims, digests, left_out, own, changes)
     for sentence in left_out:
         logging.getLogger("normbench").warning("warning: %s; it is left out", sentence)
     families = {}
@@ -260,7 +263,7 @@ def list_worth(result: ClaimResult | None) -> dict[str, str]:
 def list_details(entry: RegisteredClaim) -> dict[str, str]:
     """Return what else is known of a claim: terms and words."""
     result, judgement = entry.result, entry.judgement
-    facts = {"Registered": str(entry.claim["registered"]), "Margin": with_unit(short(entry.margin), entry.unit)}
+    facts = {"Registered": write_registered(entry), "Margin": with_unit(short(entry.margin), entry.unit)}
     if judgement:
         facts["p by itself"] = tell_p(entry)
         facts["Power"] = write_power(judgement)
@@ -291,6 +294,8 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             "unit": entry.unit,
             "verdict": entry.standing,
             "verdict_after_holm": None,
+            "registered": entry.claim["registered"],
+            "registered_in_commit_of_runs": entry.witness or None,
             "reason": entry.reason,
             "found": " ".join(list_found(entry.claim)),
         }
@@ -338,6 +343,8 @@ def as_json(suite: Suite) -> dict[str, Any]:
         claims[entry.name] = {
             "standing": entry.standing,
             "reason": entry.reason,
+            "registered_in_commit_of_runs": entry.witness or None,
+            "changed": entry.changed,
             "claim": dict(entry.claim),
             "corrected": asdict(entry.corrected),
             "result": None if entry.result is None else entry.result.as_record(),

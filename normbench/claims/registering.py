@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normbench.claims.checks import is_in_blocks, plan_points, seed_word, study_of
-from normbench.claims.claim import FOLDER, Claim
+from normbench.claims.claim import Claim
 from normbench.claims.registration import (
     CONFIGURATIONS,
+    FOLDER,
     REGISTERED,
     SCHEME,
     Registration,

@@ -15,18 +15,22 @@ import hashlib
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normbench.errors import UsageError
 from normbench.record.files import read_json
+from normbench.record.machine import CHANGES, ask_git
 from normbench.settings import drop_keys
 
 if TYPE_CHECKING:
     from normbench.claims.claim import Claim
 
+FOLDER = "claim"  # of YAMLs, in conf/ and in folders of a person's own
 REGISTERED = "REGISTERED"  # beside the YAMLs
 CONFIGURATIONS = "configurations"  # the folder, beside the YAMLs, of the runs' configurations at registration
 
@@ -83,14 +87,21 @@ def read_registrations(folder: Path) -> dict[str, list[Registration]]:
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        parts = line.split(maxsplit=3)
-        digest = DIGEST.fullmatch(parts[2]) if len(parts) == 4 else None
-        if digest is None:
+        registration = parse_line(line)
+        if registration is None:
             raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
-        name, date, _, reason = parts
-        scheme = int(digest["scheme"] or WORDS_ALONE)
-        registrations.setdefault(name, []).append(Registration(name, date, scheme, digest["sha256"], reason))
+        registrations.setdefault(registration.name, []).append(registration)
     return registrations
+
+
+def parse_line(line: str) -> Registration | None:
+    """Return what a line of REGISTERED says; None where it is damaged."""
+    parts = line.split(maxsplit=3)
+    digest = DIGEST.fullmatch(parts[2]) if len(parts) == 4 else None
+    if digest is None:
+        return None
+    name, date, _, reason = parts
+    return Registration(name, date, int(digest["scheme"] or WORDS_ALONE), digest["sha256"], reason)
 
 
 def registrations_of(claim: Claim) -> list[Registration]:
@@ -124,6 +135,46 @@ def why_unregistered(claim: Claim) -> str:
     if noted:
         return f"{claim.name} is not as it was registered on {noted[-1].date}: {cure}"
     return f"{claim.name} is not registered: {cure}"
+
+
+# ---- what others can check
+
+
+def tell_digest(folder: Path) -> str:
+    """Say what the sha256 of all lines of REGISTERED is, and how it is used. folder: of claims."""
+    path = folder / REGISTERED
+    lines = path.read_bytes().splitlines(keepends=True)
+    digest = hashlib.sha256(b"".join(lines)).hexdigest()
+    why = "in a signed tag or with a timestamp service, it proves that they are older than that"
+    check = f"head -n {len(lines)} {shlex.quote(str(path))} | sha256sum"
+    return f"the {len(lines)} lines of {path} have the sha256 {digest}: published, {why}; {check} gives it again"
+
+
+def find_witness(name: str, digest: str, commit: str | None) -> str:
+    """Return the commit of the runs of a claim of ours where it holds the registration, which is then older than they.
+
+    Empty where it does not, or this checkout has no such commit: that the registration is older is then our own word.
+
+    Args:
+        name: of the claim.
+        digest: of the registration for which the runs were made.
+        commit: with which they were made, as their record names it.
+    """
+    commit = str(commit or "").removesuffix(CHANGES)
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+        return ""
+    return commit if (name, digest) in registered_in(commit) else ""
+
+
+@cache
+def registered_in(commit: str) -> frozenset[tuple[str, str]]:
+    """Return the names and digests of the registrations that a commit of this checkout holds."""
+    try:
+        text = ask_git("show", f"{commit}:conf/{FOLDER}/{REGISTERED}")
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    noted = [parse_line(line) for line in text.splitlines()]
+    return frozenset((one.name, one.digest) for one in noted if one is not None)
 
 
 # ---- digests

@@ -18,6 +18,7 @@ from normbench.claims.files import (
     read_result,
     read_results,
 )
+from normbench.claims.registration import find_witness
 from normbench.config.compose import SEARCH_PATH
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
@@ -263,20 +264,26 @@ def read_suites(
     digests: Mapping[str, str],
     left_out: list[str],
     own: Container[str] = (),
+    changes: Mapping[str, str] = {},
 ) -> tuple[Suite, Suite]:
     """Return normbench's registered claims, and a person's own, so that neither changes what is said of the other.
 
     Args:
-        folder, claims, digests, left_out: as `read_suite` has them.
+        folder, claims, digests, left_out, changes: as `read_suite` has them.
         own: names of a person's own claims.
     """
     ours = {name: claim for name, claim in claims.items() if name not in own}
     theirs = {name: claim for name, claim in claims.items() if name in own}
-    return read_suite(folder, ours, digests, left_out), read_suite(folder, theirs, digests, [])  # of the same files
+    suite = read_suite(folder, ours, digests, left_out, changes)
+    return suite, read_suite(folder, theirs, digests, [], changes)  # of the same files
 
 
 def read_suite(
-    folder: Path, claims: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str], left_out: list[str]
+    folder: Path,
+    claims: Mapping[str, Mapping[str, Any]],
+    digests: Mapping[str, str],
+    left_out: list[str],
+    changes: Mapping[str, str] = {},
 ) -> Suite:
     """Return registered claims that are corrected together, with what is found of them below a folder.
 
@@ -289,6 +296,7 @@ def read_suite(
         claims: key and value of the YAML of each registered claim, by name.
         digests: sha256 of each as it is registered.
         left_out: to which a sentence is added for each result that does not count.
+        changes: in which settings words ask for other runs now than when they were registered, by the claim's name.
     """
     from normbench.results.family import correct_verdicts  # imports all that reports test
 
@@ -312,7 +320,10 @@ def read_suite(
     entries = []
     for name, claim in claims.items():
         before = [result for result in older if result.name == name]
-        entries.append(RegisteredClaim(name, claim, current.get(name), before, corrected[name]))
+        found = current.get(name)
+        witness = find_witness(name, found.digest, found.machine.get("commit")) if found else ""
+        entry = RegisteredClaim(name, claim, found, before, corrected[name], witness, changes.get(name, ""))
+        entries.append(entry)
     entries.sort(key=lambda entry: (ORDER.index(entry.standing), entry.name))
     return Suite(entries)
 

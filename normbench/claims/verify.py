@@ -64,12 +64,14 @@ class Verification:
     Attributes:
         wrong: a phrase for each thing; empty where all is right.
         undigested: what was made before records had digests, so that nothing tells whether it was changed.
+        changed: in which settings its words ask for other runs now than when it was registered; empty for none.
     """
 
     name: str
     verdict: str
     wrong: Sequence[str]
     undigested: Sequence[str] = ()
+    changed: str = ""
 
 
 def verify(runs: Iterable[ClaimRun]) -> Iterator[Verification]:
@@ -87,11 +89,13 @@ def verify(runs: Iterable[ClaimRun]) -> Iterator[Verification]:
             continue
         verdict = "" if result.judgement is None else str(result.judgement.verdict)
         undigested = [] if is_digested(path) else [CLAIM_FILE]
+        changed = ""
         try:
             wrong = list(find_wrong(run, result, undigested))
+            changed = run.tell_changes()
         except (UsageError, OSError) as error:
             wrong = [str(error)]
-        yield Verification(run.claim.name, verdict, wrong, undigested)
+        yield Verification(run.claim.name, verdict, wrong, undigested, changed)
 
 
 def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:

@@ -275,6 +275,7 @@ def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> 
     """Write the page on all claims that are registered, or, of trials, that were tried; return its path."""
     from normbench.claims.files import CLAIM_FILE
     from normbench.claims.page import write_page as write
+    from normbench.claims.registering import tell_changes
     from normbench.claims.registration import find_registration
 
     shown = {}
@@ -289,7 +290,11 @@ def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> 
     digests = {name: known[name].digest for name in shown}
     own_names = [name for name in shown if known[name].is_own]
     way.check_place()
-    page, *_ = write(way.folder, shown, digests, own_names, words_for_page(request))
+    changes = {}
+    for name in shown:
+        if (way.folder / name / CLAIM_FILE).exists() and not way.trial:
+            changes[name] = tell_changes(known[name], way.options, way.at_scale)
+    page, *_ = write(way.folder, shown, digests, own_names, words_for_page(request), changes)
     return page
 
 
@@ -338,6 +343,9 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
         rule = f"{claim.kind}, margin {with_unit(short(claim.margin), claim.unit)}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
         say(f"  {describe_minutes(claim, choice.taken[claim.name])}")
+        changed = claim_run.tell_changes()
+        if changed:
+            say(f"  {changed}: it is not run before it is registered anew")
         if claim.kind == "exact":
             say("  power: none is needed, as there is no chance in it")
         elif claim.pilot:
@@ -391,7 +399,7 @@ def register(chosen: Sequence[Claim], reason: str, way: Way) -> int:
     from normbench.claims.drafts import check_filled
     from normbench.claims.registering import register as note
     from normbench.claims.registering import tell_changes
-    from normbench.claims.registration import why_unregistered
+    from normbench.claims.registration import tell_digest, why_unregistered
 
     if not chosen:
         raise UsageError("--register needs the names of claims: give some, or all")
@@ -401,6 +409,8 @@ def register(chosen: Sequence[Claim], reason: str, way: Way) -> int:
     for claim in changed or chosen:  # the first of those that stand says so
         new = note(claim, reason, date.today().isoformat(), way.options)
         say(f"{claim.name} is registered, {new.date}, {new.digest[:12]}…: {new.reason}")
+    for folder in dict.fromkeys(claim.path.parent for claim in chosen):
+        say(tell_digest(folder))
     return 0
 
 
@@ -435,6 +445,8 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
             say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")
         else:
             say(f"{finding.name}: verified, {finding.verdict}{tell_undigested(finding.undigested)}")
+        if finding.changed:
+            say(f"{finding.changed}; it is verified by what was registered")
     return 1 if is_wrong else 0
 
 

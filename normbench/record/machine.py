@@ -46,7 +46,11 @@ def commit() -> str | None:
 
 
 def ask_git(*words: str) -> str:
-    """Return what git says of the checkout; it takes no lock, as several runs may ask at once."""
+    """Return what git says of the checkout; it takes no lock, as several runs may ask at once.
+
+    Raises:
+        OSError, subprocess.SubprocessError: there is no git, or it knows of no such thing.
+    """
     command = ["git", "--no-optional-locks", "-C", str(CHECKOUT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS).stdout.strip()
 

@@ -382,6 +382,9 @@ class RegisteredClaim:
         result: of its runs for this registration; None where there are none.
         older: results that do not count: of earlier registrations, or of a claim that is withdrawn.
         corrected: its verdict among all that are registered.
+        witness: the commit that holds its registration, where it is that of the runs; empty where nothing but the word
+            of whoever registered it says that it is older than they.
+        changed: in which settings its words ask for other runs now than when it was registered; empty for none.
     """
 
     name: str
@@ -389,6 +392,8 @@ class RegisteredClaim:
     result: ClaimResult | None
     older: Sequence[ClaimResult]
     corrected: Corrected
+    witness: str = ""
+    changed: str = ""
 
     @property
     def kind(self) -> ClaimKind:

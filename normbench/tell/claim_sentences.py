@@ -246,6 +246,8 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     notes += list_found(entry.claim)
+    if entry.changed:
+        notes.append(f"{entry.changed}. Its verdict is of the runs that were registered.")
     return notes
 
 
@@ -272,6 +274,16 @@ def tell_turning(judgement: ClaimedEffect) -> list[str]:
             which = "any one of its seeds"
         sentences.append(f"The verdict turns with a single seed: without {which} it is {verdict}.")
     return sentences
+
+
+def write_registered(entry: RegisteredClaim) -> str:
+    """Write when a claim was registered, and what says that this was before its runs."""
+    day = str(entry.claim["registered"])
+    if entry.result is None or not entry.result.values:
+        return day
+    if entry.witness:
+        return f"{day}, and noted in the commit with which its runs were made, {entry.witness[:9]}"
+    return f"{day}, which is older than its runs by the word of whoever registered it alone"
 
 
 def list_found(claim: Mapping[str, Any]) -> list[str]:

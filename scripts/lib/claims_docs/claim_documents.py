@@ -14,6 +14,7 @@ from normbench.claims.claim import read_claims
 from normbench.claims.figures import draw_forest
 from normbench.claims.files import read_results, write_result
 from normbench.claims.page import list_older
+from normbench.claims.registering import tell_changes
 from normbench.claims.registration import find_registration
 from normbench.claims.suite import read_suite
 from normbench.errors import UsageError
@@ -78,6 +79,15 @@ def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
     return claims, digests
 
 
+def tell_all_changes(root: Path) -> dict[str, str]:
+    """Return in which settings the words of published claims ask for other runs than when they were registered."""
+    changes = {}
+    for name, claim in read_claims().items():
+        if (root / PUBLISHED / f"{name}.json").exists():
+            changes[name] = tell_changes(claim)
+    return changes
+
+
 def publish(folder: Path, root: Path) -> list[str]:
     """Copy the results of registered claims to docs/claims, without the places of a machine; return their names.
 
@@ -116,7 +126,7 @@ def write_documents(root: Path) -> list[Path]:
     """
     claims, digests = registered_claims()
     left_out = list[str]()
-    suite = read_suite(root / PUBLISHED, claims, digests, left_out)
+    suite = read_suite(root / PUBLISHED, claims, digests, left_out, tell_all_changes(root))
     refuse_left_out(left_out)
     figures = draw_forest(suite.entries)
     written = []
@@ -157,6 +167,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
         machines=machines_of(judged),
         withdrawn=withdrawn_rows(suite.withdrawn),
+        witnessed=witnessed_rows(judged),
     )
 
 
@@ -242,6 +253,18 @@ def machines_of(judged: Sequence[RegisteredClaim]) -> list[str]:
             machine = write_machine(replace(result, machine=everywhere))
             minutes[machine] = minutes.get(machine, 0.0) + (0.0 if is_shared else took)
     return [f"{machine}: {write_minutes(took)}" for machine, took in minutes.items()]
+
+
+def witnessed_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
+    """Return a line for each commit of runs that holds the registrations of their claims, and one for all others."""
+    names = dict[str, list[str]]()
+    for entry in judged:
+        names.setdefault(entry.witness, []).append(f"`{entry.name}`")
+    rows = []
+    for witness in sorted(names, key=lambda witness: (not witness, witness)):
+        beginning = f"commit `{witness[:9]}`" if witness else "by our own word alone"
+        rows.append(f"- {beginning}: {', '.join(sorted(names[witness]))}")
+    return rows
 
 
 def with_results(readme: str, suite: Suite) -> str:
