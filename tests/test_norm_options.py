@@ -20,7 +20,7 @@ from normbench.types import Norm, NormFacts, Site
 AUTO = {"rmsnorm": "native", "gatedrmsnorm": "native", "dyt": "native"}  # on a CPU
 
 # settings that came after most YAMLs, in which they would rename older runs
-LATER = {"gain0", "gain0_by_depth", "detach", "noise"}
+LATER = {"gain0", "gain0_by_depth", "offset", "detach", "noise"}
 
 # what a norm has learned beside γ and β
 OWN = {
@@ -100,6 +100,43 @@ def test_a_gain_is_divided_by_the_root_of_the_depth_if_it_is_told_so(name: str) 
             torch.testing.assert_close(scaled(x), usual(x), rtol=0, atol=0)
             assert scaled.state_dict().keys() == usual.state_dict().keys()
     torch.testing.assert_close(make("scalenorm", gain0_by_depth=True, site=site).gain0, FEATURES**0.5 / 2)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_what_is_stored_of_a_gain_is_less_by_its_offset(name: str) -> None:
+    x = random_input("sequence")
+    usual, offset = make(name, affine=True, gain0=1.3), make(name, affine=True, gain0=1.3, offset=1.0)
+    torch.testing.assert_close(offset.weight, usual.weight - 1)
+    assert offset.settings()["offset"] == 1
+    results = []
+    for norm in (usual, offset):
+        y = norm(x)
+        y.pow(3).sum().backward()
+        results.append((y, norm.weight.grad))
+    torch.testing.assert_close(*results)
+    fixed = make(name, affine=False, gain0=1.3, offset=1.0)
+    torch.testing.assert_close(fixed(x), make(name, affine=False, gain0=1.3)(x), rtol=0, atol=0)
+
+
+def test_a_gain_decays_to_its_offset() -> None:
+    """Of a norm without a gradient, by SGD: γ − 1 goes from 2 to 2·0.95³, and without an offset γ from 3 to 3·0.95³."""
+    for offset, expected in ((1.0, 1 + 2 * 0.95**3), (0.0, 3 * 0.95**3)):
+        norm = make("rmsnorm", gain0=3.0, offset=offset)
+        optimizer = torch.optim.SGD(norm.parameters(), lr=0.1, weight_decay=0.5)
+        norm.weight.grad = torch.zeros(FEATURES)
+        for _ in range(3):
+            optimizer.step()
+        torch.testing.assert_close(norm.gain, torch.full((FEATURES,), expected))
+
+
+def test_an_offset_is_added_in_full_precision() -> None:
+    """Where 16 bits hold γ − 1 finer than γ."""
+    norm = make("rmsnorm", offset=1.0)
+    norm.weight.data = torch.full((FEATURES,), 1e-3, dtype=torch.bfloat16)
+    x = random_input("sequence")
+    expected = (1 + norm.weight.float()) * make("rmsnorm", affine=False)(x)
+    torch.testing.assert_close(norm(x), expected)
+    assert norm.gain.unique().item() != 1
 
 
 # --- decisions

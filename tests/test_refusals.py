@@ -18,6 +18,7 @@ NAMES = {"norm": "rmsnorm", "norm@qk": "dyt", "model": "mine", "data": "texts", 
 PLAIN: dict[str, Any] = {group: section(group, NAMES[group]) for group in ("norm", "optim", "init", "schedule")}
 PLAIN |= {group: {"_target_": "mine.Own"} for group in ("model", "data")}
 OPAQUE = PLAIN | {"at": {"norm@qk": section("norm", "dyt") | {"impl": "compile"}}}
+OFFSET = PLAIN | {"at": {"norm@qk": section("norm", "dyt") | {"offset": 1.0}}}
 TREATED = PLAIN | {"at": {"weights@mlp": section("weights", "spectral")}}
 HOSTED = SimpleNamespace(hosted=True, recompute=False)
 WITHOUT_STACK = SimpleNamespace(hosted=False, recompute=None)
@@ -36,6 +37,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "trainer.accumulate above 1": {"trainer.accumulate": 2},
     "a treatment of weights": {"recipe": Recipe(TREATED, NAMES)},
     "norm.impl=compile or liger": {"recipe": Recipe(OPAQUE, NAMES)},
+    "norm.offset": {"recipe": Recipe(OFFSET, NAMES)},
     "a device other than CUDA": {"device": "cpu"},
     "several processes": {"processes": 2},
     "launcher=local": {"launcher": "local"},

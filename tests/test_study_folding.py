@@ -78,6 +78,12 @@ def test_a_norm_is_kept_that_has_no_gain_or_more_than_that(norm: str) -> None:
     assert len(found.refused) == count and not found.done
 
 
+@pytest.mark.parametrize("norm", ["batchnorm", "layernorm"])
+def test_a_gain_is_folded_with_its_offset(norm: str) -> None:
+    _, found, count = folded(norm=norm, norm_settings={"offset": 1.0}, **FREE)
+    assert len(found.done) == count and not found.refused
+
+
 def test_nothing_is_left_of_a_norm_that_has_tapered_to_a_scale() -> None:
     model, norms = build(norm="tapernorm", norm_settings={"taper_after": 0, "taper_over": 1}, **FREE)
     for seed in range(2):

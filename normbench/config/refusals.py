@@ -337,6 +337,12 @@ def has_opaque_norm(run: Combination) -> bool:
     return any(norm.settings.get("impl") in ("compile", "liger") for norm in run.recipe.parts_of("norm"))
 
 
+def stores_offset(run: Combination) -> bool:
+    """Tell whether a norm stores γ less an offset."""
+    assert run.recipe is not None
+    return any(norm.settings.get("offset") for norm in run.recipe.parts_of("norm"))
+
+
 def keeps_all(run: Combination) -> bool:
     """Tell whether the model cannot compute its blocks again."""
     return run.model.recompute is None
@@ -384,6 +390,7 @@ WITH_RATES = Side("init", "init=mup", attrgetter("scales_rates"))
 NOT_ADAM = Side("optim", "an optimizer other than Adam", attrgetter("not_adam"))
 OF_MATRICES = Side("optim", "optim=muon", attrgetter("needs_matrices"))
 NOT_FUSED = Side("optim", "an optimizer that is not fused", attrgetter("not_fused"))
+OFFSET_GAIN = Side("norm", "norm.offset", stores_offset)
 OPAQUE_NORM = Side("norm", "norm.impl=compile or liger", has_opaque_norm)
 HOSTED = Side("model", "a model of another library", attrgetter("model.hosted"))
 KEEPS_ALL = Side("model", "a model of another library, or without a stack of blocks", keeps_all)
@@ -438,6 +445,12 @@ OF_SETTINGS = (
         STACKED,
         f"{AS_ONE_MODEL}, and torch cannot look into the norm's code",
         "set norm.impl=auto, and norm@PLACE.impl=auto where a rule has another",
+    ),
+    clash(
+        OFFSET_GAIN,
+        HOSTED,
+        "norms there start with the γ of those before them, as it is",
+        "leave norm.offset out",
     ),
     clash(HOSTED, STACKED, f"{AS_ONE_MODEL}, and torch cannot look into the model's code", NO_STACK),
     clash(OF_MATRICES, STACKED, "the optimizer needs the matrices of each seed by themselves", NO_STACK),

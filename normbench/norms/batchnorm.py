@@ -102,7 +102,7 @@ class BatchNorm(RunningNorm):
             return super().compute(x, mask)
         counts = counts_of(mask)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight = None if self.gain is None else self.gain.to(dtype)
+        weight = self.gain_in(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         y, mean, var = MaskedBatchNormFunction.apply(x.flatten(0, -2), weight, bias, counts, self.eps)
         if self.track_running_stats:

@@ -27,6 +27,7 @@ Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
 Gain0 = Annotated[float, Setting("start of γ, and its value without affine", low=0, high=1e6)]
 ByDepth = Annotated[bool, Setting("divide gain0 by the root of the number of blocks")]
+Offset = Annotated[float, Setting("γ is this plus what is stored, which decays; 1: γ decays to 1", low=-1e6, high=1e6)]
 Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
@@ -142,9 +143,9 @@ class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
     γ starts at `gain0`, and stays there where it is not learned (`affine=False`); with `gain0_by_depth` that is
-    gain0/√L in a stack of L blocks. `forward` hands `normalize` all of it in float32, or in the input's precision if
-    that is higher, and casts last. The keywords are what every norm takes beside its own settings, which hands them on
-    as `place`.
+    gain0/√L in a stack of L blocks. `weight` is γ less `offset`, so that a decay pulls γ there. `forward` hands
+    `normalize` all of it in float32, or in the input's precision if that is higher, and casts last. The keywords are
+    what every norm takes beside its own settings, which hands them on as `place`.
 
     Attributes:
         operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some
@@ -178,6 +179,7 @@ class AffineNorm(Norm, ABC):
         noise: Noise = 0.0,
         gain0: Gain0 = 1.0,
         gain0_by_depth: ByDepth = False,
+        offset: Offset = 0.0,
     ) -> None:
         super().__init__()
         self.noise = noise
@@ -203,8 +205,9 @@ class AffineNorm(Norm, ABC):
         self.choose_for(torch.empty(0).device)
         blocks = site.stack_depth if gain0_by_depth and site else 1
         self.gain0 = gain0 / math.sqrt(blocks)
+        self.offset = offset
         start = torch.full((num_features,), float(self.gain0))
-        self.weight = nn.Parameter(start) if affine else None
+        self.weight = nn.Parameter(start - offset) if affine else None
         fixed = start if self.gain0 != 1 and not affine else None
         self.register_buffer("fixed_weight", fixed, persistent=False)
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
@@ -212,13 +215,24 @@ class AffineNorm(Norm, ABC):
     @property
     def gain(self) -> Tensor | None:
         """Return γ, learned or not; None where it is 1."""
-        return self.fixed_weight if self.weight is None else self.weight
+        if self.weight is None:
+            return self.fixed_weight
+        return self.gain_in(torch.promote_types(self.weight.dtype, torch.float32))
+
+    def gain_in(self, dtype: torch.dtype) -> Tensor | None:
+        """Return γ in a number format, float32 or wider, in which its offset is added; None where it is 1."""
+        if self.weight is None:
+            return None if self.fixed_weight is None else self.fixed_weight.to(dtype)
+        stored = self.weight.to(dtype)
+        return stored + self.offset if self.offset else stored
 
     def settings(self) -> dict[str, Any]:
         affine = {"affine": self.weight is not None, "bias": self.bias is not None}
         newer: dict[str, Any] = {}  # of which older versions say nothing
         if self.gain0 != 1:
             newer["gain0"] = self.gain0
+        if self.offset:
+            newer["offset"] = self.offset
         if self.detach != "none":
             newer["detach"] = self.detach
         if self.noise:
@@ -305,7 +319,7 @@ class AffineNorm(Norm, ABC):
     def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight = None if self.gain is None else self.gain.to(dtype)
+        weight = self.gain_in(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
             y = self.normalize(x.to(dtype), weight, bias, None)  # without a name, so that it is gone before the cast

@@ -77,8 +77,9 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, mask: Tensor | None = None, rows: 
         return some_columns(values, norm.channel_dim, mask, rows)
 
     wanted = columns_of(y)
+    offset: float = getattr(norm, "offset", 0.0)  # of γ, beside what is stored
     if weight is not None:
-        weight.fill_(1)
+        weight.fill_(1 - offset)
     if bias is not None:
         bias.zero_()
     one_gain = weight is not None and weight.numel() == 1
@@ -99,7 +100,7 @@ def fit_norm(norm: Any, x: Tensor, y: Tensor, mask: Tensor | None = None, rows: 
         norm.alpha.fill_(find_slope(float(real.double().std()), left_with))
     fitted = lines()
     if weight is not None:
-        weight.copy_(torch.from_numpy(fitted.gamma).view(weight.shape))
+        weight.copy_(torch.from_numpy(fitted.gamma).view(weight.shape) - offset)
     if bias is not None:
         bias.copy_(torch.from_numpy(fitted.beta).expand(bias.shape))
     error = columns_of(norm(x, **masked)) - wanted

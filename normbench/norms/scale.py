@@ -53,7 +53,7 @@ class Scale(AffineNorm):
         self.shape = shape
         self.shared = shared
         if self.weight is not None:
-            self.weight = nn.Parameter(torch.full((size,), float(self.gain0)))
+            self.weight = nn.Parameter(torch.full((size,), self.gain0 - self.offset))
         if self.bias is not None:
             self.bias = nn.Parameter(torch.zeros(size))
 

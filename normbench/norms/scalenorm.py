@@ -47,7 +47,7 @@ class ScaleNorm(AffineNorm):
         self.gain0 *= math.sqrt(num_features) if gain0 == "auto" else gain0
         self.fixed_gain = 1.0 if affine else self.gain0  # 1 also where γ has been folded into what follows
         if affine:
-            self.weight = nn.Parameter(torch.full((1,), self.gain0))
+            self.weight = nn.Parameter(torch.full((1,), self.gain0 - self.offset))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         length = self.hold_variance(torch.linalg.vector_norm(x, dim=self.channel_dim, keepdim=True))

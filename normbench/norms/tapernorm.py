@@ -140,7 +140,7 @@ class TaperNorm(AffineNorm):
         for average, mean in zip((self.length, self.square), means, strict=True):
             step = torch.where(is_first, mean - average, self.momentum * (mean - average))
             average.add_(step.where(calibrates, 0))
-        if self.start_weight is not None and self.weight is not None:
-            change = self.weight - self.start_weight
+        if self.start_weight is not None and weight is not None:
+            change = weight.to(self.start_weight.dtype) - self.start_weight
             self.start_weight.add_(change.where(calibrates, 0))
         self.num_batches_tracked.add_(1)

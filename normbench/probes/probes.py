@@ -193,7 +193,10 @@ class Probes:
             for parameter_name, parameter in norm.named_parameters():
                 symbol = SYMBOLS.get(parameter_name, parameter_name)
                 precise = torch.promote_types(parameter.dtype, torch.float32)
-                parameters[f"norm/{name}/{symbol}"] = parameter.detach().to(precise)
+                values = parameter.detach().to(precise)
+                if parameter_name == "weight":
+                    values = values + getattr(norm, "offset", 0.0)  # which a norm adds to what is stored of γ
+                parameters[f"norm/{name}/{symbol}"] = values
         for alike in stats.by_shape(parameters):
             rows = torch.stack([*alike.values()]).flatten(1)  # a copy: the optimizer's step moves them
             if rows.shape[1] == 1:

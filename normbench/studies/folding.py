@@ -285,7 +285,9 @@ def move_into_layer_before(norm: Any, layer: Any) -> None:
     """Move all of a norm with running statistics into the layer before it: W' = diag(s)·W."""
     fuse: Any = fuse_conv_bn_weights if isinstance(layer, nn.Conv2d) else fuse_linear_bn_weights
     before = weight_of(layer)
-    weight, layer.bias = fuse(before, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+    weight, layer.bias = fuse(
+        before, layer.bias, norm.running_mean, norm.running_var, norm.eps, gain_of(norm), norm.bias
+    )
     before.copy_(weight)
 
 
@@ -361,7 +363,7 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
     Raises:
         NotFoldable: it is not made of these.
     """
-    weight = getattr(norm, "weight", None)
+    weight = gain_of(norm)
     bias = getattr(norm, "bias", None)
     zeros = x.new_zeros(x.shape[norm.channel_dim])
     scale = zeros + (1 if weight is None else weight)
@@ -388,6 +390,13 @@ def take_apart(norm: Any, x: Tensor) -> NormParts:
     if is_linear_as(bare, x, x - mean):
         return NormParts(accept_mask(nn.Identity()), scale, shift, centers=True)
     return NormParts(bare, scale, shift)
+
+
+def gain_of(norm: Any) -> Any:
+    """Return a norm's γ, to which ours may add an offset; None where it has none that is learned."""
+    weight = getattr(norm, "weight", None)
+    offset = getattr(norm, "offset", 0.0)
+    return weight if weight is None or not offset else weight + offset
 
 
 def has_running_statistics(norm: Any) -> bool:

@@ -179,7 +179,7 @@ def bare(norm: nn.Module) -> nn.Module:
     plain = copy.deepcopy(norm)
     for name, parameter in plain.named_parameters():
         if name == "weight":
-            parameter.fill_(1.0)
+            parameter.fill_(1.0 - getattr(norm, "offset", 0.0))
         elif name == "bias":
             parameter.fill_(0.0)
     return plain
