@@ -215,7 +215,7 @@ def closing_rows(summary: Mapping[str, Any]) -> dict[str, Scalar]:
         if value is not None:
             rows[f"step time, {key}"] = value
     for name in NOTEWORTHY:
-        if summary[name]:
+        if summary.get(name):  # not every run has it
             rows[name.replace("_", " ")] = summary[name]
     return rows
 
