@@ -49,15 +49,15 @@ PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where so
 # The claims that people ask about most, in the order of the README's table, which has some of them.
 MOST_WANTED = (
     "rmsnorm-parity",
-    "rmsnorm-faster",
+    "rmsnorm-faster-eager",
     "dyt-parity-lm",
     "derf-best",
     "warmup",
-    "peri-better",
+    "peri-better-stem",
     "lns-better",
     "bn-small-batch",
-    "bn-not-ics",
-    "ngpt-faster",
+    "bn-not-ics-vgg-relative",
+    "ngpt-fewer-steps",
     "ln-derivatives",
     "layerscale-deep",
 )
