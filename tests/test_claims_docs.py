@@ -13,12 +13,12 @@ import pytest
 import yaml
 from claim_documents import MOST_WANTED, PAGE, ROWS, make_page, with_results
 from conftest import draw_for_pages_alone
-from made_claims import claims_and_digests, write_all
+from made_claims import NOW, claims_and_digests, complete, content, write_all
 from support import REPOSITORY
 
 import normbench
 from normbench.claims.claim import KEYS
-from normbench.claims.files import read_results
+from normbench.claims.files import read_results, write_result
 from normbench.claims.registration import registered_in
 from normbench.claims.suite import read_suite
 from normbench.record.machine import CHANGES
@@ -67,16 +67,43 @@ def test_results_are_published_without_the_places_of_a_machine(tmp_path: Path, m
     assert page.count("**reproduced**") == 4 and "`later`" in page and "seeds in all would settle it" in page
     assert "old" not in table and table.endswith("## Read on\n\nmore\n")
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 2 and "**contradicted**" in rows[0] and "**parity**" in rows[1]  # `later` has no verdict
+    assert len(rows) == 3 and "**contradicted**" in rows[0] and "| not run |" in rows[1] and "**parity**" in rows[2]
     columns = [[part.strip() for part in row.strip("| ").split(" | ")] for row in rows]
-    shown = [(results[name].claim, name) for name in ("worse", "same")]
-    for column, (claim, name) in zip(columns, shown, strict=True):
-        assert column[4].startswith(f"{claim['margin']:g}"), name
-        assert column[5] == claim["scope"] and column[2], name
+    for column, name in zip(columns, ("worse", "later", "same"), strict=True):
+        assert column[3].startswith(f"{claims[name]['margin']:g}"), name
+        assert column[4] == claims[name]["scope"] and column[2], name
+    assert "beside an interval without 0" not in table
     # Without results the README is left as it is, and the page has what is written by hand.
     nothing = read_suite(tmp_path / "none", {}, {}, [])
     assert with_results(readme, nothing) == readme
     assert "## How verdicts come about" in make_page(nothing, [])
+
+
+def test_the_rows_of_the_readme_are_those_that_people_ask_about_whatever_came_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_documents, "MOST_WANTED", ("close", "weak", "old", "turned", "later"))
+    monkeypatch.setattr(claim_documents, "ROWS", 4)
+    means = {"close": (ClaimKind.PARITY, 0.008), "weak": (ClaimKind.ANY, 0.008), "turned": (ClaimKind.ANY, 0.9)}
+    claims = {name: content(name, kind, 0.03) for name, (kind, _) in means.items()}
+    claims["later"] = content("later", ClaimKind.ANY, 0.03)
+    claims["old"] = {**claims["later"], "withdrawn": {"date": "2026-11-29", "why": "It was unfair.", "by": ["newer"]}}
+    claims["newer"] = content("newer", ClaimKind.ANY, 0.03)
+    claims["turned"]["found"] = [{"date": "2026-11-29", "what": "It turns.", "opposite": "at a rate of 0.001"}]
+    for name, (_, mean) in means.items():
+        (tmp_path / name).mkdir()
+        write_result(complete(name, claims[name], mean, 0.008), tmp_path / name / "claim.json")
+    suite = read_suite(tmp_path, claims, dict.fromkeys(claims, NOW), [])
+    made = with_results("# n\n\n## What it has measured\n\nold\n\n## Read on\n\nmore\n", suite)
+    rows = [line for line in made.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" ")[1] for row in rows] == ["close", "weak", "newer", "turned"]
+    close, weak, newer, turned = rows
+    assert "**parity**" in close and "beside an interval without 0" in made
+    # What Holm's correction leaves stands in the table, and is not bold where that is nothing.
+    assert "inconclusive (reproduced by itself)" in weak and "**" not in weak
+    assert "not run" in newer and "**" not in newer
+    assert "not settled: its own confounds say the opposite at a rate of 0.001" in turned and "**" not in turned
+    assert "reproduced" not in turned
 
 
 def test_the_page_explains_every_key_kind_and_function() -> None:

@@ -79,6 +79,36 @@ def test_a_withdrawn_claim_is_struck_and_counts_as_one_that_is_not_run(tmp_path:
     assert table.loc["old", "verdict"] == "withdrawn" and pd.isna(table.loc["old", "effect"])
 
 
+def test_a_claim_whose_own_confounds_say_the_opposite_has_no_verdict(tmp_path: Path) -> None:
+    claim = content("RMSNorm is better", ClaimKind.ANY, 0.02)
+    claims = {name: dict(claim) for name in ("turned", "better", "later")}
+    claims["turned"]["found"] = [
+        {"date": "2026-11-29", "what": "It was the rate.", "opposite": "at a rate of 0.001"},
+        {"date": "2026-11-29", "what": "The wind helped."},
+    ]
+    claims["later"]["found"] = claims["turned"]["found"]  # without runs there is nothing to turn
+    for name, mean in (("turned", 0.5), ("better", 0.03)):
+        (tmp_path / name).mkdir()
+        write_result(complete(name, claim, mean), tmp_path / name / "claim.json")
+    suite = read_suite(tmp_path, claims, dict.fromkeys(claims, NOW), [])
+    entries = {entry.name: entry for entry in suite.entries}
+    turned = entries["turned"]
+    assert (turned.standing, turned.judgement, turned.corrected.verdict) == ("not settled", None, None)
+    assert turned.reason == "its own confounds say the opposite at a rate of 0.001"
+    assert suite.not_settled == [turned] and len(suite.judgements) == 1 and entries["later"].standing == "not run"
+    # It stays in the family of Holm's correction, as one that is not run.
+    alone = complete("better", claim, 0.03).judgement
+    assert alone is not None and entries["better"].corrected.p == pytest.approx(holm([alone.p, 1.0, 1.0])[0])
+    said = write_suite(suite)
+    assert said[0].startswith("1 of 3 registered claims have a verdict") and "1 of the others were run" in said[1]
+    write_page(tmp_path, claims, dict.fromkeys(claims, NOW))
+    page = section((tmp_path / "claims.html").read_text(), "turned")
+    assert ">not settled</span>" in page and "the opposite at a rate of 0.001" in page and "It was the rate." in page
+    assert "+0.5" in page and ">reproduced</span>" not in page  # the effect is told, and of the verdict only in words
+    table = pd.read_csv(tmp_path / "claims.csv", index_col="claim")
+    assert table.loc["turned", "verdict"] == "not settled" and pd.isna(table.loc["turned", "effect"])
+
+
 def test_what_was_found_after_the_runs_is_told_as_such(folder: Path) -> None:
     said = "Found after the runs, 2026-12-24: The wind helped."
     page = (folder / "claims.html").read_text()

@@ -70,14 +70,19 @@ class AtScale(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Text = ""
 
 
-class Found(Struct, frozen=True, forbid_unknown_fields=True):
+class Found(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the runs of a claim have shown to be behind its effect, which nobody knew when it was registered.
 
-    date: on which it was found.
+    Attributes:
+        date: on which it was found.
+        what: a sentence.
+        opposite: where the opposite of the verdict was seen, as in `at a rate of 0.001`; the claim is then not settled.
+            Empty where that was not seen.
     """
 
     date: Annotated[str, Meta(pattern=rf"\A{DAY}\Z", description="a date such as 2026-11-28")]
     what: Text
+    opposite: Text = ""
 
 
 class Withdrawn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -475,7 +480,9 @@ def as_json(value: Any) -> Any:
     """Return a value of a claim as JSON has it."""
     if isinstance(value, Effect):
         return value.text
-    if isinstance(value, Pilot | AtScale | Found | Withdrawn):
+    if isinstance(value, Found):
+        return to_builtins(value)  # without what is not given
+    if isinstance(value, Pilot | AtScale | Withdrawn):
         return {name: as_json(item) for name, item in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}

@@ -264,6 +264,8 @@ def list_details(entry: RegisteredClaim) -> dict[str, str]:
     """Return what else is known of a claim: terms and words."""
     result, judgement = entry.result, entry.judgement
     facts = {"Registered": write_registered(entry), "Margin": with_unit(short(entry.margin), entry.unit)}
+    if entry.opposed and entry.by_runs_alone:
+        facts["By its runs alone"] = str(entry.by_runs_alone.verdict)
     if judgement:
         facts["p by itself"] = tell_p(entry)
         facts["Power"] = write_power(judgement)

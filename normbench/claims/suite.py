@@ -22,7 +22,7 @@ from normbench.claims.registration import find_witness
 from normbench.config.compose import SEARCH_PATH
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
-from normbench.results.claimed import WITHDRAWN, ClaimResult, RegisteredClaim, Status, Suite
+from normbench.results.claimed import NOT_SETTLED, WITHDRAWN, ClaimResult, RegisteredClaim, Status, Suite
 from normbench.results.rules import OF_CLAIMS, Verdict
 from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
@@ -253,7 +253,7 @@ class ClaimStanding:
 # ---- all of them
 
 # The order of what claims have come to, in tables.
-ORDER = (*OF_CLAIMS, Status.NOT_COMPLETE, Status.UNCOMMITTED, Status.TRIAL, Status.NOT_RUN, WITHDRAWN)
+ORDER = (*OF_CLAIMS, NOT_SETTLED, Status.NOT_COMPLETE, Status.UNCOMMITTED, Status.TRIAL, Status.NOT_RUN, WITHDRAWN)
 
 OF_FOLDER = ("outputs", "name", "sweep.extend", "sweep.report")  # words that a command on claims itself gives its runs
 
@@ -289,7 +289,8 @@ def read_suite(
 
     They are sorted by `ORDER` and by name. A result of which something does not follow from its own values, or that
     does not lie where those of its claim do, counts as none. Nor does that of a claim that is withdrawn: it stays among
-    those that are registered, with p = 1, so that taking it back makes no other verdict easier.
+    those that are registered, with p = 1, so that taking it back makes no other verdict easier. So does one whose own
+    confounds say the opposite (`found` with `opposite`).
 
     Args:
         folder: of NAME/claim.json, or of NAME.json where they are published.
@@ -316,14 +317,14 @@ def read_suite(
             current[name] = result
         else:
             older.append(result)
-    corrected = correct_verdicts({name: current[name].judgement if name in current else None for name in claims})
     entries = []
     for name, claim in claims.items():
         before = [result for result in older if result.name == name]
         found = current.get(name)
         witness = find_witness(name, found.digest, found.machine.get("commit")) if found else ""
-        entry = RegisteredClaim(name, claim, found, before, corrected[name], witness, changes.get(name, ""))
-        entries.append(entry)
+        entries.append(RegisteredClaim(name, claim, found, before, witness=witness, changed=changes.get(name, "")))
+    corrected = correct_verdicts({entry.name: entry.judgement for entry in entries})
+    entries = [replace(entry, corrected=corrected[entry.name]) for entry in entries]
     entries.sort(key=lambda entry: (ORDER.index(entry.standing), entry.name))
     return Suite(entries)
 

@@ -225,7 +225,7 @@ class ClaimLine:
 def describe_standing(standing: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.registration import why_unregistered
-    from normbench.results.claimed import WITHDRAWN
+    from normbench.results.claimed import WITHDRAWN, RegisteredClaim
 
     left_out = standing.why_left_out()
     if left_out:
@@ -240,7 +240,8 @@ def describe_standing(standing: ClaimStanding) -> ClaimLine:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
     if result is not None and result.judgement is not None and not standing.way.trial:
-        return ClaimLine(Text(str(result.judgement.verdict)), is_complete=True)
+        entry = RegisteredClaim(standing.claim.name, standing.claim.content, result)
+        return ClaimLine(Text(str(entry.standing)), entry.reason, is_complete=not entry.opposed)
     unregistered = "" if standing.way.trial else why_unregistered(standing.claim)
     if unregistered:
         return ClaimLine(Text("not registered"), unregistered.removeprefix(f"{standing.claim.name} "))

@@ -369,7 +369,9 @@ class Corrected:
     p_of_sign: float = 1.0
 
 
+NOT_JUDGED = Corrected(1.0, 1.0, None)
 WITHDRAWN = "withdrawn"  # how a claim stands whose test was found not to be a fair one
+NOT_SETTLED = "not settled"  # and one of which the opposite was found after its runs, under other conditions
 
 
 @dataclass(frozen=True)
@@ -390,8 +392,8 @@ class RegisteredClaim:
     name: str
     claim: Mapping[str, Any]
     result: ClaimResult | None
-    older: Sequence[ClaimResult]
-    corrected: Corrected
+    older: Sequence[ClaimResult] = ()
+    corrected: Corrected = NOT_JUDGED
     witness: str = ""
     changed: str = ""
 
@@ -417,8 +419,20 @@ class RegisteredClaim:
 
     @property
     def judgement(self) -> ClaimedEffect | None:
-        """Return the effect with its verdict; None where there is none."""
+        """Return the effect with its verdict; None where there is none, or its own confounds say the opposite."""
+        return None if self.opposed else self.by_runs_alone
+
+    @property
+    def by_runs_alone(self) -> ClaimedEffect | None:
+        """Return the effect with the verdict of its runs, whatever was found besides; None where there is none."""
         return self.result.judgement if self.result else None
+
+    @property
+    def opposed(self) -> str:
+        """Return where the opposite of its verdict was found, in words; empty where that was nowhere."""
+        if self.by_runs_alone is None:
+            return ""
+        return " and ".join(found["opposite"] for found in self.claim.get("found") or () if found.get("opposite"))
 
     @property
     def withdrawn(self) -> Mapping[str, Any] | None:
@@ -432,6 +446,8 @@ class RegisteredClaim:
             return WITHDRAWN
         if self.judgement:
             return self.judgement.verdict
+        if self.opposed:
+            return NOT_SETTLED
         return self.result.status if self.result else Status.NOT_RUN
 
     @property
@@ -441,6 +457,8 @@ class RegisteredClaim:
             return ""
         if self.withdrawn:
             return f"it was withdrawn on {self.withdrawn['date']}"
+        if self.opposed:
+            return f"its own confounds say the opposite {self.opposed}"
         if self.result is None:
             return "its runs have not been made"
         if self.result.status is Status.TRIAL:
@@ -489,6 +507,11 @@ class Suite:
     def withdrawn(self) -> list[RegisteredClaim]:
         """Return the claims whose tests count no longer."""
         return [entry for entry in self.entries if entry.withdrawn]
+
+    @property
+    def not_settled(self) -> list[RegisteredClaim]:
+        """Return the claims that were run, and whose own confounds say the opposite."""
+        return [entry for entry in self.entries if entry.opposed]
 
     def count(self, *verdicts: Verdict) -> int:
         """Return how many claims have one of these verdicts after correction."""

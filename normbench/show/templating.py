@@ -40,7 +40,7 @@ COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\
 # How verdicts look, each a cell or a badge of its own.
 MOODS = dict.fromkeys(["better", "the same", "within the margin", "reproduced", "parity"], "good")
 MOODS |= dict.fromkeys(["worse", "contradicted"], "bad")
-MOODS |= dict.fromkeys(["perhaps better", "perhaps worse", "not reproduced", *OF_SIGN], "mild")
+MOODS |= dict.fromkeys(["perhaps better", "perhaps worse", "not reproduced", "not settled", *OF_SIGN], "mild")
 
 
 def tex(text: Any) -> str:

@@ -206,6 +206,9 @@ def write_suite(suite: Suite) -> list[str]:
     if suite.withdrawn:
         why = "as their tests were found not to be fair ones, and count with p = 1"
         sentences.append(f"{len(suite.withdrawn)} of the others are withdrawn, {why}.")
+    if suite.not_settled:
+        why = "as what was found after their runs says the opposite under other conditions, and count with p = 1"
+        sentences.append(f"{len(suite.not_settled)} of the others were run and are not settled, {why}.")
     if suite.by_chance:
         most = significant(suite.by_chance, 2)
         beginning = "Each is tested by itself at 5 %, so that chance gives up to"
