@@ -209,7 +209,20 @@ def test_the_unmasked_norm_depends_on_padding(kind: str) -> None:
 @pytest.mark.parametrize("kind", CROSSING)
 @pytest.mark.parametrize(
     "placement",
-    ["pre", "post", "lns", "keel", "b2t", "gpas", "admin", "layerscale", "siamese", "hyper_connections", "mhc"],
+    [
+        "pre",
+        "post",
+        "lns",
+        "keel",
+        "b2t",
+        "gpas",
+        "admin",
+        "layerscale",
+        "siamese",
+        "hyper_connections",
+        "mhc",
+        "attnres",
+    ],
 )
 def test_a_model_s_answer_in_training_does_not_depend_on_what_stands_in_the_padding(kind: str, placement: str) -> None:
     name, options = KINDS[kind]

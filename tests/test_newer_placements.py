@@ -262,7 +262,7 @@ def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
     assert scale.shape == (WIDTH,) and scale.unique().tolist() == pytest.approx([start])
 
 
-@pytest.mark.parametrize("name", [*NEWER, "resi_dual", "siamese", "x0", "hyper_connections", "mhc"])
+@pytest.mark.parametrize("name", [*NEWER, "resi_dual", "siamese", "x0", "hyper_connections", "mhc", "attnres"])
 @pytest.mark.parametrize("model", ["nano", "seq2seq"])
 def test_other_weights_start_as_with_any_placement(name: str, model: str) -> None:
     """And each parameter has a gradient."""

@@ -64,6 +64,7 @@ FLOWS = {
     "siamese": "x ─ N ─⊕─ N ─ f ─→ z\ny ─ N ─┘\nx ─ N ──⊕─→ x\nz ─ ·α ─┘\ny ─⊕─→ y\nz ─┘",
     "hyper_connections": "x ─┬─ read ─ N ─ f ─ write ─⊕─→ x\n   └─ mix ──────────────────┘",
     "mhc": "x ─┬─ read ─ N ─ f ─ write ─⊕─→ x\n   └─ mix ──────────────────┘",
+    "attnres": "x ─┬─ select ─ N ─ f ─⊕─→ x\n   └──────────────────┘",
     "x0": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
     "fixup": "x ─┬─ +b ─ N ─ f ─ ·α ─ +b ─⊕─→ x\n   └────────────────────────┘",
     "nf": "x ─┬─ ·α ─ N ─ f ─ ·α ─⊕─→ x\n   └───────────────────┘",
@@ -222,12 +223,8 @@ def test_the_page_stands_there_before_the_time_is_measured(
 def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
     page = placement_page(resolve("placement", section_of("placement", placement)))
     assert page.flow == FLOWS[placement]
-    several = {
-        "siamese": 3,
-        "resi_dual": 1,
-        "hyper_connections": 2,
-        "mhc": 2,
-    }  # whose norms are drawn in more lines, or twice
+    # whose norms are drawn in more lines, or twice
+    several = {"siamese": 3, "resi_dual": 1, "hyper_connections": 2, "mhc": 2, "attnres": 2}
     assert page.norms == several.get(placement, FLOWS[placement].splitlines()[0].count("N"))
 
 

@@ -297,6 +297,71 @@ def test_mhc_is_that_of_deepseek_v4() -> None:
     torch.testing.assert_close(block.leave(x), head(there).double(), **single)
 
 
+def attnres(x: Tensor, queries: list[Tensor], depth: int, size: int) -> Tensor:
+    """huggingface/transformers `kimi_k3/modular_kimi_k3.py`@aa83b54: KimiK3DecoderLayer and KimiK3AttentionResidual."""
+    left = list(queries)
+
+    def read(candidates: list[Tensor]) -> Tensor:
+        query = left.pop(0)
+        exponentials = [torch.exp((n(value) * query).sum(-1, keepdim=True)) for value in candidates]
+        total = torch.zeros_like(x)
+        for exponential, value in zip(exponentials, candidates, strict=True):
+            total = total + exponential / sum(exponentials) * value
+        return total
+
+    kept: list[Tensor] = []
+    p = x
+    for layer in range(depth):
+        h = read([*kept, p]) if kept else p
+        if layer % size == 0:
+            kept.append(p)
+            p = f(n(h))
+        else:
+            p = p + f(n(h))
+        p = p + g(n(read([*kept, p])))
+    return read([*kept, p])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_formula_and_gradients_of_attention_residuals(size: int) -> None:
+    blocks: Any = [make("attnres", layer, f, g, size=size) for layer in range(DEPTH)]
+    assert {block.streams for block in blocks} == {math.ceil(DEPTH / size) + 1}
+    queries: list[Tensor] = []
+    for block in blocks:
+        moved(block)
+        queries += block.queries.values()
+    assert len(queries) == 2 * DEPTH  # one for each branch but the first, and one for the end
+    x = X.clone().requires_grad_()
+    streams = blocks[0].enter(x)
+    for block in blocks:
+        streams = block(streams, mark=7)
+    found = blocks[-1].leave(streams, mark=7)
+    expected = attnres(x, queries, DEPTH, size)
+    assert (found - expected).abs().max() < 1e-12
+    weights = numbers(*X.shape)
+    ours = torch.autograd.grad((found * weights).sum(), [x, *queries])
+    theirs = torch.autograd.grad((expected * weights).sum(), [x, *queries])
+    for gradient, other in zip(ours, theirs, strict=True):
+        assert other.abs().max() > 0 and (gradient - other).abs().max() < 1e-11
+
+
+def test_attention_residuals_start_with_the_mean_of_all() -> None:
+    block: Any = make("attnres", 1, f, g, size=1)
+    x = numbers(block.streams, 2, 3, WIDTH)
+    torch.testing.assert_close(block.select("mlp", x, block.branches["mlp"], {}), x.mean(0))
+
+
+def test_attention_residuals_of_images_are_those_of_their_pixels() -> None:
+    x = numbers(3, 2, WIDTH, 3, 4)
+    image: Any = make("attnres", 1, f, channel_dim=1)
+    pixels: Any = make("attnres", 1, f)
+    for block in (image, pixels):
+        block.norms = nn.ModuleDict({"attention": nn.ModuleDict({"streams": Bare(), "in": Bare()})})
+        moved(block)
+    expected = pixels(x.movedim(2, -1), mark=7)
+    torch.testing.assert_close(image(x, mark=7), expected.movedim(-1, 2), rtol=0, atol=1e-12)
+
+
 def test_the_start_of_the_stream_is_mixed_in_less_and_less() -> None:
     """As in nanochat: from the first block to the last r is 1.15 to 1.05 and λ 0.20 to 0.05; one alone starts so."""
     blocks = [make("x0", layer, f, g) for layer in range(DEPTH)]
@@ -379,7 +444,7 @@ def test_a_model_that_takes_one_stream_is_refused() -> None:
 # ---- what looks at the stream
 
 
-@pytest.mark.parametrize("name", [*SEVERAL, "hyper_connections", "mhc"])
+@pytest.mark.parametrize("name", [*SEVERAL, "hyper_connections", "mhc", "attnres"])
 def test_blocks_are_computed_again_to_the_same_bits(name: str) -> None:
     batch = random_batch(TEXT)
     found = []

@@ -274,7 +274,7 @@ OF_PARTS = (
     ),
     Refusal(
         ("placement", "model"),
-        what="resi_dual, siamese, x0, hyper_connections or mhc in a model of your own that takes one stream",
+        what="resi_dual, siamese, x0, hyper_connections, mhc or attnres in a model of your own that takes one stream",
         reason="the placement has several streams, and the model does not call enter and leave around its blocks",
         instead="call them and say has_streams = True in the model's class, or use placement=pre",
         applies=lacks_streams,

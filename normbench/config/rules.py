@@ -52,7 +52,7 @@ WORDS = {
     "sum": "ngpt's norm of the sum, where out is what the branch gives",
     "inner": "between the maps of a branch",
     "post": "what siamese reads of its post-norm stream; pre: of its pre-norm stream",
-    "streams": "what tells hyper_connections and mhc how streams are read, mixed and written",
+    "streams": "what tells hyper_connections, mhc and attnres how streams are read, mixed and written",
     "qk": "queries and keys, in each head (also q, k, v and qkv)",
     "qk_all": "queries and keys, over all heads together (also q_all, k_all, v_all, qkv_all)",
     "latent": "what queries, or keys and values, are made of inside of attention (also q_latent, kv_latent)",
