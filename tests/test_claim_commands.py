@@ -74,7 +74,7 @@ def test_a_second_look_is_taken_only_where_the_first_settles_nothing(
     late: tuple[float, ...], seeds: int, verdict: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    write_claim(tmp_path, kind="larger", margin=0.1, seeds=[3, 6])
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=[3, 6])
     register_all(tmp_path, "tiny")
     effects.update(enumerate(early + late))  # a look that is not planned would find no effect
     claims = read_claims([tmp_path / "conf"])
@@ -130,8 +130,8 @@ def test_a_larger_scale_has_a_folder_and_a_family_of_its_own(
     tmp_path: Path, run: Run, effects: dict[int, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     larger = {"words": ["trainer.steps=9"], "hours": 2, "machine": "one H100"}
-    write_claim(tmp_path, kind="larger", margin=0.1, seeds=3, at_scale=larger)
-    write_claim(tmp_path, "small", kind="larger", margin=0.1, seeds=3)
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=3, at_scale=larger)
+    write_claim(tmp_path, "small", kind="any", margin=0.1, seeds=3)
     register_all(tmp_path, "tiny", "small")
     effects.update({0: 0.30, 1: 0.31, 2: 0.29})
     assert run("small", "--at-scale", *MACHINE) == 2

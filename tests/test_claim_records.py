@@ -40,7 +40,7 @@ EFFECTS = (0.21, 0.2, 0.25)
 def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimRun:
     """A claim that has been reproduced, on the rows of a study."""
     monkeypatch.chdir(tmp_path)
-    write_claim(tmp_path, study="depth", words=["norm=rmsnorm,layernorm"], seeds=3, measure="loss", kind="larger",
+    write_claim(tmp_path, study="depth", words=["norm=rmsnorm,layernorm"], seeds=3, measure="loss", kind="any",
                 margin=0.1, at_scale={"words": ["model.depth=9"], "hours": 2, "machine": "one H100"},
                 pilot={"sd": 0.02, "seeds": 3}, confounds=["none"], needs=["hub"])  # fmt: skip
     register(read_one(tmp_path), "to see", "2026-11-28")

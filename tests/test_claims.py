@@ -401,7 +401,7 @@ def test_a_folder_of_runs_gives_no_words_but_for_the_machine(tmp_path: Path, mon
 def test_verification_repeats_the_planned_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_claim(tmp_path, study="depth", words=["norm=rmsnorm,layernorm"], seeds=[3, 6], measure="loss",
-                kind="larger", margin=0.1)  # fmt: skip
+                kind="any", margin=0.1)  # fmt: skip
     register(read_one(tmp_path), "to see", "2026-11-28")
     claims = read_claims([tmp_path / "conf"])
     one = ClaimRun.of(claims["tiny"], claims, Way())
@@ -470,7 +470,7 @@ def test_a_claim_is_run_verified_and_set_aside_by_a_new_registration(
     tmp_path: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_claim(tmp_path)
-    shared = {"words": ..., "seeds": ..., "minutes": ..., "kind": "larger", "effect": "log(rms / ln)"}
+    shared = {"words": ..., "seeds": ..., "minutes": ..., "kind": "any", "effect": "log(rms / ln)"}
     write_claim(tmp_path, "other", **shared, runs_of="tiny")
     both = ["tiny", "other"]
     assert run("tiny", *MACHINE) == 2

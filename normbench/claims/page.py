@@ -44,6 +44,7 @@ from normbench.tell.claim_sentences import (
     write_suite,
     write_worth_of_claim,
 )
+from normbench.tell.claim_sizes import write_tested
 from normbench.wording import NONE, count, short, with_unit, write_minutes
 
 PAGE = "claims.html"
@@ -237,7 +238,11 @@ def tell_at_scale(at_scale: Mapping[str, Any]) -> str:
 def list_facts(entry: RegisteredClaim) -> dict[str, str]:
     """Return what a reader wants to know of a claim first: terms and words."""
     claim, result, judgement = entry.claim, entry.result, entry.judgement
-    facts = {"Published": f"{claim['published']} ({claim['source']})", "At this scale": str(claim["scope"])}
+    facts = {
+        "Tested": write_tested(claim),
+        "Published": f"{claim['published']} ({claim['source']})",
+        "At this scale": str(claim["scope"]),
+    }
     if entry.reason:
         facts["No verdict"] = entry.reason
     if judgement:
@@ -288,6 +293,7 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             "claim": entry.name,
             "family": key,
             "sentence": entry.claim["claim"],
+            "tested": write_tested(entry.claim),
             "source": entry.claim["source"],
             "published": entry.claim["published"],
             "scope": entry.claim["scope"],

@@ -30,6 +30,7 @@ from normbench.record.files import inside, make_folder, read_json, write_bytes, 
 from normbench.settings import drop_keys, flat, show
 from normbench.studies.frame import known_settings, make_study, split_words
 from normbench.sweep.words import is_own, read_settings
+from normbench.tell.claim_sizes import find_mismatch
 
 HERE, AT_SCALE = "runs", "runs_at_scale"  # the parts of the configurations of a claim
 ONLY_RUN = "all"  # the name of a run where nothing varies
@@ -218,11 +219,15 @@ def register(claim: Claim, reason: str, today: str, options: Sequence[str] = ())
         options: the words that say where further options are.
 
     Raises:
-        UsageError: it is registered as it stands, there is no reason, or its words cannot be composed.
+        UsageError: it is registered as it stands, there is no reason, its sentence says something else than what is
+            tested, or its words cannot be composed.
     """
     reason = " ".join(reason.split())
     if not reason:
         raise UsageError("--register needs --reason: say in words why the claim is registered, or registered again")
+    mismatch = find_mismatch(claim.content)
+    if mismatch:
+        raise claim.blame("claim", f"claim: {mismatch}")
     if find_registration(claim) and not tell_changes(claim, options):
         raise UsageError(f"{claim.name} is registered as it stands, on {claim.registered}: there is nothing to do")
     root = claim.path.parent.parent

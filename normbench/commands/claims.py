@@ -330,6 +330,7 @@ def show_result(standing: ClaimStanding) -> None:
 def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     """Print what would be run, how long it takes and what it could show; return the exit status."""
     from normbench.claims.run import CannotBegin, choose_within, costs_of
+    from normbench.tell.claim_sizes import write_tested
 
     choice = choose_within(costs_of(runs), math.inf if minutes is None else minutes)
     for name, needed in choice.left_out.items():
@@ -340,7 +341,7 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
     for claim_run in runs:
         claim = claim_run.claim
         counts = " and then ".join(map(str, claim.seeds))
-        say(f"{claim.name}: {claim.claim}")
+        say(f"{claim.name}: {write_tested(claim.content)}")
         rule = f"{claim.kind}, margin {with_unit(short(claim.margin), claim.unit)}"
         say(f"  {claim.effect.text} of {claim.measure}, {counts} seeds, {rule}")
         say(f"  {describe_minutes(claim, choice.taken[claim.name])}")

@@ -38,6 +38,7 @@ from normbench.tell.claim_sentences import (
     write_settling,
     write_suite,
 )
+from normbench.tell.claim_sizes import write_tested
 from normbench.wording import NONE, count, short, write_minutes
 
 PUBLISHED = "docs/claims"
@@ -178,7 +179,7 @@ def verdict_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     rows = []
     for entry in judged:
         said = (
-            f"{cell(entry.claim['claim'])}, `{entry.name}`",
+            f"{cell(write_tested(entry.claim))}, `{entry.name}`",
             f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})",
             f"**{entry.standing}**",
             tell_effect(entry),
