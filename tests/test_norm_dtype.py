@@ -19,6 +19,7 @@ from normbench.errors import UsageError
 from normbench.probes import Probes
 from normbench.probes.probes import LOST_STEPS
 from normbench.results.caveat import CaveatKind
+from normbench.runs.summary import closing_rows
 from normbench.training.checkpoint import read as read_checkpoint
 from normbench.training.optimizer import WeightAverage
 
@@ -126,6 +127,9 @@ def test_adam_at_its_usual_rate_never_moves_gamma(tmp_path: Path) -> None:
     assert summary["ledger"]["norm_parameters_dtype"] == "bf16"
     logged = [line[LOST_STEPS] for line in metrics_of(run) if LOST_STEPS in line]
     assert summary["share_of_norm_steps_lost"] == pytest.approx(sum(logged) / len(logged))
+    row = "share of norm steps lost"
+    assert closing_rows(summary)[row] == summary.pop("share_of_norm_steps_lost")
+    assert row not in closing_rows(summary), "of a run in 32 bits"
     weights = read_checkpoint(run / "checkpoint.pt")["model"]
     gammas = [tensor for name, tensor in weights.items() if "norm" in name and name.endswith("weight")]
     assert len(gammas) == 5 and all(gamma.dtype == torch.bfloat16 and gamma.eq(1).all() for gamma in gammas)
