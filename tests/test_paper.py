@@ -259,9 +259,9 @@ def test_the_search_for_learning_rates_is_a_table(tmp_path: Path) -> None:
     report = make_report([searched(tmp_path)])
     (table,) = [table for table in report.tables if table.key == "search"]
     assert table.rows == [
-        ("layernorm", "0.01", "3.1000", "2.6000", "1 lost", "–"),
-        ("rmsnorm", "0.1", "3.1000", "2.6000", "2.3000", "highest"),
-        ("none", "–", "2 lost", "2 lost", "2 lost", "–"),
+        ("layernorm", "0.01", "3.1000", "2.6000", "1 lost", "–", "+0.500 at 0.001"),
+        ("rmsnorm", "0.1", "3.1000", "2.6000", "2.3000", "highest", "+0.300 at 0.01"),
+        ("none", "–", "2 lost", "2 lost", "2 lost", "–", "–"),
     ]
     assert r"\label{tab:search-short}" in in_text(report.tables)
 

@@ -13,6 +13,7 @@ from normbench.results.claimed import RegisteredClaim
 from normbench.results.rules import OF_A_DIFFERENCE, ClaimKind, Verdict
 from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.finals import draw_searches
 from normbench.show.figures.fitting import breadth, fit
 from normbench.show.figures.style import FAINT, INK, NORMS, use_our_style
 from normbench.show.plots import ForestRow, Mark, blank, forest, lay_out
@@ -180,6 +181,15 @@ def data_of(entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
 
 
 # ---- one claim
+
+
+def draw_rates(entry: RegisteredClaim) -> list[Figure]:
+    """Draw the losses by which the learning rates of a claim's arms were chosen; nothing where none were kept."""
+    tunings = entry.result.tuning if entry.result else None
+    if not tunings:
+        return []
+    with use_our_style():
+        return draw_searches([tuning.search for tuning in tunings], f"rates-{entry.name}")
 
 
 def draw_seeds(entry: RegisteredClaim) -> Figure | None:

@@ -20,6 +20,7 @@ from normbench.record.files import read_content, read_json
 from normbench.record.forms import DIGESTS
 from normbench.results.claimed import ClaimResult
 from normbench.results.effects import ArmValue, EffectError, parse_effect
+from normbench.results.search import RateChoice
 from normbench.wording import short
 
 CLAIM_FILE = "claim.json"
@@ -212,8 +213,13 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     if result.worth is not None:
         if not {result.worth.arm, result.worth.baseline} <= {*result.claim.get("arms", ())}:
             yield f"worth is of {result.worth.arm} and {result.worth.baseline}, which are not arms of the claim"
-        if not {*result.worth.seeds, *result.worth.lost} <= {*result.values}:
+        if result.judgement and not {*result.worth.seeds, *result.worth.lost} <= {*result.values}:
             yield "worth has other seeds than values"
+    for tuning in result.tuning or ():
+        if tuning.arm not in result.claim.get("arms", ()):
+            yield f"tuning is of {tuning.arm}, which is not an arm of the claim"
+        for choice in tuning.choices:
+            yield from find_faults_of_choice(tuning.arm, choice, result)
     for arm, measured in result.arms.items():
         if result.judgement and {*measured} != {*result.values}:
             yield f"arms.{arm} has other seeds than values"
@@ -223,6 +229,16 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     if seeds != list_seeds(result.claim, len(seeds)) or len(seeds) not in result.claim["seeds"]:
         yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {result.claim['seeds'][-1]} of the claim"
     yield from find_differences(result.values, effects_again(result), "values")
+
+
+def find_faults_of_choice(arm: str, choice: RateChoice, result: ClaimResult) -> Iterator[str]:
+    """Yield what of the choice of a learning rate does not follow from its losses, or is of no seed of the result."""
+    means = {rate: mean for rate, mean in choice.means.items() if math.isfinite(mean)}
+    best = min(means.values(), default=None)
+    if choice.lr is not None and (choice.lr not in means or means[choice.lr] != best):
+        yield f"tuning of {arm} has chosen {show_value(choice.lr)}, which has not the lowest loss"
+    if choice.seed is not None and result.judgement and choice.seed not in result.values:
+        yield f"tuning of {arm} is for seed {choice.seed}, which has no value"
 
 
 def find_other_rule(result: ClaimResult, claim: Mapping[str, Any]) -> list[str]:

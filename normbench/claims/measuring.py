@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,18 +16,22 @@ from normbench.claims.claim import Claim, Conditions
 from normbench.claims.files import is_seed
 from normbench.config.schema import list_unwritten
 from normbench.errors import UsageError
-from normbench.evidence.arms import Arm, canonical
+from normbench.evidence.arms import Arm, canonical, name_arm
 from normbench.evidence.measures import STEP_TIME, final, finite_points, metric_of
 from normbench.evidence.run import RecordedRun, read_run
+from normbench.evidence.study import read_choices
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form
-from normbench.record.forms import DIGESTS
+from normbench.record.forms import CHOICE_FILE, DIGESTS
+from normbench.results.claimed import Tuning
 from normbench.results.effects import ArmValue, Descent, EffectError, Operation
+from normbench.results.search import RateChoice, read_choice
 from normbench.results.worth import Worth, fall_of, worth_of
 from normbench.settings import drop_keys, either, show
 from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
+from normbench.sweep.words import settings_in
 
 ROUND = "round"  # the column of repeated measurements within a process, of which the median counts
 WILDCARD = re.compile(r"\{(\w+)\}")  # in a measure: the numbers that may stand there are a key of this name
@@ -45,6 +49,7 @@ class Measured:
         undigested: what of it was made before records had digests, so that nothing tells whether it was changed.
         sessions: of its runs, each once: the machine and versions.
         runs: those of the two arms whose losses are compared, by arm; empty for other effects.
+        choices: of the learning rates of runs, by arm; None where none was chosen.
     """
 
     points: dict[str, list[ArmValue]] = field(default_factory=dict)
@@ -54,6 +59,7 @@ class Measured:
     undigested: list[str] = field(default_factory=list)
     sessions: list[Mapping[str, Any]] = field(default_factory=list)
     runs: dict[str, list[RecordedRun]] = field(default_factory=dict)
+    choices: dict[str, list[RateChoice]] | None = None
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -69,6 +75,25 @@ class Measured:
     def add(self, arm: str, points: Iterable[ArmValue]) -> None:
         """Add points of an arm."""
         self.points.setdefault(arm, []).extend(points)
+
+    def add_choices(self, arm: str, choices: Iterable[RateChoice]) -> None:
+        """Note how the learning rate of a run of an arm was chosen, once for all runs that it was chosen for."""
+        if self.choices is not None:
+            noted = self.choices.setdefault(arm, [])
+            noted += [choice for choice in choices if choice not in noted]
+
+    @property
+    def tuning(self) -> tuple[Tuning, ...] | None:
+        """Return how learning rates were chosen, for each arm and each kind of its runs."""
+        if self.choices is None:
+            return None
+        parts = []
+        for arm, choices in self.choices.items():
+            of_kind = defaultdict[str, list[RateChoice]](list)
+            for choice in choices:
+                of_kind[name_arm(choice.arm)].append(choice)
+            parts += [Tuning(arm, tuple(sorted(kind, key=seed_of_choice))) for kind in of_kind.values()]
+        return tuple(parts)
 
     def seeds_of(self, arm: str) -> set[int]:
         """Return the seeds at which an arm has a value."""
@@ -146,7 +171,8 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
     Raises:
         UsageError: the measure is not what these runs log, or not what a lost run can be counted with.
     """
-    measured = Measured()
+    choices = read_tuning(claim, folder)
+    measured = Measured(choices=None if choices is None else {})
     compared = arms_of_loss(claim)
     for entry in entries:
         directory = RunDirectory(folder / entry.run)
@@ -169,9 +195,33 @@ def measure_runs(claim: Claim, folder: Path, entries: Sequence[Entry], recompute
         for arm in arms:
             measured.add(arm, points)
             measured.lost[arm] += is_lost
+            measured.add_choices(arm, [choice for choice in choices or () if is_of_entry(choice, entry)])
             if arm in compared:
                 measured.runs.setdefault(arm, []).append(run)
     return measured
+
+
+def read_tuning(claim: Claim, folder: Path) -> list[RateChoice] | None:
+    """Return how a sweep has chosen learning rates; None where it has not, or that cannot be read. folder: of its runs.
+
+    Whether the file of choices is as the sweep has left it is told by its digest.
+    """
+    if "sweep.lr" not in settings_in(claim.words):
+        return None
+    choices = [read_choice(noted) for noted in read_choices(folder / CHOICE_FILE)]
+    return [choice for choice in choices if choice is not None] or None
+
+
+def is_of_entry(choice: RateChoice, entry: Entry) -> bool:
+    """Tell whether the learning rate of a run was chosen so."""
+    if choice.seed not in (None, entry.seed):
+        return False
+    return all(canonical(str(entry.arm.get(key))) == canonical(value) for key, value in choice.arm.items())
+
+
+def seed_of_choice(choice: RateChoice) -> int:
+    """Return the reported seed that a choice is for, −1 where it is for all."""
+    return -1 if choice.seed is None else choice.seed
 
 
 def arms_of_run(claim: Claim, run: RecordedRun, entry: Entry) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.claims.claim import FIGURES
-from normbench.claims.figures import draw_forest, draw_seeds
+from normbench.claims.figures import draw_forest, draw_rates, draw_seeds
 from normbench.claims.files import PAGE_FILE
 from normbench.claims.suite import read_suites, settling_words, trial_words
 from normbench.config.trust import needs_trust
@@ -24,13 +24,15 @@ from normbench.show.latex import table_for
 from normbench.show.pages import page_of, show_figure
 from normbench.show.safe import to_csv
 from normbench.show.shown import ShownFigure, say_once
-from normbench.show.tables import Table
+from normbench.show.tables import Table, search_table
 from normbench.show.templating import tex
 from normbench.tell.claim_sentences import (
     list_found,
     list_limits_of_worth,
     list_notes,
     tell_p,
+    tell_rates,
+    tell_tuning,
     write_corrected,
     write_corrected_p,
     write_effect,
@@ -88,6 +90,8 @@ class Section:
     confounds: Sequence[str]
     older: Sequence[str]
     figures: Sequence[ShownFigure]
+    tuning: Table | None
+    figures_of_tuning: Sequence[ShownFigure]
     report: str
     command: str
     settling: str
@@ -139,7 +143,7 @@ def write_page(
             for name, content in figure.files().items():
                 write_bytes(figures / name, content)
         shown.append(show_family(key, family, drawings, left_out if family is first else ()))
-        sections += [describe(entry, draw_seeds(entry), words) for entry in family.entries]
+        sections += [describe(entry, draw_seeds(entry), draw_rates(entry), words) for entry in family.entries]
         values.append(values_of(key, family.entries))
         latex.append(write_latex(key, family))
     page = page_of("claims.html", TITLE, families=shown, sections=sections)
@@ -189,9 +193,19 @@ def write_command(entry: RegisteredClaim, words: Sequence[str]) -> str:
     return shlex.join(["normbench", "claims", entry.name, *words])
 
 
-def describe(entry: RegisteredClaim, figure: Figure | None, words: Sequence[str] = ()) -> Section:
-    """Return all that the page says of a claim. words: of its commands."""
+def describe(
+    entry: RegisteredClaim, figure: Figure | None, of_rates: Sequence[Figure] = (), words: Sequence[str] = ()
+) -> Section:
+    """Return all that the page says of a claim.
+
+    Args:
+        entry: the claim.
+        figure: of its seeds.
+        of_rates: figures of how its learning rates were chosen.
+        words: of its commands.
+    """
     result = entry.result
+    found = [tuning.search for tuning in (result.tuning if result else None) or ()]
     at_scale = entry.claim.get("at_scale") or {}
     is_here = WAYS.isdisjoint(words)
     settling = settling_words(entry) if is_here else []
@@ -207,6 +221,8 @@ def describe(entry: RegisteredClaim, figure: Figure | None, words: Sequence[str]
         confounds=[str(confound) for confound in entry.claim.get("confounds") or ()],
         older=list_older(entry),
         figures=[show_figure(figure, figure.svg, has_files=False)] if figure else [],
+        tuning=search_table(found) if found else None,
+        figures_of_tuning=[show_figure(drawn, drawn.svg, has_files=False) for drawn in of_rates],
         report=link,
         command=write_command(entry, [*trial_words(entry), *words]),
         settling=write_settling(entry),
@@ -278,6 +294,7 @@ def list_details(entry: RegisteredClaim) -> dict[str, str]:
         facts["Ran"] = f"{result.date}, {write_machine(result)}"
     if result and result.minutes:
         facts["Took"] = write_minutes(result.minutes)
+    facts["Learning rates"] = tell_tuning(entry) or NONE
     return {term: words for term, words in facts.items() if words != NONE}
 
 
@@ -328,6 +345,7 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             unreached = None if result.unreached is None else sum(result.unreached.values())
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
             row |= values_of_worth(result.worth)
+            row |= {"way_of_rates": entry.way_of_rates, "rates": tell_rates(result)}
         rows.append(row)
     return pd.DataFrame(rows)
 

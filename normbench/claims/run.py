@@ -357,6 +357,7 @@ class ClaimRun(ClaimStanding):
             words=tuple(self.words(seeds)),
             report=os.path.relpath(self.report_page, self.folder),
             worth=measure_worth(self.claim, measured),
+            tuning=measured.tuning,
         )
         if measured.missing:
             reason = "; ".join(measured.missing[:3])

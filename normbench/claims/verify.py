@@ -54,7 +54,7 @@ def list_not_compared(scheme: int) -> dict[str, str]:
     return {**beside, **NOT_COMPARED}
 
 
-LATER_FIELDS = ("unreached", "worth")  # which results of before 2026-11-28, or 2026-11-29, do not have
+LATER_FIELDS = ("unreached", "worth", "tuning")  # which results of before 2026-11-28, or 2026-11-29, lack
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class PlannedWords(TypedDict):
 class TriedRate(TypedDict):
     """The losses that an arm came to at a learning rate that a sweep has tried; null where a run was lost."""
 
-    lr: float
+    lr: Annotated[float, Meta(gt=0)]
     losses: list[Number]
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 from msgspec import Meta, to_builtins
 
+from normbench.evidence.arms import Arm
 from normbench.results.rules import (
     IN_FAVOUR,
     ClaimKind,
@@ -19,6 +20,7 @@ from normbench.results.rules import (
     Verdict,
     level_over_looks,
 )
+from normbench.results.search import RateChoice, Search
 from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
 from normbench.results.worth import Worth
 
@@ -252,6 +254,26 @@ class PairedSpread:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """How the learning rates of the runs of an arm of a claim were chosen.
+
+    Attributes:
+        arm: its name in the claim.
+        choices: one for all of its seeds, or one for each; all for one kind of its runs.
+    """
+
+    arm: str
+    choices: Annotated[tuple[RateChoice, ...], Meta(min_length=1)]
+
+    DERIVED = Search.DERIVED
+
+    @cached_property
+    def search(self) -> Search:
+        """Return what was tried and chosen, for an arm that is named by its settings."""
+        return Search(Arm(self.choices[0].arm), self.choices)
+
+
+@dataclass(frozen=True)
 class ClaimResult:
     """One claim, its runs and the verdict: the content of its claim.json.
 
@@ -275,9 +297,11 @@ class ClaimResult:
         report: path of the report of its runs, from the folder of claim.json; empty for none.
         worth: of a difference in loss between two arms, what it is worth in steps and time; None of other effects, and
             where that was not noted.
+        tuning: how learning rates were chosen, by arm and kind of run; None where none was, or that was not noted.
     """
 
-    DERIVED: ClassVar[tuple[str, ...]] = ("judgement", "worth")  # which have in claim.json what follows from them
+    # What claim.json has with what follows from it.
+    DERIVED: ClassVar[tuple[str, ...]] = ("judgement", "worth", "tuning")
 
     name: str
     digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -295,6 +319,7 @@ class ClaimResult:
     words: tuple[str, ...] = ()
     report: str = ""
     worth: Worth | None = None
+    tuning: tuple[Tuning, ...] | None = None
 
     @cached_property
     def judgement(self) -> ClaimedEffect | None:
@@ -335,15 +360,17 @@ class ClaimResult:
         """Return what claim.json holds, by name."""
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         content["judgement"] = self.judgement.derive() if self.judgement else None
-        content["worth"] = with_derived(self.worth) if self.worth else None
+        content["worth"] = with_derived(self.worth, self.worth) if self.worth else None
+        if self.tuning is not None:
+            content["tuning"] = [with_derived(tuning, tuning.search) for tuning in self.tuning]
         return content
 
 
-def with_derived(worth: Worth) -> dict[str, Any]:
-    """Return what claim.json holds of the worth of a difference, by name."""
-    content: dict[str, Any] = to_builtins(worth)
-    for name in worth.DERIVED:
-        content[name] = to_builtins(getattr(worth, name))
+def with_derived(part: Worth | Tuning, source: Worth | Search) -> dict[str, Any]:
+    """Return what claim.json holds of a part of a result: its fields, and what follows from them. source: has that."""
+    content: dict[str, Any] = to_builtins(part, str_keys=True)
+    for name in part.DERIVED:
+        content[name] = to_builtins(getattr(source, name), str_keys=True)
     return content
 
 
@@ -416,6 +443,20 @@ class RegisteredClaim:
     def unit(self) -> str:
         """Return the unit of the effect."""
         return str(self.claim.get("unit") or "")
+
+    @property
+    def way_of_rates(self) -> str:
+        """Return how the learning rates of its runs are chosen: `auto` or `each`; empty where they are not."""
+        for word in self.claim.get("words") or ():
+            key, _, value = str(word).strip("'\"").partition("=")
+            if key == "sweep.lr" and value != "null":
+                return value
+        return ""
+
+    @property
+    def measures_losses(self) -> bool:
+        """Tell whether its effect is in nats of a loss, as the losses are by which rates are chosen."""
+        return str(self.claim.get("measure", "")).startswith("loss/") and self.unit == "nats"
 
     @property
     def judgement(self) -> ClaimedEffect | None:

@@ -14,19 +14,16 @@ import pandas as pd
 
 from normbench.evidence.arms import LEARNING_RATE, Arm, best_rate, families_of, without_settings
 from normbench.evidence.measures import (
-    NAN,
     TRAINING_LOSS,
     Metric,
     final,
     final_values,
-    finite_numbers,
     finite_points,
     loss_on,
 )
 from normbench.evidence.run import WITHOUT_RESULT, RecordedRun
 from normbench.evidence.scores import learning_rate_sensitivity
 from normbench.evidence.study import RecordedStudy
-from normbench.record.forms import TriedRate, has_form
 
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
@@ -169,73 +166,6 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
         best = float(best_rate(family).settings[key])
         tried.append(TriedLevels(without_settings(family[0], key), by_level, best))
     return tried
-
-
-@dataclass(frozen=True)
-class Search:
-    """How a sweep has chosen an arm's learning rate, on data and with seeds that are not reported.
-
-    Attributes:
-        arm: that the rate was chosen for.
-        losses: the final losses of those seeds (nats), by rate; None where a run diverged or failed.
-        chosen: the rate, or the rate of each seed that is reported; none where no rate was good, so that there are no
-            runs.
-        edges: for each choice at which end of the rates tried its rate lies, where it lies at one.
-    """
-
-    arm: Arm
-    losses: Mapping[float, Sequence[float | None]]
-    chosen: Sequence[float]
-    edges: Sequence[str]
-
-    @property
-    def means(self) -> dict[float, float]:
-        """Return the mean of the losses by rate; NaN where a run diverged or failed."""
-        means = dict[float, float]()
-        for rate, losses in self.losses.items():
-            means[rate] = NAN if self.lost[rate] else float(np.mean(finite_numbers(losses)))
-        return means
-
-    @property
-    def lost(self) -> dict[float, int]:
-        """Return how many runs diverged or failed, by rate."""
-        lost = dict[float, int]()
-        for rate, losses in self.losses.items():
-            lost[rate] = list(losses).count(None)
-        return lost
-
-
-def searches(study: RecordedStudy) -> list[Search]:
-    """Return how sweeps chose the learning rate of each arm, or of each of its seeds; arms without runs come last."""
-    arm_of_choice = dict[int, Arm]()  # by the identity of what was noted
-    for arm, run in study.pairs:
-        if run.path in study.choices:
-            arm_of_choice[id(study.choices[run.path])] = arm
-    for arm, choice in study.without_rate():
-        arm_of_choice[id(choice)] = arm
-    order = [arm.name for arm in study.arms]
-    choices_of = defaultdict[str, list[Mapping[str, Any]]](list)
-    arms = dict[str, Arm]()
-    for noted in study.noted.values():
-        for choice in noted:
-            if has_form(choice.get("curve"), list[TriedRate]) and id(choice) in arm_of_choice:
-                arm = arm_of_choice[id(choice)]
-                arms[arm.name] = arm
-                choices_of[arm.name].append(choice)
-    with_runs = [name for name in order if name in arms]
-    without_runs = [name for name in arms if name not in order]
-    return [search_of(arms[name], choices_of[name]) for name in (*with_runs, *without_runs)]
-
-
-def search_of(arm: Arm, choices: Sequence[Mapping[str, Any]]) -> Search:
-    """Return how the rates of an arm were chosen. choices: one for all of its seeds, or one for each."""
-    losses = defaultdict[float, list[float | None]](list)
-    for choice in choices:
-        for point in choice["curve"]:
-            losses[float(point["lr"])] += point["losses"]
-    chosen = [choice["lr"] for choice in choices if choice["lr"] is not None]
-    edges = [choice["edge"] for choice in choices if choice.get("edge")]
-    return Search(arm, dict(sorted(losses.items())), chosen, edges)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from normbench.evidence.study import RecordedStudy
 from normbench.processes import share
 from normbench.record.files import inside, make_folder, read_form, remove_written, write_bytes, write_json
 from normbench.results.examine import Examination, Request, examine, examine_all
-from normbench.results.sensitivity import areas, failing_settings, searches, tried_levels
+from normbench.results.search import searches
+from normbench.results.sensitivity import areas, failing_settings, tried_levels
 from normbench.show import latex, tables
 from normbench.show.drawings import draw_arms
 from normbench.show.figures import plan_figures

@@ -270,14 +270,24 @@ def worth(columns: Collection[str], *, limits: Sequence[str]) -> list[str]:
     return [*notes, *limits]
 
 
-def search(columns: Collection[str], *, seeds: int) -> list[str]:
-    """Explain how learning rates were chosen. seeds: by how many."""
-    return [
+def search(columns: Collection[str], *, seeds: int, length: float) -> list[str]:
+    """Explain how learning rates were chosen. seeds: by how many. length: of their runs, as a share of the others'."""
+    notes = [
         f"The mean final validation loss over {count(seeds, 'seed')} of its own, on a tenth held out of the training "
         "data, by learning rate; – where a rate was not tried. The rate with the lowest one is that of the runs that "
         "are reported, or that of the run of one seed where each seed has a choice of its own (in brackets: of how "
         "many); where one of its runs was lost, as it diverged or failed, a rate is not chosen."
     ]
+    if length < 1:
+        notes.append(f"The runs that chose have {percent(length)} of the steps of those that are reported.")
+    if "what the next rate costs, nats" in columns:
+        notes.append(
+            "What the next rate costs: by how much the loss at the rates beside the one chosen most often is above "
+            "that at it, over the choices that tried both. Curvature: of the parabola through all three, by the square "
+            "of a doubling of the rate. Where one seed has chosen for an arm, both have the noise of its runs, and are "
+            "rather too large: the lowest of a few losses would be higher another time."
+        )
+    return notes
 
 
 def rates(columns: Collection[str]) -> list[str]:

@@ -33,7 +33,8 @@ from normbench.results.caveat import OF_TIMES, Caveat
 from normbench.results.comparisons import by_seed, in_two_groups
 from normbench.results.result import Difference, DifferenceAtSize, EffectKind, FactorEffect, Paired, Scaling
 from normbench.results.rules import Verdict
-from normbench.results.sensitivity import AREA, Area, Search, TriedLevels, count_trained, tried_levels
+from normbench.results.search import Search
+from normbench.results.sensitivity import AREA, Area, TriedLevels, count_trained, tried_levels
 from normbench.results.statistics import (
     Sample,
     mean_interval,
@@ -719,8 +720,18 @@ def search_table(found: Sequence[Search]) -> Table:
         for rate in sorted(rates):
             row[f"at {short(rate)}"] = search_cell(search, rate)
         row["at an end of those tried"] = write_counts(search.edges)
+        row["curvature, nats per doubling²"] = NONE if search.curvature is None else significant(search.curvature, 2)
+        row["what the next rate costs, nats"] = write_neighbours(search)
         rows.append(row)
-    return make_table("search", "Search for the learning rate, held-out loss in nats", rows, seeds=seeds)
+    length = min((search.length for search in found), default=1.0)
+    title = "Search for the learning rate, held-out loss in nats"
+    return make_table("search", title, rows, seeds=seeds, length=length)
+
+
+def write_neighbours(search: Search) -> str:
+    """Write how much higher the loss is at the rates next to the best one, such as `+0.012 at 0.001`."""
+    costs = [f"{fixed(cost, 3, sign=True)} at {short(rate)}" for rate, cost in search.neighbours.items()]
+    return ", ".join(costs) or NONE
 
 
 def write_counts(words: Sequence[str]) -> str:

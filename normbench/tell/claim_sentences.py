@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, sample_of
+from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
 from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
@@ -132,6 +132,45 @@ def list_limits_of_worth(result: ClaimResult | None) -> list[str]:
     if worth is None:
         return []
     return [sentence for sentence in (say_unreached(worth), *list_limits([worth])) if sentence]
+
+
+def tell_tuning(entry: RegisteredClaim) -> str:
+    """Write which learning rates were chosen for a claim's arms, and what others would cost; empty where none was."""
+    result = entry.result
+    if result is None or not result.values or not entry.way_of_rates:
+        return ""
+    if result.tuning is None:
+        return "chosen by losses on held-out data that were not kept"
+    return "; ".join(write_tuning(tuning, entry) for tuning in result.tuning)
+
+
+def tell_rates(result: ClaimResult) -> str:
+    """Write the learning rates that were chosen, by arm, such as `rms 0.003, ln 0.01`; empty where none were kept."""
+    return ", ".join(f"{tuning.arm} {write_chosen(tuning)}" for tuning in result.tuning or ())
+
+
+def write_chosen(tuning: Tuning) -> str:
+    """Write the rates that were chosen for an arm, and where each of its seeds has one, for how many seeds."""
+    seeds_at = Counter(tuning.search.chosen)
+    rates = []
+    for rate in sorted(seeds_at):
+        is_one = len(tuning.choices) == 1
+        rates.append(short(rate) if is_one else f"{short(rate)} ({count(seeds_at[rate], 'seed')})")
+    return " and ".join(rates) or "none"
+
+
+def write_tuning(tuning: Tuning, entry: RegisteredClaim) -> str:
+    """Write which rates were chosen for an arm of a claim, and what the next ones would cost, in margins too."""
+    words = f"{tuning.arm} at {write_chosen(tuning)}"
+    costs = []
+    for rate, cost in tuning.search.neighbours.items():
+        of_margin = ""
+        if entry.measures_losses:
+            of_margin = f" ({compact(cost / entry.margin, 2)} of the margin)"
+        costs.append(f"{compact(cost, 2)} nats{of_margin} at {short(rate)}")
+    if costs:
+        words += f", where the next rate costs {' and '.join(costs)}"
+    return words
 
 
 def write_corrected(entry: RegisteredClaim) -> str:

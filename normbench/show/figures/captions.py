@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normbench.evidence.measures import Metric
-from normbench.wording import join_first
+from normbench.wording import join_first, percent
 
 MOST_TOLD = 12  # rows of a figure in its alternative text
 
@@ -205,10 +205,14 @@ def learning_rates(metric: Metric, *, crosses: bool, ranges: Sequence[str]) -> F
     )
 
 
-def search(*, seeds: int, crosses: bool, ranges: Sequence[str]) -> FigureWords:
+def search(*, seeds: int, crosses: bool, ranges: Sequence[str], length: float = 1.0) -> FigureWords:
     """Return the words of a figure of the search for a learning rate.
 
-    crosses: whether runs were lost. ranges: the name of each arm, its lowest and its highest value.
+    Args:
+        seeds: how many have chosen, at most.
+        crosses: whether runs were lost.
+        ranges: the name of each arm, its lowest and its highest value.
+        length: of the runs that chose, as a share of those that are reported.
     """
     if seeds == 1:
         mean = "of one seed that is not reported"
@@ -218,6 +222,8 @@ def search(*, seeds: int, crosses: bool, ranges: Sequence[str]) -> FigureWords:
         "What chose the learning rate of each arm: the final validation loss on a tenth held out of the training data, "
         f"{mean}; filled: the chosen rate."
     ]
+    if length < 1:
+        caption.append(f"These runs have {percent(length)} of the steps of those that are reported.")
     if crosses:
         caption.append("× at the upper edge, in a row for each arm: rates at which a run was lost.")
     return words(

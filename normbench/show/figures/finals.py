@@ -16,15 +16,8 @@ from normbench.evidence.measures import Metric, finite_numbers, loss_on
 from normbench.evidence.study import RecordedStudy
 from normbench.results.comparisons import in_two_groups
 from normbench.results.designs import Crossing, crossings, gather
-from normbench.results.sensitivity import (
-    Search,
-    TriedLevels,
-    are_numbers,
-    count_trained,
-    outcome,
-    searches,
-    tried_levels,
-)
+from normbench.results.search import Search, searches
+from normbench.results.sensitivity import TriedLevels, are_numbers, count_trained, outcome, tried_levels
 from normbench.results.statistics import mean_interval
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
@@ -361,20 +354,26 @@ def draw_largest_rates(chart: Chart, data: pd.DataFrame) -> None:
 
 
 def draw_search(study: RecordedStudy) -> list[Figure]:
-    """Draw what each arm reached at the learning rates of which one was chosen for it, where one was."""
-    all_searches = searches(study)
-    data = pd.DataFrame(ends_of_search(all_searches))
+    """Draw what each arm of a study reached at the learning rates of which one was chosen for it, where one was."""
+    return draw_searches(searches(study), "learning-rate-search")
+
+
+def draw_searches(found: Sequence[Search], name: str) -> list[Figure]:
+    """Draw what arms reached at the learning rates of which one was chosen for them. name: of the figure."""
+    data = pd.DataFrame(ends_of_search(found))
     if data.empty or data["mean"].isna().all():
         return []
     metric = loss_on("val")
     crosses = bool(data["diverged"].any())
-    arms = [search.arm for search in all_searches]
+    arms = [search.arm for search in found]
     axis = Axis("learning rate", "log")
     chart = draw_against(arms, data, "learning_rate", axis, metric, crosses=crosses, what="held-out")
-    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, ranges=write_ranges(data, metric))
+    length = min(search.length for search in found)
+    ranges = write_ranges(data, metric)
+    words = captions.search(seeds=data["seeds"].max(), crosses=crosses, ranges=ranges, length=length)
     sentences = [*words.sentences, *chart.notes]
     shown = data.rename(columns={"filled": "chosen", "diverged": "lost"})
-    return [Figure("learning-rate-search", words.title, sentences, words.alt, chart.canvas, shown)]
+    return [Figure(name, words.title, sentences, words.alt, chart.canvas, shown)]
 
 
 def ends_of_search(found: Sequence[Search]) -> list[dict[str, Any]]:

@@ -1,0 +1,177 @@
+"""How learning rates were chosen: how much the choice matters, by hand, in reports, and as claims keep and tell it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import draw_for_pages_alone
+from made_claims import NOW, claims_and_digests, complete, content
+from made_runs import make_report, make_run
+from test_claims import read_one, write_claim
+
+from normbench.claims.files import load_result, write_result
+from normbench.claims.measuring import measure_runs
+from normbench.claims.page import write_page
+from normbench.evidence.arms import Arm
+from normbench.record.digests import write_with_digests
+from normbench.record.forms import CHOICE_FILE
+from normbench.results.claimed import Tuning
+from normbench.results.rules import ClaimKind
+from normbench.results.search import RateChoice, Search, read_choice
+from normbench.sweep.folder import Entry
+
+ARM = {"norm": "rmsnorm"}
+
+
+def choice(lr: float | None, losses: dict[float, list[float | None]], **more: Any) -> RateChoice:
+    """A choice by the losses at each rate."""
+    curve = [{"lr": rate, "losses": of_rate} for rate, of_rate in losses.items()]
+    found = read_choice({"arm": ARM, "lr": lr, "edge": None, "curve": curve} | more)
+    assert found is not None
+    return found
+
+
+def search(*choices: RateChoice) -> Search:
+    return Search(Arm(ARM), choices)
+
+
+# ---- by hand
+
+
+def test_the_curvature_is_that_of_the_parabola_through_three_rates() -> None:
+    rates, losses = [1e-3, 3e-3, 1e-2], [2.03, 2.0, 2.05]
+    found = search(choice(3e-3, {rate: [loss] for rate, loss in zip(rates, losses, strict=True)}))
+    by_numpy = 2 * np.polyfit(np.log2(rates), losses, 2)[0]
+    assert found.best == 3e-3 and found.curvature == pytest.approx(by_numpy)
+    assert found.neighbours == pytest.approx({1e-3: 0.03, 1e-2: 0.05})
+    # Over doublings it is the second difference.
+    even = search(choice(2e-3, {1e-3: [2.03], 2e-3: [2.0], 4e-3: [2.05]}))
+    assert even.curvature == pytest.approx(2.03 - 2 * 2.0 + 2.05)
+
+
+def test_choices_of_seeds_are_compared_within_each() -> None:
+    first = choice(3e-3, {1e-3: [2.1], 3e-3: [2.0], 1e-2: [2.2]}, seed=0)
+    second = choice(3e-3, {3e-3: [5.0], 1e-2: [5.1], 3e-2: [5.4]}, seed=1)  # whose losses are all larger
+    third = choice(1e-2, {1e-3: [3.3], 3e-3: [3.1], 1e-2: [3.0], 3e-2: [3.2]}, seed=2, edge="highest", length=0.25)
+    found = search(first, second, third)
+    assert found.best == 3e-3 and found.chosen == [3e-3, 3e-3, 1e-2] and found.edges == ["highest"]
+    assert found.neighbours == pytest.approx({1e-3: np.mean([0.1, 0.2]), 1e-2: np.mean([0.2, 0.1, -0.1])})
+    curves = ([2.1, 2.0, 2.2], [3.3, 3.1, 3.0])
+    fitted = [2 * np.polyfit(np.log2([1e-3, 3e-3, 1e-2]), losses, 2)[0] for losses in curves]
+    assert found.curvature == pytest.approx(np.mean(fitted)) and found.length == 0.25
+    assert found.losses[3e-3] == [2.0, 5.0, 3.1] and found.means[3e-2] == pytest.approx(5.3 - 1.0)
+
+
+def test_lost_runs_and_ends_leave_nothing_to_compare() -> None:
+    at_end = search(choice(1e-3, {1e-3: [2.0, 2.2], 3e-3: [2.1, 2.2]}))
+    assert at_end.curvature is None and at_end.neighbours == pytest.approx({3e-3: 0.05})
+    lost = search(choice(3e-3, {1e-3: [None], 3e-3: [2.0], 1e-2: [2.1]}))
+    assert lost.curvature is None and lost.neighbours == pytest.approx({1e-2: 0.1}) and lost.lost[1e-3] == 1
+    none = search(choice(None, {1e-3: [None], 3e-3: [None]}))
+    assert none.best is None and none.neighbours == {} and none.curvature is None and none.chosen == []
+    assert read_choice({"arm": ARM, "lr": 0.1}) is None, "what was tried is not noted"
+    for damaged in ({"lr": 0.0, "losses": [2.0]}, {"lr": -1.0, "losses": []}, {"lr": "a", "losses": []}, {}):
+        assert read_choice({"arm": ARM, "lr": 0.1, "curve": [damaged]}) is None
+
+
+# ---- in reports
+
+
+def test_a_report_tells_what_the_next_rate_costs(tmp_path: Path) -> None:
+    noted = []
+    for norm, luck in (("layernorm", 0.0), ("rmsnorm", 0.01)):
+        for seed in range(2):
+            make_run(tmp_path, norm=norm, seed=seed, lr=3e-3)
+            curve = [{"lr": 1e-3, "losses": [2.1 + luck]}, {"lr": 3e-3, "losses": [2.0]}, {"lr": 1e-2, "losses": [2.3]}]
+            noted.append({"arm": {"norm": norm}, "lr": 3e-3, "curve": curve, "seed": seed, "length": 0.25})
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    (table,) = [one for one in make_report([tmp_path]).tables if one.key == "search"]
+    rows = {row[0]: dict(zip(table.frame.columns, row, strict=True)) for row in table.rows}
+    assert rows["rmsnorm"]["chosen"] == "0.003 (2)"
+    assert rows["rmsnorm"]["what the next rate costs, nats"] == "+0.110 at 0.001, +0.300 at 0.01"
+    fitted = 2 * np.polyfit(np.log2([1e-3, 3e-3, 1e-2]), [2.1, 2.0, 2.3], 2)[0]
+    assert float(rows["layernorm"]["curvature, nats per doubling²"]) == pytest.approx(fitted, rel=0.05)
+    assert any("25 % of the steps" in note for note in table.notes)
+
+
+# ---- on claims
+
+
+def test_the_choices_of_a_claim_are_those_of_its_runs(tmp_path: Path) -> None:
+    write_claim(tmp_path, words=["norm=rmsnorm,layernorm", "sweep.lr=each"])
+    folder = tmp_path / "runs"
+    entries, noted = [], []
+    for norm in ("rmsnorm", "layernorm"):
+        for seed in (0, 1, 2):
+            run = make_run(folder, norm=norm, seed=seed, lr=3e-3)
+            if seed < 2:  # the last one is of a later look
+                entries.append(Entry(run.name, {"norm": norm}, seed, 100, []))
+            curve = [{"lr": 1e-3, "losses": [2.1], "mean": 2.1}, {"lr": 3e-3, "losses": [2.0], "mean": 2.0}]
+            noted.append({"name": norm, "arm": {"norm": norm}, "lr": 3e-3, "edge": None, "curve": curve, "seed": seed})
+    path = folder / CHOICE_FILE
+    write_with_digests(path, {"arms": noted}, [path.name])
+    claim = read_one(tmp_path)
+    measured = measure_runs(claim, folder, entries)
+    assert measured.missing == [] and measured.tuning is not None
+    assert [(tuning.arm, [one.seed for one in tuning.choices]) for tuning in measured.tuning] == [
+        ("rms", [0, 1]),
+        ("ln", [0, 1]),
+    ]
+    assert measured.tuning[0].search.neighbours == pytest.approx({1e-3: 0.1})
+    path.write_text(path.read_text().replace("2.1", "2.2"))
+    assert measure_runs(claim, folder, entries).tuning is None, "a file that was changed tells nothing"
+    write_claim(tmp_path, words=["norm=rmsnorm,layernorm"])
+    assert measure_runs(read_one(tmp_path), folder, entries).tuning is None
+
+
+def test_a_claim_keeps_and_tells_how_its_rates_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_for_pages_alone(monkeypatch)
+    claims, digests = claims_and_digests()
+    claims["larger"] = content("Larger", ClaimKind.LARGER, 0.02, words=["model=nano", "sweep.lr=each"])
+    losses: dict[float, list[float | None]] = {1e-3: [2.01], 3e-3: [2.0], 1e-2: [2.03]}
+    choices = tuple(choice(3e-3, losses, seed=seed) for seed in range(10))
+    path = tmp_path / "larger" / "claim.json"
+    path.parent.mkdir()
+
+    def page_with(**more: Any) -> str:
+        write_result(complete("larger", claims["larger"], 0.03, digest=NOW, **more), path)
+        write_page(tmp_path, claims, digests)
+        return (tmp_path / "claims.html").read_text()
+
+    page = page_with(tuning=(Tuning("one", choices),))
+    said = (
+        "one at 0.003 (10 seeds), where the next rate costs 0.01 nats (0.5 of the margin) at 0.001 and 0.03"
+    )
+    assert said in page and "curvature, nats per doubling²" in page and 'id="figure--rates-larger"' in page
+    whole = json.loads(path.read_text())
+    assert load_result(path).tuning == (Tuning("one", choices),)
+    (kept,) = whole["tuning"]
+    assert kept["best"] == 3e-3 and kept["neighbours"] == pytest.approx({"0.001": 0.01, "0.01": 0.03})
+    assert kept["curvature"] == pytest.approx(2 * np.polyfit(np.log2([1e-3, 3e-3, 1e-2]), [2.01, 2.0, 2.03], 2)[0])
+    changes: list[tuple[list[str | int], Any]] = [
+        ([0, "curvature"], 1.0),
+        ([0, "neighbours", "0.01"], 0.0),
+        ([0, "choices", 3, "lr"], 1e-2),
+        ([0, "choices", 3, "curve", 0, "losses"], [1.9]),
+        ([0, "choices", 3, "seed"], 77),
+        ([0, "arm"], "three"),
+        ([0, "choices"], []),
+    ]
+    for place, value in changes:
+        changed = json.loads(json.dumps(whole))
+        part: Any = changed["tuning"]
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = value
+        write_with_digests(path, changed, [path.name])
+        with pytest.raises(ValueError, match="larger"):
+            load_result(path)
+    # Of results from before the losses were kept it is said that they were not.
+    page = page_with()
+    assert "chosen by losses on held-out data that were not kept" in page and "figure--rates" not in page
+    row = (tmp_path / "claims.csv").read_text()
+    assert "way_of_rates" in row and "each" in row
