@@ -238,6 +238,7 @@ FALSE: list[dict[str, Any]] = [
     {"minutes": -5.0},
     {"minutes": float("inf")},
     {"date": "<b>"},
+    {"machine__commit": "fa7f780aa0011+changes"},
 ]
 
 

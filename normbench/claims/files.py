@@ -18,6 +18,7 @@ from normbench.errors import explain
 from normbench.record.digests import find_altered, write_with_digests
 from normbench.record.files import read_content, read_json
 from normbench.record.forms import DIGESTS
+from normbench.record.machine import is_changed
 from normbench.results.claimed import ClaimResult
 from normbench.results.effects import ArmValue, EffectError, parse_effect
 from normbench.results.search import RateChoice
@@ -225,6 +226,8 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
             yield f"arms.{arm} has other seeds than values"
     if result.judgement is None:
         return
+    if is_changed(result.machine.get("commit")):
+        yield f"it has no verdict, as its runs are of uncommitted code ({result.machine['commit']})"
     seeds = sorted(result.values)
     if seeds != list_seeds(result.claim, len(seeds)) or len(seeds) not in result.claim["seeds"]:
         yield f"its seeds are {', '.join(map(str, seeds))}, and not the first {result.claim['seeds'][-1]} of the claim"
