@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from argparse import Namespace
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -287,7 +287,34 @@ class Touching:
         return touch, (str(self.path),)
 
 
+class Easy(dict[str, Any]):
+    """A dictionary with attributes, as options are often kept."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.__dict__ = self
+
+
+class Steps(list[int]):
+    """A list of a class of its own."""
+
+
+def make_optimizer() -> torch.optim.Optimizer:
+    """Make an optimizer with a state, which is tensors without names."""
+    network = make_network(2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    network(torch.ones(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
 VALUES = {
+    "optimizer": make_optimizer(),
+    "schedule": torch.optim.lr_scheduler.StepLR(make_optimizer(), 3),
+    "loss with weights": nn.CrossEntropyLoss(weight=torch.ones(5)),
+    "queue": deque([1.0, 2.0], maxlen=3),
+    "dictionary of a class": Easy(lr=0.1, more=Easy(a=[1])),
+    "list of a class": Steps([1, 2]),
     "number of numpy": np.float64(0.5),
     "array of numpy": np.ones(3),
     "random state of numpy": np.random.RandomState(0).get_state(),
@@ -317,13 +344,25 @@ def test_code_beside_weights_does_not_run(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [{"ema": {}}, {}], ids=["and an average", "alone"])
-def test_weights_in_an_object_are_not_passed_over(tmp_path: Path, content: dict[str, Any]) -> None:
-    """Those of the average beside it are not what was asked for."""
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_modules_that_were_saved_whole_are_read_without_their_code(tmp_path: Path, wrapper: str) -> None:
     network = make_network(3)
-    torch.save({"model": network, **dict.fromkeys(content, network.state_dict())}, tmp_path / "given.pth")
-    with pytest.raises(UsageError, match=r"holds more than tensors \(torch.nn.modules.container.Sequential\)"):
-        load(tmp_path / "given.pth", make_network(1))
+    network.stem.register_buffer("scratch", torch.ones(2), persistent=False)
+    wrapped = copy.deepcopy(network)
+    if "compiled" not in wrapper:  # what torch.compile makes cannot be saved whole
+        wrapped = WRAPPERS[wrapper](wrapped)
+    torch.save({"epoch": 3, "net": wrapped}, tmp_path / "given.pth")
+    assert_alike(load(tmp_path / "given.pth", make_network(1)), network)
+
+
+def test_of_a_module_and_an_average_one_is_chosen(tmp_path: Path) -> None:
+    network, average = make_network(3), make_network(2)
+    path = tmp_path / "given.pth"
+    torch.save({"model": network, "ema": average.state_dict()}, path)
+    with pytest.raises(UsageError, match="write one of model or ema after a colon"):
+        load(path, make_network(1))
+    assert_alike(load(f"{path}:model", make_network(1)), network)
+    assert_alike(load(f"{path}:ema", make_network(1)), average)
 
 
 def test_weights_in_a_list_are_read(tmp_path: Path) -> None:

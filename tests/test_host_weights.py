@@ -155,14 +155,19 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     damaged.write_bytes(b"nothing")
     note = tmp_path / "note.txt"
     note.write_text("weights")
-    said = {pickled: "more than tensors (a call)", damaged: "cannot be read", note: "is not a file of weights"}
+    called = "other things than tensors by name (a call)"
+    said = {pickled: called, damaged: "cannot be read", note: "is not a file of weights"}
     for path, what in said.items():
         assert what in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
     assert not (tmp_path / "ran").exists()
     whole = tmp_path / "whole.pth"
     torch.save(torch.nn.Linear(2, 2), whole)
     message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(whole))
-    assert message.isprintable() and "(torch.nn.modules.linear.Linear)" in message and "state_dict()" in message
+    assert message.isprintable() and "(cls_token, " in message and "weight, bias are not the model's" in message
+    arrays = tmp_path / "arrays.pth"
+    torch.save({"head.weight": torch.zeros(1).numpy()}, arrays)
+    message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(arrays))
+    assert message.isprintable() and "tensors by name (numpy." in message and "state_dict()" in message
     assert "is not there" in refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(tmp_path / "nix"))
     (tmp_path / "empty").mkdir()
     assert "has no .safetensors" in refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path / "empty"))

@@ -185,8 +185,9 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
         try:
             if is_pickle(file):
                 content = load_pickle(file)
-                refuse_objects(content, file)
                 gather_tensors(content, (), tensors_of_file)
+                if not tensors_of_file:
+                    refuse_objects(content, file)
             else:
                 tensors_of_file.update(safetensors.torch.load_file(file))
         except UsageError:
@@ -246,20 +247,45 @@ class Unread:
     def __setstate__(self, state: Any) -> None:
         self.parts.append(state)
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """What a module of torch has by name, what it saves of its tensors and the modules in it; else nothing."""
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            for kind in PARTS_OF_MODULES:
+                named = part.get(kind) if isinstance(part, Mapping) else None
+                found |= named if isinstance(named, Mapping) else {}
+            left_out = part.get(NOT_SAVED) if isinstance(part, Mapping) else None
+            if isinstance(left_out, set):
+                found = drop_keys(found, *left_out)
+        return found
 
-def make_dictionary(*arguments: object) -> dict[Any, Any]:
-    """Return a dictionary, which a file then fills, in place of one with a default."""
-    return {}
+
+class Dictionary:
+    """Makes a dictionary in place of one of another class, which a file fills."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        return OrderedDict[Any, Any]()
 
 
-DICTIONARIES = ("collections.defaultdict",)
+class List:
+    """Makes a list in place of another sequence, which a file fills."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        return list[Any]()
+
+
+PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")
+NOT_SAVED = "_non_persistent_buffers_set"
 IN_OLDER_FORMAT = ("argparse.Namespace",)  # what files have beside tensors in which torch does not look for such names
+FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(?:\w+\.)*Unread:(\S+)'>")
 
 
 def load_pickle(file: Path, mmap: bool = False) -> Any:
     """Return what torch.save wrote, as far as torch reads it; no code that comes with it is imported or runs.
 
-    Training programs save options, paths and numbers of numpy's beside the weights: in their places are `Unread`.
+    Training programs save options, paths and numbers of numpy's beside the weights, and some save modules whole: in
+    their places are `Unread`, dictionaries and lists. Which of the three a class is shows when a file fills it.
     """
     names = list(IN_OLDER_FORMAT)
     try:
@@ -268,26 +294,32 @@ def load_pickle(file: Path, mmap: bool = False) -> Any:
         if "torchscript" in str(error):
             what = f"{file} is a program of TorchScript, whose code would run"
             raise UsageError(f"{what}: save model.state_dict() alone, or {WANTED}") from error
-    instead: list[Any] = []
-    for name in names:
-        kind = make_dictionary if name in DICTIONARIES else type("Unread", (Unread,), {"name": name})
-        instead.append((kind, name))
-    with torch.serialization.safe_globals(instead):
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    instead: dict[str, type] = {name: type(f"Unread:{name}", (Unread,), {"name": name}) for name in names}
+    while True:
+        stand_ins: list[Any] = [(kind, name) for name, kind in instead.items()]
+        try:
+            with torch.serialization.safe_globals(stand_ins):
+                return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+        except pickle.UnpicklingError as error:
+            filled = FILLED.search(str(error))
+            if filled is None:
+                raise
+            how, name = filled.groups()
+            instead[name] = Dictionary if how == "SETITEM" else List
 
 
 def refuse_objects(content: Any, file: Path) -> None:
-    """Refuse a file in which an object that is not read has tensors, as where a whole model was saved.
+    """Refuse a file in which an object stands that is not read, so that its tensors have no names.
 
     Args:
         content: of the file.
         file: for the error.
 
     Raises:
-        UsageError: with the name of the object's class.
+        UsageError: with the name of the first such object's class.
     """
     for item in items_in(content):
-        if isinstance(item, Unread) and any(isinstance(part, Tensor) for part in items_in(item)):
+        if isinstance(item, Unread):
             raise UsageError(f"{file} cannot be read, since {explain_object(item.name)}")
 
 
@@ -297,22 +329,20 @@ def items_in(content: Any) -> Iterator[Any]:
     seen = set[int]()
     while left:
         item = left.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        yield item
-        if isinstance(item, Mapping):
-            left += item.values()
-        elif isinstance(item, list | tuple | set):
-            left += item
-        elif isinstance(item, Unread):
-            left += item.parts
+        if id(item) not in seen:
+            seen.add(id(item))
+            yield item
+            if isinstance(item, Mapping):
+                left += item.values()
+            elif isinstance(item, list | tuple | set):
+                left += item
 
 
 def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> None:
     """Add the tensors in what was saved to those found, with the versions of modules; what is no tensor is left out.
 
-    A tensor of a list has no name, and what a list holds of dictionaries is named by its place there.
+    A tensor of a list has no name, and what a list holds of dictionaries is named by its place there. A module that was
+    saved whole has the names that its state_dict() would have.
 
     Args:
         content: of a file, or of something in it.
@@ -322,6 +352,8 @@ def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> No
     if isinstance(content, list | tuple):
         for number, item in enumerate(content):
             gather_tensors(item, (*place, str(number)), found)
+    if isinstance(content, Unread):
+        content = content.tensors
     if not isinstance(content, Mapping):
         return
     versions = getattr(content, "_metadata", None)
@@ -423,7 +455,7 @@ def explain_pickle(error: pickle.UnpicklingError) -> str:
 
 def explain_object(name: str) -> str:
     """Say why no weights are taken of an object of a class."""
-    what = f"it holds more than tensors ({name}), as where a whole model is saved, and code in it would run"
+    what = f"it holds other things than tensors by name ({name}), whose code would run"
     return f"{what}: save model.state_dict() alone, or {WANTED}"
 
 
