@@ -10,7 +10,7 @@ from data_helpers import write_questions
 from studied import measured, subject
 
 from normbench.studies.folding import fold, logits_of
-from normbench.studies.invariance import PUBLISHED, SIX_CHANGES, Invariance, by_change, verdict
+from normbench.studies.invariance import PUBLISHED, RANDOM, SIX_CHANGES, Invariance, by_change, verdict
 from normbench.studies.padding import Padding
 from normbench.studies.removal import Removal
 
@@ -26,6 +26,19 @@ VIT = ("model=timm", "model.name=vit_tiny_patch16_224", "model.kwargs.depth=2", 
        "trainer.steps=3")  # fmt: skip
 CONVNEXT = ("model=timm", "model.name=convnext_atto", "model.kwargs.depths=[1,1,1,1]",
             "model.kwargs.dims=[8,8,8,8]", "data=digits", "data.batch_size=4", "trainer.steps=3")  # fmt: skip
+
+
+RESNET = ("model=timm", "model.name=resnet18", "model.kwargs.layers=[1,1,1,1]", "model.kwargs.channels=[8,8,8,8]",
+          "data=digits", "data.batch_size=4", "trainer.steps=3")  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", ["own", "batchnorm"])
+def test_batch_norms_in_a_given_model_respond_as_published(norm: str) -> None:
+    """Of which torch's takes no ε of 0."""
+    pytest.importorskip("timm")
+    rows = measured(Invariance(), subject(f"norm={norm}", *RESNET)).dropna(subset=["deviation"])
+    verdicts = by_change(rows[rows["input"] == RANDOM], ["norm"], "holds", verdict)
+    assert " ".join(verdicts[SIX_CHANGES].iloc[0]) == PUBLISHED["batchnorm"]
 
 
 @pytest.mark.parametrize(

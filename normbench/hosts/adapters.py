@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,7 @@ from normbench.types import Norm
 # What classes call their ε, and what it is in those that do not say it.
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
 USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+LEAST_EPS = sys.float_info.min  # nothing beside any variance; of 0 torch's batch_norm says that it must be positive
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,11 @@ class Adapter:
                 return torch.finfo(torch.float32).eps if value is None else float(value)
         return self.usual_eps
 
-    def write_eps(self, norm: nn.Module, eps: float) -> None:
-        """Give a norm another ε, where it has an attribute with it."""
+    def leave_out_eps(self, norm: nn.Module) -> None:
+        """Give a norm the least ε that each class takes, where it has an attribute with it."""
         for name in self.eps:
             if hasattr(norm, name):
-                setattr(norm, name, eps)
+                setattr(norm, name, LEAST_EPS)
                 return
 
     def read_gain(self, norm: nn.Module) -> Tensor | None:

@@ -78,7 +78,7 @@ def measure_blocks(subject: Subject) -> Iterator[Row]:
     for norm in norms.values():
         norm.train()  # running statistics are those of no batch yet
         if model.hosted:  # whose norms have an ε that is not in the configuration
-            Adapter(-1).write_eps(norm, 0.0)
+            Adapter(-1).leave_out_eps(norm)
     bound = bound_of(torch.float32 if model.hosted else torch.float64)
     blocks = model.anatomy().blocks
     measured_blocks = {"first": blocks[0], "last": blocks[-1]}

@@ -253,7 +253,7 @@ def with_norm(subject: Subject, given: NormInput, x: Inputs, *, eps: bool) -> La
     else:
         norm = copy.deepcopy(given.norm)
         if not eps:
-            Adapter(channel_dim).write_eps(norm, 0.0)
+            Adapter(channel_dim).leave_out_eps(norm)
     norm.to(x).requires_grad_(False)
     return lambda w, x: norm((x @ w.T).movedim(-1, channel_dim)).movedim(channel_dim, -1)
 
