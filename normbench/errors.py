@@ -132,16 +132,16 @@ def comes_from_torchvision(error: BaseException | None) -> bool:
     """
     while error is not None:
         names_it = "torchvision::" in str(error) or (type(error) is ImportError and "torchvision" in str(error))
-        if names_it or passes_through(error, "torchvision"):
+        if names_it or comes_from_import(error, "torchvision"):
             return True
         error = error.__cause__
     return False
 
 
-def passes_through(error: BaseException, package: str) -> bool:
-    """Tell whether an error was raised in a file of a package, or in what such a file called."""
+def comes_from_import(error: BaseException, package: str) -> bool:
+    """Tell whether an error was raised while a file of a package was imported, not while its functions were called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(is_of_package(Path(frame.filename), package) for frame in frames)
+    return any(frame.name == "<module>" and is_of_package(Path(frame.filename), package) for frame in frames)
 
 
 def is_of_package(path: Path, package: str) -> bool:

@@ -31,7 +31,7 @@ from normbench.hosts import Adapter, Findings, Found
 from normbench.hosts.adapters import ACTING_INSIDE, TABLE
 from normbench.hosts.libraries import LIBRARIES
 from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, Own, RMSNorm
-from normbench.types import LanguageModeling
+from normbench.types import ImageClassification, LanguageModeling
 
 SITES = yaml.safe_load((REPOSITORY / "tests/given_sites.yaml").read_text("utf-8"))
 
@@ -737,6 +737,22 @@ def test_a_model_that_cannot_be_imported_for_its_torchvision_is_the_same_sentenc
     monkeypatch.setattr(library, "make", refuse)
     with pytest.raises(UsageError, match=r"^torchvision, which transformers imports, does not fit torch"):
         library.build("llama", {}, LanguageModeling(vocabulary_size=17, context=16))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "side", "said"),
+    [
+        ("resnet18", {"oddly": 1}, 8, r"cannot be built \(TypeError: .*'oddly'.*model.kwargs"),
+        ("vit_b_16", {}, 30, r"cannot be built \(AssertionError: Input shape"),
+    ],
+)
+def test_what_torchvision_does_not_take_is_not_blamed_on_its_version(
+    name: str, options: dict[str, Any], side: int, said: str
+) -> None:
+    pytest.importorskip("torchvision")
+    images = ImageClassification(num_classes=3, image_shape=(3, 8, 8))
+    with pytest.raises(UsageError, match=said):
+        LIBRARIES["torchvision"].build(name, options, images, side)
 
 
 def test_a_norm_whose_library_cannot_be_imported_is_a_sentence_too(
