@@ -106,6 +106,17 @@ def test_many_arms_that_did_not_train_have_one_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_what_many_arms_miss_is_said_of_all(tmp_path: Path) -> None:
+    """In the plural, and one loss where all have it."""
+    for norm in ("layernorm", "dyt", "none"):
+        constant = {"loss/val": 2.3, "accuracy/val": 0.1}
+        make_run(tmp_path, norm=norm, final=2.31, accuracy=0.1, data={"constant": constant})
+    assert text_of(make_report([tmp_path])).startswith(
+        "3 of 3 arms did not train, and are not compared (dyt, layernorm, none): their validation losses end at 2.310 "
+        "nats, not 5 % below the 2.300 of a constant guess, and they do not make 25 % fewer errors than one, "
+    )
+
+
 def test_data_that_know_the_accuracy_of_a_constant_alone_are_enough(tmp_path: Path) -> None:
     for norm, share in (("layernorm", 0.9), ("dyt", 0.149)):
         make_run(tmp_path, norm=norm, accuracy=share, data={"constant": {"accuracy/val": 0.149}})

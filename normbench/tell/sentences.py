@@ -150,9 +150,10 @@ def say_stuck(arms: Mapping[str, ArmResult]) -> list[str]:
         for arm in never.values():
             stuck += arm.stuck
         ends = [run.loss for run in stuck]
+        lowest_and_highest = dict.fromkeys([fixed(min(ends), 3), fixed(max(ends), 3)])
         texts.append(
             f"{len(never)} of {len(arms)} arms did not train, and are not compared ({', '.join(never)}): their "
-            f"validation losses end at {fixed(min(ends), 3)} to {fixed(max(ends), 3)} nats, {missed(stuck[0])}."
+            f"validation losses end at {' to '.join(lowest_and_highest)} nats, {missed(stuck[0], 'they do')}."
         )
     for name, arm in arms.items():
         if arm.stuck and (arm.trained or len(never) <= FEW_STUCK):
@@ -184,8 +185,11 @@ def name_runs(some: int, total: int, what: str) -> str:
     return f"{which} {what}"
 
 
-def missed(run: Stuck) -> str:
-    """Say what a run would have had to reach to count as trained: the rule of `RecordedRun.trained`."""
+def missed(run: Stuck, who_does: str = "it does") -> str:
+    """Say what a run would have had to reach to count as trained: the rule of `RecordedRun.trained`.
+
+    who_does: not make few errors, it or they.
+    """
     loss, accuracy = run.constant_loss, run.constant_accuracy
     words = "" if loss is None else f"not {percent(LEARNED)} below the {fixed(loss, 3)} of a constant guess"
     if accuracy is None:
@@ -194,7 +198,7 @@ def missed(run: Stuck) -> str:
         words += ","
     guess = "a constant guess" if loss is None else "one"
     return (
-        f"{words} and it does not make {percent(LEARNED_RIGHT)} fewer errors than {guess}, which is right in "
+        f"{words} and {who_does} not make {percent(LEARNED_RIGHT)} fewer errors than {guess}, which is right in "
         f"{fixed(100 * accuracy, 1)} % of all cases"
     ).strip()
 
