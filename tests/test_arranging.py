@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from data_helpers import (
+    CLASSES,
     IMAGES,
     LABELS,
     SMALL,
@@ -185,6 +186,16 @@ def test_classes_that_differ_in_writing_alone_are_told(name: str, tmp_path: Path
     assert warning.startswith("warning: ") and said in warning and len(data.classes) == 3
 
 
+@pytest.mark.parametrize(("trained", "judging"), [([0, 1], [0.0, 1.0]), (["pos", "neg"], ["pos", "Neg"])])
+def test_classes_that_are_written_otherwise_in_another_split_are_told(
+    trained: list[Any], judging: list[Any], tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "my" / "train.csv", WORDS[:20], trained * 10)
+    write_rows(tmp_path / "my" / "test.csv", WORDS[20:40], judging * 10)
+    with pytest.raises(UsageError, match=r"the class '.*' to judge and '.*' to train on, .* how they are written: "):
+        texts(tmp_path / "my")
+
+
 @pytest.mark.parametrize("labels", [["a", "A"], ["1", "10"], ["new york", "newyork"], [-1, 1]])
 def test_classes_that_differ_are_not_told(labels: list[Any], tmp_path: Path) -> None:
     assert not texts(write_rows(tmp_path / "t.csv", WORDS, labels * 30)).notes()
@@ -243,6 +254,35 @@ def test_texts_of_equal_tokens_are_on_one_side(level: str, are_one: bool, holdou
         assert data.describe()["repeated_texts"] == 120 - len(
             {" ".join(t.split()) if blanks else t for t in identities}
         )
+
+
+@pytest.mark.parametrize("word", ["dev", "Development", " validation "])
+def test_what_validates_has_the_names_that_people_give_it(word: str, tmp_path: Path) -> None:
+    """Else the table would be left out, and its test data would validate; or the folder would be a class."""
+    splits = ["train"] * 30 + [word] * 20 + ["test"] * 10
+    table = write_table(tmp_path / "t.csv", {"text": WORDS, "label": ["a", "b"] * 30, "split": splits})
+    sizes = [len(some) for some in texts(table, split_column="split").examples.values()]
+    assert sizes == [30, 20, 10]
+    if word.strip() == word:
+        for split in dict.fromkeys(splits):
+            some = [text for text, own in zip(WORDS, splits, strict=True) if own == split]
+            write_rows(tmp_path / "my" / f"{split}.csv", some, ["a", "b"] * (len(some) // 2))
+            write_folder(tmp_path / "images" / split, 3)
+        assert [len(some) for some in texts(tmp_path / "my").examples.values()] == sizes
+        assert images(tmp_path / "images").classes == CLASSES
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1])
+@pytest.mark.parametrize("holdout", [0, 0.3])
+def test_repeats_are_those_of_the_examples_that_are_used(share: float, holdout: float, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    labels = [draw.choice("ab") for _ in range(120)]
+    data = texts(write_rows(tmp_path / "t.csv", draw.choices(WORDS, k=120), labels), train_share=share, holdout=holdout)
+    used = [text for some in split_texts(data).values() for text in some]
+    repeats = len(used) - len({*used})
+    assert data.describe()["repeated_texts"] == repeats
+    (note,) = data.notes()
+    assert note.startswith(f"note: {repeats} of the {len(used)} texts of texts repeat another; ")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1])

@@ -122,6 +122,11 @@ def find_alike(names: Iterable[str]) -> list[list[str]]:
     return [group for group in alike.values() if len(group) > 1]
 
 
+def tell_apart(name: str) -> str:
+    """Return a name in quotes, with the numbers of those characters that look like others."""
+    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
+
+
 def sort_names(names: Iterable[str]) -> list[str]:
     """Return the names of classes in their order: by size where all are numbers, as −2, 1.5 and 10, else by letters."""
     listed = list(names)
@@ -196,9 +201,16 @@ def add_equal_facts(facts: Mapping[str, Any], rows: Mapping[Any, Sequence[Hashab
     return {**facts, EQUAL: equal} if any(equal.values()) else dict(facts)
 
 
-def count_repeats(equal: EqualRows) -> int:
-    """Return how many rows are equal to another before them."""
-    kinds = [kind for pairs in equal.values() for _, kind in pairs]
+def count_repeats(equal: EqualRows, examples: Iterable[tuple[str, Places]]) -> int:
+    """Return how many examples are equal to another before them.
+
+    Args:
+        equal: rows of all splits.
+        examples: for each split the one in which they were when equal ones were sought, and their places there.
+    """
+    kinds = []
+    for split, places in examples:
+        kinds += [kind for _, kind in pairs_at(equal, split, places)]
     return len(kinds) - len({*kinds})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from normbench.data.arranging import EQUAL, EqualRows, Places, count_repeats, count_seen, find_alike
+from normbench.data.arranging import EQUAL, EqualRows, Places, count_repeats, count_seen, find_alike, tell_apart
 from normbench.data.cache import Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -61,11 +60,6 @@ def find_cut(wanted: int, equal: Any) -> int:
         if not equal[place]:
             return place
     return wanted
-
-
-def tell_apart(name: str) -> str:
-    """Return a name in quotes, with the numbers of those characters that look like others."""
-    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
 
 
 def generator(seed: int, purpose: str, number: int) -> torch.Generator:
@@ -252,16 +246,19 @@ class ContentData(Data):
         for split, count in self.seen.items():
             whole = f"{count:,} of the {len(self.examples[split]):,} {self.unit} of {split}"
             lines.append(f"warning: {whole} are equal to some that train, so {split} judges what the model has seen")
-        if self.has_repeats:
+        if self.repeats:
             total = sum(map(len, self.examples.values()))
-            what = f"{count_repeats(self.equal):,} of the {total:,} {self.unit} of {self.content.name} repeat another"
+            what = f"{self.repeats:,} of the {total:,} {self.unit} of {self.content.name} repeat another"
             lines.append(f"note: {what}; equal ones are never divided where normbench divides the data")
         return lines
 
-    @property
-    def has_repeats(self) -> bool:
-        """Whether equal examples stand together in the content."""
-        return bool(self.equal) and "train_equal" in self.content.arrays
+    @cached_property
+    def repeats(self) -> int:
+        """How many examples are equal to another before them, in data of which equal ones stand together; else 0."""
+        if "train_equal" not in self.content.arrays or not self.equal:
+            return 0
+        judging = [self.judging_places(split) for split in self.examples if split != "train"]
+        return count_repeats(self.equal, [self.trained_places(), *judging])
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
@@ -272,8 +269,8 @@ class ContentData(Data):
         seen = {}
         for split, count in self.seen.items():
             seen[f"{split}_{self.unit}_seen_in_training"] = count
-        if self.has_repeats:
-            seen[f"repeated_{self.unit}"] = count_repeats(self.equal)
+        if self.repeats:
+            seen[f"repeated_{self.unit}"] = self.repeats
         return {
             "name": self.content.name,
             **self.content.about,

@@ -17,12 +17,14 @@ import numpy as np
 from normbench.data.arranging import (
     add_equal,
     check_labels,
+    find_alike,
     find_kinds,
     has_equal,
     keep_together,
     mark_equal,
     note_earlier,
     number_rows,
+    tell_apart,
 )
 from normbench.data.batches import Holdout, Name
 from normbench.data.cache import (
@@ -60,6 +62,8 @@ SPLIT_NAMES = {
     "val": "val",
     "valid": "val",
     "validation": "val",
+    "dev": "val",
+    "development": "val",
     "test": "test",
     "testing": "test",
 }
@@ -68,9 +72,8 @@ WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet fi
 
 ENOUGH = "give two classes, each with some to train on, and some to validate"
 HIDDEN_NAMES = (str(HIDDEN), str(float(HIDDEN)))  # as a table of whole numbers has it, or of others
-ARRANGED = (
-    "rows of equal tokens together"  # in keys of the cache: how rows are divided, and classes numbered, in this version
-)
+# In keys of the cache: how rows are divided, and classes numbered, in this version.
+ARRANGED = "rows of equal tokens together, dev validates"
 
 
 class Columns(NamedTuple):
@@ -221,6 +224,10 @@ def arrange_rows(
             raise UsageError(f"{where} has {which}: leave these rows out, or give their labels")
         if not untrained:
             raise UsageError(f"all {what} of {where} have one class, {printable(name):.80}: {ENOUGH}")
+        alike = [classes[number] for number in trained if find_alike([name, classes[number]])]
+        if alike:
+            which = f"the class {tell_apart(name)} to judge and {tell_apart(alike[0])} to train on"
+            raise UsageError(f"{where} has {which}, which differ only in how they are written: write them in one way")
         raise UsageError(f"{where} has too few {what} of the class {printable(name):.80}: {ENOUGH}")
     return rows, counts
 
@@ -300,7 +307,7 @@ def splits_of(words: Sequence[Any], where: str) -> list[str]:
     """
     splits = []
     for row, word in enumerate(words):
-        split = SPLIT_NAMES.get(str(word).lower())
+        split = SPLIT_NAMES.get(str(word).strip().lower())
         if split is None:
             what = "no split" if word is None or word == "" else f"no split but {word!r:.80}"
             raise UsageError(f"row {row} of {where} has {what}: write train, val or test")
