@@ -21,6 +21,7 @@ from normbench.claims.files import write_result
 from normbench.claims.page import write_page
 from normbench.claims.suite import read_suite, settling_words
 from normbench.results.claimed import ClaimResult, Corrected, RegisteredClaim, Status, judge
+from normbench.results.luck import AT_MOST
 from normbench.results.rules import ClaimKind, ClaimRule, Verdict
 from normbench.results.statistics import holm
 from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
@@ -137,6 +138,26 @@ def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> Non
     assert len(p_values) == 12 and p_values.count(0.0) == 1
     assert [entry.corrected.p for entry in entries] == pytest.approx(holm(p_values))
     assert len(suite.judgements) == 8 and suite.by_chance == pytest.approx(0.35)
+    assert [(chance.verdicts, chance.shares_luck) for chance in suite.chances] == [(7, False), (0, True)]
+
+
+def test_what_chance_gives_goes_by_how_rates_were_chosen(tmp_path: Path) -> None:
+    claims, digests = claims_and_digests()
+    for name, kind, way in (("larger", ClaimKind.LARGER, "auto"), ("same", ClaimKind.PARITY, "auto")):
+        claims[name] = content("One rate", kind, 0.03, words=["model=nano", f"sweep.lr={way}"])
+    claims["open"] = content("Own rates", ClaimKind.PARITY, 0.01, words=["model=nano", "'sweep.lr=each'"])
+    for name in ("larger", "same", "open"):
+        (tmp_path / name).mkdir()
+        write_result(complete(name, claims[name], 0.03), tmp_path / name / "claim.json")
+    suite = read_suite(tmp_path, claims, digests, [])
+    fair, shared = suite.chances
+    assert (fair.verdicts, fair.wrong) == (1, pytest.approx(0.05))
+    at_most = AT_MOST[10]
+    assert (shared.verdicts, shared.wrong) == (2, pytest.approx(at_most.of_differences + at_most.of_bounds))
+    assert suite.by_chance == pytest.approx(fair.wrong + shared.wrong)
+    sentences = write_suite(suite)
+    assert any("of 1 verdict whose runs have rates" in sentence for sentence in sentences)
+    assert any("up to 34 % of differences and 21 % of parities" in sentence for sentence in sentences)
 
 
 def test_the_page_says_what_there_is(folder: Path) -> None:

@@ -143,9 +143,7 @@ def test_a_claim_keeps_and_tells_how_its_rates_were_chosen(tmp_path: Path, monke
         return (tmp_path / "claims.html").read_text()
 
     page = page_with(tuning=(Tuning("one", choices),))
-    said = (
-        "one at 0.003 (10 seeds), where the next rate costs 0.01 nats (0.5 of the margin) at 0.001 and 0.03"
-    )
+    said = "one at 0.003 (10 seeds), where the next rate costs 0.01 nats (0.5 of the margin) at 0.001 and 0.03"
     assert said in page and "curvature, nats per doubling²" in page and 'id="figure--rates-larger"' in page
     whole = json.loads(path.read_text())
     assert load_result(path).tuning == (Tuning("one", choices),)

@@ -30,38 +30,51 @@ def intervals(values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]
     return mean - half, mean + half
 
 
-def verdicts(values: np.ndarray, kind: Kind, margin: float, target: float = 0.0, level: float = 0.05) -> np.ndarray:
-    """The rules of the design page, on many claims at once."""
+def decide(
+    mean: np.ndarray, error: np.ndarray, n: int, kind: Kind, margin: float, target: float = 0.0, level: float = 0.05
+) -> list[tuple[str, np.ndarray]]:
+    """The rules of the design page: each verdict, and on which claims it is the one. error: standard, of each mean."""
+    of_difference = kind in (Kind.LARGER, Kind.SIZED, Kind.ANY)
+    half = stats.t.isf(level / 2 if of_difference else level, n - 1) * error
+    lower, upper = mean - target - half, mean - target + half
     if kind is Kind.LARGER:
-        lower, upper = intervals(values, level)
         rules = [
-            (upper < 0, "contradicted"),
-            ((lower > 0) & (upper >= margin), "reproduced"),
-            (upper < margin, "not reproduced"),
+            ("contradicted", upper < 0),
+            ("reproduced", (lower > 0) & (upper >= margin)),
+            ("not reproduced", upper < margin),
         ]
-    elif kind in (Kind.SIZED, Kind.ANY):
-        lower, upper = intervals(values, level)
-        enough = margin if kind is Kind.SIZED else 0.0
+    elif of_difference:
         rules = [
-            ((lower > 0) & (lower >= enough), "reproduced"),
-            ((lower > 0) & (upper >= margin), "real, size unsettled"),
-            (lower > 0, "real, smaller than matters"),
-            (upper < -margin, "contradicted"),
-            ((upper < 0) & (lower >= -margin), "opposite, smaller than matters"),
-            (upper < 0, "opposite, size unsettled"),
-            (upper < margin, "not reproduced"),
+            ("reproduced", (lower > 0) & (lower >= (margin if kind is Kind.SIZED else 0.0))),
+            ("real, size unsettled", (lower > 0) & (upper >= margin)),
+            ("real, smaller than matters", lower > 0),
+            ("contradicted", upper < -margin),
+            ("opposite, smaller than matters", (upper < 0) & (lower >= -margin)),
+            ("opposite, size unsettled", upper < 0),
+            ("not reproduced", upper < margin),
         ]
     elif kind is Kind.AT_LEAST:
-        lower, upper = intervals(values, 2 * level)
-        rules = [(lower > -margin, "reproduced"), (upper < -margin, "contradicted")]
+        rules = [("reproduced", lower > -margin), ("contradicted", upper < -margin)]
     else:
-        lower, upper = intervals(values - target, 2 * level)
+        held = "parity" if kind is Kind.PARITY else "reproduced"
         rules = [
-            ((lower > -margin) & (upper < margin), "parity" if kind is Kind.PARITY else "reproduced"),
-            ((upper < -margin) | (lower > margin), "contradicted"),
+            (held, (lower > -margin) & (upper < margin)),
+            ("contradicted", (upper < -margin) | (lower > margin)),
         ]
-    conditions, names = zip(*rules, strict=True)
-    return np.select(conditions, names, "inconclusive")
+    decided = []
+    is_open = np.ones(lower.shape, bool)
+    for verdict, condition in rules:
+        decided.append((verdict, is_open & condition))
+        is_open = is_open & ~condition
+    return [*decided, ("inconclusive", is_open)]
+
+
+def verdicts(values: np.ndarray, kind: Kind, margin: float, target: float = 0.0, level: float = 0.05) -> np.ndarray:
+    """The same of the last axis of values, on many claims at once."""
+    n = values.shape[-1]
+    error = values.std(-1, ddof=1) / math.sqrt(n)
+    names, masks = zip(*decide(values.mean(-1), error, n, kind, margin, target, level), strict=True)
+    return np.select(masks, names, "inconclusive")
 
 
 def share(found: np.ndarray, *names: str) -> float:

@@ -380,6 +380,7 @@ def as_json(suite: Suite) -> dict[str, Any]:
         "registered": len(suite.entries),
         "judged": len(suite.judgements),
         "by_chance": suite.by_chance,
+        "chances": [asdict(chance) for chance in suite.chances],
         "sentences": write_suite(suite),
         "claims": claims,
     }

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Meta, to_builtins
 
 from normbench.evidence.arms import Arm
+from normbench.results.luck import ONE_FOR_ALL, false_share
 from normbench.results.rules import (
     IN_FAVOUR,
     ClaimKind,
@@ -21,7 +22,7 @@ from normbench.results.rules import (
     level_over_looks,
 )
 from normbench.results.search import RateChoice, Search
-from normbench.results.statistics import ALPHA, POWER, ROUNDING, Interval, Sample
+from normbench.results.statistics import POWER, ROUNDING, Interval, Sample
 from normbench.results.worth import Worth
 
 FEWEST_EQUAL = 3  # values without which equal ones say nothing
@@ -526,6 +527,21 @@ class RegisteredClaim:
 
 
 @dataclass(frozen=True)
+class Chance:
+    """How many verdicts chance gives at most.
+
+    Attributes:
+        shares_luck: whether arms have one learning rate for all of their seeds, whose luck no interval has.
+        verdicts: how many there are of the kind.
+        wrong: how many of them may be wrong, if no claim is true.
+    """
+
+    shares_luck: bool
+    verdicts: int
+    wrong: float
+
+
+@dataclass(frozen=True)
 class Suite:
     """Registered claims that are corrected together: those that come with normbench, or a person's own.
 
@@ -541,8 +557,23 @@ class Suite:
 
     @property
     def by_chance(self) -> float:
-        """Return how many verdicts chance gives at most, each tested at 5 %: those without an interval have none."""
-        return ALPHA * sum(judgement.interval is not None for judgement in self.judgements)
+        """Return how many verdicts chance gives at most: those without an interval have none."""
+        return sum(chance.wrong for chance in self.chances)
+
+    @property
+    def chances(self) -> list[Chance]:
+        """Return the same apart: with one rate for all seeds of an arm, and with any other way of choosing rates."""
+        return [self.chance_of(shares_luck=False), self.chance_of(shares_luck=True)]
+
+    def chance_of(self, shares_luck: bool) -> Chance:
+        """Return it of the claims whose arms have one rate for all of their seeds, or of all others."""
+        shares = []
+        for entry in self.entries:
+            judgement = entry.judgement
+            is_among = (entry.way_of_rates == ONE_FOR_ALL) == shares_luck
+            if judgement is not None and judgement.interval is not None and is_among:
+                shares.append(false_share(entry.kind, entry.way_of_rates, judgement.n))
+        return Chance(shares_luck, len(shares), sum(shares))
 
     @property
     def withdrawn(self) -> list[RegisteredClaim]:

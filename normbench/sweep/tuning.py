@@ -1,10 +1,10 @@
 """Learning rates that a sweep chooses on a tenth held out of the training data, on seeds that are not reported.
 
 With `sweep.lr=auto` an arm has one rate, chosen on the seeds `sweep.lr_seeds`. How lucky that choice was is shared by
-all reported seeds, which therefore look more alike than they are: of equal arms, one 95 % interval in six excludes 0,
-and not one in twenty (tests/test_tuning_luck.py). With `sweep.lr=each` each reported seed has a rate that was chosen on
-a seed of its own, so that the luck of choosing is a part of what differs from seed to seed, and intervals hold what
-they promise.
+all reported seeds, which therefore look more alike than they are: of equal arms with ten seeds, up to one 95 % interval
+in three excludes 0, and not one in twenty (tests/test_tuning_luck.py). With `sweep.lr=each` each reported seed has a
+rate that was chosen on a seed of its own, so that the luck of choosing is a part of what differs from seed to seed, and
+intervals hold what they promise.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
+from normbench.results.luck import AT_MOST
 from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
@@ -26,6 +27,7 @@ from normbench.wording import (
 )
 
 NEW_RULE = "2026-11-29"  # the day from which on claims are of kind sized or any, and not larger
+SEEDS_OF_MOST = 10  # that most claims have
 SMALL = 1e-4  # an effect below it is written with an exponent
 
 
@@ -248,15 +250,33 @@ def write_suite(suite: Suite) -> list[str]:
     if suite.not_settled:
         why = "as what was found after their runs says the opposite under other conditions, and count with p = 1"
         sentences.append(f"{len(suite.not_settled)} of the others were run and are not settled, {why}.")
-    if suite.by_chance:
-        most = significant(suite.by_chance, 2)
-        beginning = "Each is tested by itself at 5 %, so that chance gives up to"
-        sentences.append(f"{beginning} {most} wrong verdicts among them.")
+    sentences += tell_chances(suite)
     reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
     sentences.append(
         f"After Holm's correction over all {registered}, run or not, {reproduced} of the {judged} judged claims "
         f"reproduce at this scale (parity included) and {contradicted} are contradicted."
     )
+    return sentences
+
+
+def tell_chances(suite: Suite) -> list[str]:
+    """Write how many verdicts chance gives at most, by how learning rates were chosen."""
+    sentences = []
+    for chance in suite.chances:
+        if not chance.verdicts:
+            continue
+        most = significant(chance.wrong, 2)
+        if not chance.shares_luck:
+            which = f"{count(chance.verdicts, 'verdict')} whose runs have rates that were fixed, or chosen seed by seed"
+            sentences.append(f"Each is tested by itself at 5 %: of {which}, chance gives up to {most} wrong ones.")
+            continue
+        worst = AT_MOST[SEEDS_OF_MOST]
+        shares = f"{percent(worst.of_differences)} of differences and {percent(worst.of_bounds)} of parities"
+        sentences.append(
+            f"{count(chance.verdicts, 'verdict')} rest on one learning rate for all seeds of an arm (sweep.lr=auto), "
+            f"and how lucky its choice was is in no interval: in simulations with {SEEDS_OF_MOST} seeds 5 % are wrong "
+            f"where the next rate costs nothing or much, and up to {shares} in between, which would be {most} of these."
+        )
     return sentences
 
 
