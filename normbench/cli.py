@@ -531,7 +531,12 @@ CLAIM_WORDS = click.argument(
 @flag("at-scale", "Run with the words that claims have for a larger scale, in outputs/claims-at-scale.")
 @flag("trial", "Run with any words, on seeds from 100 on, without a verdict, in outputs/claims-trial.")
 @flag("report", "Write the page on all claims, claims.html, and run nothing.")
-@flag("verify", "Check what FOLDER says of claims against the runs in it.", metavar="FOLDER", type=FOLDER)
+@flag(
+    "verify",
+    "Check what FOLDER says of claims against the runs in it, or published results by their values (docs/claims).",
+    metavar="FOLDER",
+    type=FOLDER,
+)
 @flag("register", "Fix claims as they stand: note date and sha256 in REGISTERED, beside their YAMLs.")
 @flag("reason", "With --register: why, in words.", default="", show_default=False)
 @flag("new", "Write the YAML of a claim NAME, to be filled in, from the sweep in a FOLDER that follows it.")
@@ -560,6 +565,7 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
       normbench claims rmsnorm-parity --trial trainer.steps=100 seed=100,101,102
       normbench claims --report
       normbench claims --verify outputs/claims
+      normbench claims --verify docs/claims
       normbench claims --new my-claim outputs/sweep
     """
     from normbench.commands.claims import ClaimsRequest

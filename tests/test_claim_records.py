@@ -90,6 +90,14 @@ def change(content: Any, path: tuple[Any, ...]) -> Any:
     return changed
 
 
+def name_place(path: tuple[Any, ...]) -> str:
+    """Write the path of a value as verification does."""
+    place = ""
+    for key in path:
+        place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)
+    return place
+
+
 def is_compared(path: tuple[Any, ...]) -> bool:
     """Tell whether verification computes a value again, and does not only check what it may be."""
     words = [str(key) for key in path]
@@ -101,6 +109,21 @@ def test_a_claim_verifies_as_it_was_written(claim: ClaimRun) -> None:
     assert wrong_with(claim) == []
     (found,) = verify([claim])
     assert (found.verdict, found.undigested) == ("reproduced", [])
+
+
+def test_several_changed_numbers_are_all_told_with_or_without_a_digest_that_fits(claim: ClaimRun) -> None:
+    whole = json.loads(file_of(claim).read_text())
+    changed = whole
+    paths = [("judgement", key) for key in ("mean", "sd", "p", "n", "power")] + [("values", "1"), ("arms", "ln", "2")]
+    for path in paths:
+        changed = change(changed, path)
+    file_of(claim).write_text(json.dumps(changed))
+    told = wrong_with(claim)
+    assert f"{file_of(claim)} changed after it had been written" in told
+    write_with_digests(file_of(claim), changed, ["claim.json"])
+    for wrong in (told, wrong_with(claim)):
+        for path in paths:
+            assert [phrase for phrase in wrong if f" {name_place(path)} is " in phrase], path
 
 
 def test_rows_of_uncommitted_code_give_no_verdict(claim: ClaimRun) -> None:
@@ -129,9 +152,12 @@ def test_every_value_is_computed_again_whoever_has_written_the_digest(claim: Cla
     unseen = set[str]()
     for path in leaves_of(whole):
         write_with_digests(file_of(claim), change(whole, path), ["claim.json"])
-        if not wrong_with(claim):
+        wrong = wrong_with(claim)
+        if not wrong:
             assert not is_compared(path), path
             unseen.add(".".join(str(key) for key in path))
+        if path[0] in ("judgement", "values", "arms"):
+            assert [phrase for phrase in wrong if f" {name_place(path)} is " in phrase], path
     # Of what is only checked, most is told as well: no more passes than what is said beside a claim, the version that
     # judged, and how the machine was used.
     of_machine = {f"words.{place}" for place, word in enumerate(whole["words"]) if is_of_machine(word)}

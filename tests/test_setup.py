@@ -234,7 +234,7 @@ def test_what_stops_it_is_said_and_the_next_call_repairs(
 def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_directory(tmp_path: Path) -> None:
     """It is built from a copy, so that no build leaves files here."""
     source, installed = tmp_path / "source", tmp_path / "installed"
-    for name in ("normbench", "conf"):
+    for name in ("normbench", "conf", "docs/claims"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source / name)
@@ -246,7 +246,9 @@ def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_dir
         file.extractall(installed)
     code = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "normbench").rglob("*.py")}
     yamls = {f"normbench/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "conf").rglob("*.yaml")}
-    assert code and yamls and held >= code | yamls
+    published = {f"normbench/published/{path.name}" for path in (REPOSITORY / "docs" / "claims").glob("*.json")}
+    registered = {f"normbench/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "conf").rglob("*.json")}
+    assert all((code, yamls, published, registered)) and held >= code | yamls | published | registered
     assert all(name.startswith("normbench/") for name in held)
     line, environment = [sys.executable, "-m", "normbench", "list"], {**os.environ, "PYTHONPATH": str(installed)}
     outcome = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -27,9 +28,11 @@ from normbench.wording import short
 CLAIM_FILE = "claim.json"
 MOST_FAULTS = 3  # of a result that are told
 PAGE_FILE = "claims.json"  # of the page, beside the folders of results
+PACKAGE = Path(__file__).parent.parent
 
 # What of a claim decides how its values are judged, and what they are.
 RULE = ("kind", "margin", "target", "seeds", "first_seed", "effect", "arms", "measure", "where", "unit")
+ALTERED = "changed after it had been written"
 CLOSE = 1e-9  # of values that were written and read again
 
 
@@ -52,6 +55,39 @@ def load_result(path: Path) -> ClaimResult:
     Raises:
         ValueError: it is missing, damaged, or of another claim than its place says, or contradicts itself.
     """
+    checked = check_result(path)
+    if checked.is_altered:
+        raise ValueError(f"{path} {ALTERED}")
+    if checked.faults:
+        raise ValueError(blame_result(checked.result.name, checked.faults))
+    return checked.result
+
+
+@dataclass(frozen=True)
+class CheckedResult:
+    """What a claim.json holds, and whether it can be so.
+
+    Attributes:
+        content: as it is written.
+        result: the same, with what follows from it computed again.
+        is_altered: whether it is not as its digest says.
+        faults: a phrase for each value that does not follow from others.
+        can_be_judged: whether a verdict can be computed from it.
+    """
+
+    content: Mapping[str, Any]
+    result: ClaimResult
+    is_altered: bool
+    faults: Sequence[str]
+    can_be_judged: bool
+
+
+def check_result(path: Path) -> CheckedResult:
+    """Return what a claim.json holds, with what of it does not follow from its values and its claim.
+
+    Raises:
+        ValueError: it is missing, damaged, or of another claim than its place says.
+    """
     content = read_content(path, json.loads)
     try:
         result = convert(content, ClaimResult, str_keys=True)
@@ -62,21 +98,17 @@ def load_result(path: Path) -> ClaimResult:
     name = name_of_place(path)
     if result.name != name:
         raise ValueError(f"{path} is the result of claim {result.name}, and lies where that of {name} belongs")
-    altered = True
+    is_altered = True
     with suppress(OSError, ValueError, RecursionError):
-        altered = bool(find_altered(path))
-    if altered:
-        raise ValueError(f"{path} changed after it had been written")
+        is_altered = bool(find_altered(path))
     try:
         faults = list(find_faults(result))
         again = to_json(result.as_record())
         for key in result.DERIVED:
             faults += find_differences(content.get(key), again[key], key)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        faults = [f"it cannot be judged ({explain(error)})"]
-    if faults:
-        raise ValueError(blame_result(name, faults))
-    return result
+        return CheckedResult(content, result, is_altered, [f"it cannot be judged ({explain(error)})"], False)
+    return CheckedResult(content, result, is_altered, faults, True)
 
 
 def blame_result(name: str, faults: Sequence[str]) -> str:
@@ -98,6 +130,17 @@ def name_of_place(path: Path) -> str:
     return re.sub(r"-[0-9a-f]{8}\d*$", "", folder.name) if folder.parent.name == OLDER else folder.name
 
 
+def published_directory() -> Path:
+    """Return the folder of the published results, NAME.json: inside of the installed package, or docs of a checkout."""
+    installed = PACKAGE / "published"
+    return installed if installed.is_dir() else PACKAGE.parent / "docs" / "claims"
+
+
+def list_published(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold results as they are published."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name != PAGE_FILE]
+
+
 def is_digested(path: Path) -> bool:
     """Tell whether a claim.json holds a digest, which those of before 2026-11-29 do not."""
     return bool((read_json(path) or {}).get(DIGESTS))
@@ -115,9 +158,7 @@ def read_results(folder: Path, left_out: list[str]) -> dict[str, ClaimResult]:
         left_out: to which a sentence is added for each file that cannot be used.
     """
     results = dict[str, ClaimResult]()
-    for path in sorted([*folder.glob(f"*/{CLAIM_FILE}"), *folder.glob("*.json")]):
-        if path.name == PAGE_FILE:
-            continue
+    for path in sorted([*folder.glob(f"*/{CLAIM_FILE}"), *list_published(folder)]):
         try:
             result = load_result(path)
         except ValueError as error:

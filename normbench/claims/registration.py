@@ -189,9 +189,7 @@ def digest_of(content: Mapping[str, Any], scheme: int, configurations: str = "",
         configurations: `digest_of_json` of those of its runs, which scheme 2 covers.
         runs_of: digest of the claim whose runs these are, in the same scheme; empty where it has runs of its own.
     """
-    covered = drop_keys(content, *OUTSIDE[scheme])
-    if content["at_scale"]:
-        covered["at_scale"] = content["at_scale"]["words"]  # hours and machine are guesses
+    covered = covered_by(content, scheme)
     if scheme == WORDS_ALONE:
         digest = digest_of_json(covered)
         return hashlib.sha256(f"{digest} {runs_of}".encode()).hexdigest() if runs_of else digest
@@ -200,6 +198,14 @@ def digest_of(content: Mapping[str, Any], scheme: int, configurations: str = "",
         if value not in (None, "", [], {}):  # so that a key which claims get later changes no digest
             given[key] = value
     return digest_of_json({"claim": given, "configurations": configurations, "runs_of": runs_of})
+
+
+def covered_by(content: Mapping[str, Any], scheme: int) -> dict[str, Any]:
+    """Return what of a claim a digest covers. content: key and value of its YAML."""
+    covered = drop_keys(content, *OUTSIDE[scheme])
+    if content.get("at_scale"):
+        covered["at_scale"] = content["at_scale"]["words"]  # hours and machine are guesses
+    return covered
 
 
 def digest_of_json(content: Any) -> str:

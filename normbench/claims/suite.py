@@ -15,6 +15,7 @@ from normbench.claims.files import (
     blame_result,
     find_other_rule,
     load_result,
+    published_directory,
     read_result,
     read_results,
 )
@@ -232,6 +233,14 @@ class ClaimStanding:
         if result is None or result.digest != self.claim.digest or find_other_rule(result, self.claim.content):
             return None
         return result
+
+    def read_published(self) -> ClaimResult | None:
+        """Return its published result; None where there is none for its registration of today, or in another way."""
+        if self.claim.is_own or self.way.trial or self.way.at_scale:
+            return None
+        result = read_result(published_directory() / f"{self.claim.name}.json")
+        is_current = result is not None and result.digest == self.claim.digest
+        return result if is_current and result is not None and result.judgement is not None else None
 
     @property
     def is_complete(self) -> bool:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from normbench.claims.checks import PlannedPoint, is_in_blocks, plan_points, seed_word, study_of
 from normbench.claims.claim import Claim
-from normbench.claims.files import CLAIM_FILE, find_differences, is_digested, load_result, to_json
+from normbench.claims.files import (
+    ALTERED,
+    CLAIM_FILE,
+    CheckedResult,
+    check_result,
+    find_differences,
+    is_digested,
+    to_json,
+)
 from normbench.claims.measuring import Measured, as_word, fits
 from normbench.claims.registering import name_run, read_runs
-from normbench.claims.registration import OUTSIDE, registrations_of, why_unregistered
+from normbench.claims.registration import (
+    OUTSIDE,
+    WORDS_ALONE,
+    covered_by,
+    digest_of,
+    registrations_of,
+    why_unregistered,
+)
 from normbench.claims.run import ClaimRun, block_name, describe
 from normbench.claims.suite import is_of_machine
 from normbench.config.schema import list_unwritten
@@ -23,6 +39,7 @@ from normbench.evidence.arms import LEARNING_RATE, canonical
 from normbench.evidence.run import read_run
 from normbench.evidence.study import ASIDE
 from normbench.record.directory import RunDirectory
+from normbench.record.forms import DIGESTS
 from normbench.results.claimed import ClaimResult, Status, judge
 from normbench.results.rules import Verdict
 from normbench.settings import drop_keys
@@ -54,6 +71,7 @@ def list_not_compared(scheme: int) -> dict[str, str]:
     return {**beside, **NOT_COMPARED}
 
 
+BY_RUNS = "by its runs "  # begins what is told of a value that runs give otherwise
 LATER_FIELDS = ("unreached", "worth", "tuning")  # which results of before 2026-11-28, or 2026-11-29, lack
 
 
@@ -82,36 +100,70 @@ def verify(runs: Iterable[ClaimRun]) -> Iterator[Verification]:
     """
     for run in runs:
         path = run.folder / CLAIM_FILE
-        try:
-            result = load_result(path)
-        except ValueError as error:
-            yield Verification(run.claim.name, "", [str(error)])
-            continue
-        verdict = "" if result.judgement is None else str(result.judgement.verdict)
         undigested = [] if is_digested(path) else [CLAIM_FILE]
-        changed = ""
-        try:
-            wrong = list(find_wrong(run, result, undigested))
-            changed = run.tell_changes()
-        except (UsageError, OSError) as error:
-            wrong = [str(error)]
-        yield Verification(run.claim.name, verdict, wrong, undigested, changed)
+        yield verify_file(run, path, undigested, partial(find_wrong, run, undigested=undigested))
 
 
-def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> list[str]:
+def verify_published(runs: Iterable[ClaimRun], folder: Path) -> Iterator[Verification]:
+    """Verify claims by what is published of them alone, NAME.json in a folder, and yield what is found of each.
+
+    All that follows from the values by seed is computed again; the runs from which these follow are not there.
+
+    Args:
+        runs: the claims.
+        folder: of the files.
+    """
+    for run in runs:
+        path = folder / f"{run.claim.name}.json"
+        undigested = [] if is_digested(path) else [path.name]
+        yield verify_file(run, path, undigested, partial(find_wrong_without_runs, run))
+
+
+def verify_file(
+    one: ClaimRun, path: Path, undigested: list[str], find: Callable[[CheckedResult], list[str]]
+) -> Verification:
+    """Return what is found of a claim by a file with its result.
+
+    Args:
+        one: the claim.
+        path: of the file.
+        undigested: what was made before records had digests, to which `find` may add.
+        find: returns what is wrong with the result, besides what contradicts itself.
+    """
+    try:
+        checked = check_result(path)
+    except ValueError as error:
+        return Verification(one.claim.name, "", [str(error)])
+    wrong = [f"{path} {ALTERED}"] if checked.is_altered else []
+    if not checked.can_be_judged:
+        return Verification(one.claim.name, "", [*wrong, *checked.faults])
+    judgement = checked.result.judgement
+    verdict = str(checked.result.status if judgement is None else judgement.verdict)
+    changed = ""
+    try:
+        found = find(checked)
+        changed = one.tell_changes()
+    except (UsageError, OSError) as error:
+        found = [str(error)]
+    told = {phrase.removeprefix(BY_RUNS) for phrase in found}
+    wrong += [f"by its values and its claim {fault}" for fault in checked.faults if fault not in told]
+    return Verification(one.claim.name, verdict, [*wrong, *found], undigested, changed)
+
+
+def find_wrong(one: ClaimRun, checked: CheckedResult, undigested: list[str]) -> list[str]:
     """Return what is wrong with the result of a claim; empty where it follows from the runs.
 
     The runs are measured and judged again by what had measured and judged them, and all that comes out is compared.
 
     Args:
         one: the claim.
-        result: of it.
+        checked: its result.
         undigested: to which is added what of the runs was made before records had digests.
 
     Raises:
         UsageError, OSError: the runs do not fit the claim, or cannot be read.
     """
-    claim = one.claim
+    claim, result = one.claim, checked.result
     wrong = find_other_registrations(one, result)
     if result.status is not Status.COMPLETE or result.judgement is None:
         return [*wrong, f"it is {result.status}: {result.reason}"]
@@ -129,29 +181,32 @@ def find_wrong(one: ClaimRun, result: ClaimResult, undigested: list[str]) -> lis
     if again.status is Status.UNCOMMITTED:
         wrong.append(again.reason)
     machines = [describe(session) for session in measured.sessions]
-    wrong += compare_results(result, again, machines, list_not_compared(claim.scheme))
+    wrong += compare_results(checked.content, again, machines, list_not_compared(claim.scheme))
     wrong += check_notes(one, result)
     return wrong or check_looks(claim, result.judgement.verdict, result.values)
 
 
 def compare_results(
-    result: ClaimResult, again: ClaimResult, machines: Sequence[Mapping[str, Any]], not_compared: Iterable[str]
+    written: Mapping[str, Any],
+    again: ClaimResult,
+    machines: Sequence[Mapping[str, Any]],
+    not_compared: Iterable[str],
 ) -> list[str]:
     """Return in what a result differs from what its runs give, field by field.
 
     Args:
-        result: as claim.json has it.
+        written: what claim.json holds.
         again: as it comes out again.
         machines: on which the runs were made, one of which the result names; empty where that was not noted.
         not_compared: paths of what no run tells.
     """
-    before, now = to_json(result.as_record()), to_json(again.as_record())
+    before, now = drop_keys(to_json(written), DIGESTS), to_json(again.as_record())
     if again.judgement is None:  # a run is missing, or of uncommitted code, which is said already
         for key in ("status", "reason", "judgement"):
             before[key] = now[key] = None
     for key in LATER_FIELDS:
-        if before[key] is None:
-            now[key] = None
+        if before.get(key) is None:
+            before[key] = now[key] = None
     before["machine"].pop(JUDGING, None)
     others = [drop_keys(machine, JUDGING) for machine in machines]
     if others:
@@ -164,19 +219,56 @@ def compare_results(
             for section in sections:
                 content = content[section]
             content.pop(key, None)
-    return [f"by its runs {phrase}" for phrase in find_differences(before, now)]
+    return [f"{BY_RUNS}{phrase}" for phrase in find_differences(before, now)]
 
 
-def check_notes(one: ClaimRun, result: ClaimResult) -> list[str]:
-    """Return what is wrong with what of a result no run tells: its days, its minutes, its words."""
+def find_wrong_without_runs(one: ClaimRun, checked: CheckedResult) -> list[str]:
+    """Return what is wrong with the published result of a claim, besides what contradicts itself.
+
+    It is to be of a registration of the claim; where that is the last one, it is to have its words, seeds and looks.
+    """
+    claim, result = one.claim, checked.result
+    noted = [registration for registration in registrations_of(claim) if registration.digest == result.digest]
+    if not noted:
+        return [f"no registration of {claim.name} has the digest {result.digest[:12]}… of its result"]
+    wrong = check_days(claim, result)
+    if result.digest != claim.digest:  # of an earlier registration, and struck out
+        is_whole = noted[0].scheme == WORDS_ALONE and not result.claim.get("runs_of")
+        if is_whole and digest_of(result.claim, WORDS_ALONE) != result.digest:
+            wrong.append(f"its claim is not what was registered on {noted[0].date}")
+        return wrong
+    unregistered = why_unregistered(claim)
+    if unregistered:
+        wrong.append(unregistered)
+    before, now = covered_by(result.claim, claim.scheme), covered_by(claim.content, claim.scheme)
+    wrong += [f"by the registration {phrase}" for phrase in find_differences(to_json(before), to_json(now), "claim")]
+    if result.judgement is None:
+        return wrong
+    if sorted(result.values) not in claim.looks:
+        seeds = ", ".join(map(str, sorted(result.values)))
+        wrong.append(f"its seeds are {seeds}, and not the first {claim.seeds[-1]} of the claim")
+    missing = [word for word in claim.words if word not in result.words]
+    if missing:
+        wrong.append(f"words are not those of the claim: {' '.join(missing)} is missing")
+    return wrong or check_looks(claim, result.judgement.verdict, result.values)
+
+
+def check_days(claim: Claim, result: ClaimResult) -> list[str]:
+    """Return what is wrong with the days of a result, which is of a registration of the claim."""
     wrong = []
-    days = [noted.date for noted in registrations_of(one.claim) if noted.digest == result.digest]
+    days = [noted.date for noted in registrations_of(claim) if noted.digest == result.digest]
     if result.registered not in days:
         wrong.append(f"registered is {result.registered}, on which the claim was not registered as it is")
     day = read_day(result.date)
     first = read_day(min(days))
     if day is None or (first is not None and day < first - ONE_DAY) or day > date.today() + ONE_DAY:
         wrong.append(f"date is {result.date}, and not a day from its registration to today")
+    return wrong
+
+
+def check_notes(one: ClaimRun, result: ClaimResult) -> list[str]:
+    """Return what is wrong with what of a result no run tells: its days, its minutes, its words."""
+    wrong = check_days(one.claim, result)
     noted = one.read_note().minutes
     if result.minutes is None or not 0 <= result.minutes <= noted + ROUNDED:
         wrong.append(f"minutes is {result.minutes}, where {noted:.2f} are noted beside its runs")

@@ -178,30 +178,34 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     if not claims:
         console.print("there are no claims: --config-dir DIR looks for DIR/claim/NAME.yaml, and --new writes one")
         return
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("claim", no_wrap=True)
-    table.add_column("it says")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("min", no_wrap=True, justify="right")
-    reasons = []
     ours = [standing for standing in claims if not standing.claim.is_own]
     theirs = [standing for standing in claims if standing.claim.is_own]
     lines = {standing.claim.name: describe_standing(standing) for standing in (*ours, *theirs)}
-    for standing in (*ours, *theirs):
-        claim = standing.claim
-        line = lines[claim.name]
-        minutes = short(claim.minutes) if claim.minutes else ""  # none: its runs are another claim's
-        sentence = Text(claim.claim, no_wrap=True, overflow="ellipsis")
-        table.add_row(Text(claim.name), sentence, line.label, minutes)
+    days = sorted({line.published for line in lines.values()})  # that of what was not published is the first: ""
+    for day in days:
+        if day:
+            say(f"published {day}; not run here:")
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("claim", no_wrap=True)
+        table.add_column("it says")
+        table.add_column("verdict", no_wrap=True)
+        table.add_column("min", no_wrap=True, justify="right")
+        for standing in (*ours, *theirs):
+            claim, line = standing.claim, lines[standing.claim.name]
+            if line.published == day:
+                minutes = short(claim.minutes) if claim.minutes else ""  # none: its runs are another claim's
+                sentence = Text(claim.claim, no_wrap=True, overflow="ellipsis")
+                table.add_row(Text(claim.name), sentence, line.label, minutes)
+        console.print(table)
+    for name, line in lines.items():
         if line.reason:
-            reasons.append(f"{claim.name}: {line.reason}")
-    console.print(table)
-    for reason in reasons:
-        say(reason)
+            say(f"{name}: {line.reason}")
     folder = claims[0].way.folder
     if ours:
         complete = sum(lines[standing.claim.name].is_complete for standing in ours)
-        say(f"{complete} of {len(ours)} have a verdict, in {folder}; normbench claims NAME runs what is missing")
+        published = sum(bool(lines[standing.claim.name].published) for standing in ours)
+        more = f", and {published} more a published one" if published else ""
+        say(f"{complete} of {len(ours)} have a verdict, in {folder}{more}; normbench claims NAME runs what is missing")
     if theirs:
         complete = sum(lines[standing.claim.name].is_complete for standing in theirs)
         say(f"{complete} of {len(theirs)} of your own have a verdict, and are a family by themselves, in {folder}")
@@ -215,11 +219,13 @@ class ClaimLine:
         label: for the table.
         reason: what has no room there; empty where nothing is left to say.
         is_complete: whether it has a verdict.
+        published: the day of the published result that it has in place of runs here; empty for none.
     """
 
     label: Text
     reason: str = ""
     is_complete: bool = False
+    published: str = ""
 
 
 def describe_standing(standing: ClaimStanding) -> ClaimLine:
@@ -252,6 +258,10 @@ def describe_standing(standing: ClaimStanding) -> ClaimLine:
         return ClaimLine(Text("not measured"))
     if planned:
         return ClaimLine(Text(f"{done} of {planned} runs"))
+    published = standing.read_published()
+    if published is not None:
+        entry = RegisteredClaim(standing.claim.name, standing.claim.content, published)
+        return ClaimLine(Text(str(entry.standing)), entry.reason, published=published.date)
     return ClaimLine(Text(f"needs {', '.join(standing.claim.needs)}" if standing.claim.needs else "not run"))
 
 
@@ -420,15 +430,15 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
     """Print what verification has found of each claim; return 1 where something is wrong.
 
     Args:
-        folder: of the claims, or of a single one.
+        folder: of the claims, or of a single one; or of published results.
         runs: the claims.
         are_chosen: whether the person has named them; of all others those with a result are verified.
 
     Raises:
         UsageError: the folder holds no claim that was run.
     """
-    from normbench.claims.files import CLAIM_FILE
-    from normbench.claims.verify import verify
+    from normbench.claims.files import CLAIM_FILE, list_published
+    from normbench.claims.verify import verify, verify_published
 
     if (folder / CLAIM_FILE).exists():
         name = folder.absolute().name
@@ -436,17 +446,25 @@ def show_findings(folder: Path, runs: Sequence[ClaimRun], are_chosen: bool) -> i
             runs = [claim_run for claim_run in runs if claim_run.claim.name == name]
         folder = folder.parent
     to_verify = [claim_run.at(folder) for claim_run in runs]
+    published = {path.stem for path in list_published(folder)}
     if not are_chosen:
-        to_verify = [claim_run for claim_run in to_verify if (claim_run.folder / CLAIM_FILE).exists()]
+        to_verify = [
+            claim_run
+            for claim_run in to_verify
+            if claim_run.claim.name in published or (claim_run.folder / CLAIM_FILE).exists()
+        ]
     if not to_verify:
         raise UsageError(f"{folder} holds no claim that was run: give outputs/claims, or the folder of one")
+    with_runs = [claim_run for claim_run in to_verify if claim_run.claim.name not in published]
+    without_runs = [claim_run for claim_run in to_verify if claim_run.claim.name in published]
     is_wrong = False
-    for finding in verify(to_verify):
+    for finding in (*verify(with_runs), *verify_published(without_runs, folder)):
         if finding.wrong:
             is_wrong = True
             say(f"{finding.name}: wrong: {'; '.join(finding.wrong)}")
         else:
-            say(f"{finding.name}: verified, {finding.verdict}{tell_undigested(finding.undigested)}")
+            by = " by its values, as its runs are not here" if finding.name in published else ""
+            say(f"{finding.name}: verified{by}, {finding.verdict}{tell_undigested(finding.undigested)}")
         if finding.changed:
             say(f"{finding.changed}; it is verified by what was registered")
     return 1 if is_wrong else 0
