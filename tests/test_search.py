@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from claim_documents import make_page
 from conftest import draw_for_pages_alone
 from made_claims import NOW, claims_and_digests, complete, content
 from made_runs import make_report, make_run
@@ -16,6 +17,7 @@ from test_claims import read_one, write_claim
 from normbench.claims.files import load_result, write_result
 from normbench.claims.measuring import measure_runs
 from normbench.claims.page import write_page
+from normbench.claims.suite import read_suite
 from normbench.evidence.arms import Arm
 from normbench.record.digests import write_with_digests
 from normbench.record.forms import CHOICE_FILE
@@ -168,6 +170,11 @@ def test_a_claim_keeps_and_tells_how_its_rates_were_chosen(tmp_path: Path, monke
         write_with_digests(path, changed, [path.name])
         with pytest.raises(ValueError, match="larger"):
             load_result(path)
+    entries = read_suite(tmp_path, claims, digests, []).entries
+    write_result(complete("larger", claims["larger"], 0.03, digest=NOW, tuning=(Tuning("one", choices),)), path)
+    kept_suite = read_suite(tmp_path, claims, digests, [])
+    assert not any(entry.judgement for entry in entries), "what is changed is left out"
+    assert f"- `larger`: {said}" in make_page(kept_suite, [])
     # Of results from before the losses were kept it is said that they were not.
     page = page_with()
     assert "chosen by losses on held-out data that were not kept" in page and "figure--rates" not in page

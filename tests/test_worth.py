@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from claim_documents import make_page
 from conftest import draw_for_pages_alone
 from made_claims import NOW, claims_and_digests, complete
 from made_runs import make_report, make_run, make_study
@@ -19,6 +20,7 @@ from scipy.interpolate import interp1d
 
 from normbench.claims.files import load_result, write_result
 from normbench.claims.page import write_page
+from normbench.claims.suite import read_suite
 from normbench.evidence.arms import Arm
 from normbench.evidence.run import Curve, RecordedRun
 from normbench.results.answer import Answer
@@ -291,6 +293,8 @@ def test_claims_have_it_in_their_files_and_a_changed_one_is_told(
     said = "one against two: 0.979 × the time to the same loss (95 %: 0.9"
     assert said in page and "does not come down to the last loss of two" in page
     assert said in write_outcome(result, "small")
+    documented = make_page(read_suite(tmp_path, claims, digests, []), [])
+    assert f"| `larger` | {said}" in documented and "At 1 of 10 seeds one does not come down" in documented
     row = (tmp_path / "claims.csv").read_text()
     assert "time_ratio" in row and "0.979" in row
     for key, value in (("of_time", None), ("n", 9), ("steps", [0.0] * 10), ("unreached", [12]), ("arm", "three")):

@@ -139,7 +139,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
         print()
         print_table(tables.settings_table(study, *study.arms))
         for table in comparison.tables:
-            if table.key.startswith(("arms", "differences", "step-times")):
+            if table.key.startswith(("arms", "differences", "worth", "step-times")):
                 print_table(table.transposed())
     return 0
 

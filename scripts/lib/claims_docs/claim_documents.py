@@ -27,7 +27,9 @@ from normbench.show.pages import show_figure
 from normbench.show.shown import say_once
 from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
+    list_limits_of_worth,
     list_notes,
+    tell_tuning,
     tell_withdrawal,
     write_corrected,
     write_corrected_p,
@@ -37,6 +39,7 @@ from normbench.tell.claim_sentences import (
     write_power,
     write_settling,
     write_suite,
+    write_worth_of_claim,
 )
 from normbench.tell.claim_sizes import write_tested
 from normbench.wording import NONE, count, short, write_minutes
@@ -168,6 +171,8 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         inconclusive=inconclusive_rows(judged),
         notes=noted_rows(judged),
         others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
+        worth=worth_rows(judged),
+        rates=rates_rows(judged),
         machines=machines_of(judged),
         withdrawn=withdrawn_rows(suite.withdrawn),
         witnessed=witnessed_rows(judged),
@@ -238,6 +243,25 @@ def withdrawn_rows(withdrawn: Sequence[RegisteredClaim]) -> list[str]:
             cell(tell_withdrawal(entry)),
         )
         rows.append(f"| {' | '.join(said)} |")
+    return rows
+
+
+def worth_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
+    """Return the rows of the table of what differences in loss are worth."""
+    rows = []
+    for entry in judged:
+        words = write_worth_of_claim(entry.result)
+        if words:
+            rows.append(f"| `{entry.name}` | {words} | {' '.join(list_limits_of_worth(entry.result)) or NONE} |")
+    return rows
+
+
+def rates_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
+    """Return a line for each claim whose learning rates were chosen by losses that were kept."""
+    rows = []
+    for entry in judged:
+        if entry.result is not None and entry.result.tuning is not None:
+            rows.append(f"- `{entry.name}`: {tell_tuning(entry)}.")
     return rows
 
 
