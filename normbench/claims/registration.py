@@ -26,6 +26,7 @@ from normbench.errors import UsageError
 from normbench.record.files import read_json
 from normbench.record.machine import CHANGES, ask_git
 from normbench.settings import drop_keys
+from normbench.wording import count
 
 if TYPE_CHECKING:
     from normbench.claims.claim import Claim
@@ -147,7 +148,7 @@ def tell_digest(folder: Path) -> str:
     digest = hashlib.sha256(b"".join(lines)).hexdigest()
     why = "in a signed tag or with a timestamp service, it proves that they are older than that"
     check = f"head -n {len(lines)} {shlex.quote(str(path))} | sha256sum"
-    return f"the {len(lines)} lines of {path} have the sha256 {digest}: published, {why}; {check} gives it again"
+    return f"the sha256 of {path} ({count(len(lines), 'line')}) is {digest}: published, {why}; {check} gives it again"
 
 
 def find_witness(name: str, digest: str, commit: str | None) -> str:
