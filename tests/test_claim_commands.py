@@ -101,6 +101,9 @@ def test_seeds_count_from_the_first_one_of_a_claim(
     write_claim(tmp_path, kind="any", margin=0.1, seeds=[3, 6], first_seed=100)
     with pytest.raises(UsageError, match="first_seed: 100 is not a seed, from 0 to 99"):
         read_claims([tmp_path / "conf"])
+    write_claim(tmp_path, kind="any", margin=0.1, seeds=[3, 6], first_seed=95)  # the last of which has been tried
+    with pytest.raises(UsageError, match="first_seed: 95 with 6 seeds ends at 100, and seeds from 100 on are for tria"):
+        read_claims([tmp_path / "conf"])
 
 
 def test_a_withdrawn_claim_is_listed_struck_and_run_by_its_name_alone(

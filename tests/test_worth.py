@@ -55,6 +55,15 @@ def arm(name: str, ends: Sequence[float], ms: Sequence[float] | float = 10.0, **
     return Arm({"norm": name}, tuple(runs))
 
 
+def test_a_loss_that_is_met_twice_is_worth_nothing() -> None:
+    """Both fall to 2.2 and overfit to ends 0.5 nats apart: on the way down the higher end is met at the same step."""
+    ways_down = [3.5, 2.8, 2.2]
+    overfit = [Arm({"norm": name}, (run(0, [*ways_down, end]),)) for name, end in (("rms", 2.4), ("ln", 2.9))]
+    assert "the loss of rms rises again towards the end" in worth_of(overfit[0], overfit[1]).reason
+    noisy = Arm({"norm": "rms"}, (run(0, [*ways_down, 2.21]),))  # as evaluations differ
+    assert not worth_of(noisy, noisy).reason
+
+
 # ---- by hand
 
 

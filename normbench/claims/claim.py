@@ -341,6 +341,11 @@ class Reader:
         seeds = tuple(given) if isinstance(given, list) else (given,)
         if min(seeds, default=1) < 1 or len(seeds) > 2 or list(seeds) != sorted(set(seeds)):
             raise self.blame("seeds", f"seeds: {show(given)} is not a number, or two of which the second is larger")
+        first = self.form.first_seed or 0
+        if seeds and first + seeds[-1] > FIRST_TRIAL_SEED:
+            last = first + seeds[-1] - 1
+            cure = f"seeds from {FIRST_TRIAL_SEED} on are for trials: begin earlier, or take fewer"
+            raise self.blame("first_seed", f"first_seed: {first} with {seeds[-1]} seeds ends at {last}, and {cure}")
         return seeds
 
 

@@ -25,6 +25,8 @@ from normbench.results.recorded_facts import SHOULD_BE_ALIKE, Alike, Record
 from normbench.results.statistics import ROUNDING, Interval, Sample, exp2
 from normbench.wording import fixed
 
+MOST_RISE = 0.05  # of the loss after its lowest, as a share of how far it fell: beyond it runs overfit
+
 # What must be the same in both, as a step is else another amount of work.
 OF_A_STEP = ("data.batch_size", "trainer.accumulate", "model.context")
 
@@ -118,6 +120,10 @@ def worth_of(arm: Arm, baseline: Arm) -> Worth:
     if not seeds:
         why = "no seed finished in both with two evaluations on the same data or more, between which its loss is known"
         return Worth(arm.name, baseline.name, reason=why)
+    for side, descents in ((arm, descents_of_arm), (baseline, descents_of_baseline)):
+        if rises_again([descents[seed] for seed in seeds]):
+            why = f"the loss of {side.name} rises again towards the end, so that it is met twice"
+            return Worth(arm.name, baseline.name, reason=why)
     steps, unreached, bounds = [], [], []
     for seed in seeds:
         of_arm, of_baseline = descents_of_arm[seed], descents_of_baseline[seed]
@@ -159,6 +165,13 @@ def descents_of(arm: Arm) -> dict[int, Descent]:
         if len(descent.steps) >= FEWEST_EVALUATIONS:
             descents[run.seed] = descent
     return descents
+
+
+def rises_again(descents: Sequence[Descent]) -> bool:
+    """Tell whether losses end above their lowest by more than what evaluations differ in, in the mean over seeds."""
+    risen = sum(descent.losses[-1] - min(descent.losses) for descent in descents)
+    fallen = sum(descent.losses[0] - min(descent.losses) for descent in descents)
+    return risen > MOST_RISE * fallen
 
 
 def why_not_comparable(arm: Arm, baseline: Arm) -> str:

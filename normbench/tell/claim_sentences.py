@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
@@ -245,8 +245,7 @@ def write_suite(suite: Suite) -> list[str]:
     beginning = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
     sentences = [f"{beginning}: {', '.join(counts)}."]
     if suite.withdrawn:
-        why = "as their tests were found not to be fair ones, and count with p = 1"
-        sentences.append(f"{len(suite.withdrawn)} of the others are withdrawn, {why}.")
+        sentences.append(write_withdrawn(suite.withdrawn))
     if suite.not_settled:
         why = "as what was found after their runs says the opposite under other conditions, and count with p = 1"
         sentences.append(f"{len(suite.not_settled)} of the others were run and are not settled, {why}.")
@@ -257,6 +256,18 @@ def write_suite(suite: Suite) -> list[str]:
         f"reproduce at this scale (parity included) and {contradicted} are contradicted."
     )
     return sentences
+
+
+def write_withdrawn(withdrawn: Sequence[RegisteredClaim]) -> str:
+    """Write how many claims are withdrawn, and what had come out: what is taken back is told with what stays."""
+    came_out = Counter[Verdict]()
+    for entry in withdrawn:
+        came_out.update(result.judgement.verdict for result in entry.older[-1:] if result.judgement)
+    counts = [f"{came_out[verdict]} {verdict}" for verdict in OF_CLAIMS if came_out[verdict]]
+    had = f"had come out {list_words(counts, len(counts))}" if counts else "had not run"
+    verb = "is" if len(withdrawn) == 1 else "are"
+    why = "as their tests were found not to be fair ones, and count with p = 1"
+    return f"{len(withdrawn)} more {verb} withdrawn, {why}: {had}."
 
 
 def tell_chances(suite: Suite) -> list[str]:

@@ -130,7 +130,7 @@ def write_tested(claim: Mapping[str, Any]) -> str:
     margin = write_margin(claim)
     match ClaimKind(claim["kind"]):
         case ClaimKind.LARGER:
-            return f"{sentence}: the effect is above 0, and may be as large as {margin}"
+            return f"{sentence}: the effect is above 0, and not shown to be below {margin}"
         case ClaimKind.SIZED:
             return sentence if names_size(claim) else f"{sentence}, {write_least(claim)}"
         case ClaimKind.ANY:
