@@ -529,6 +529,7 @@ CLAIM_WORDS = click.argument(
 @flag("dry-run", "Print what would be run, how long it takes, and what it could show.")
 @flag("minutes", "Run what fits into so many minutes, the shortest first.", type=click.FloatRange(0, min_open=True))
 @flag("at-scale", "Run with the words that claims have for a larger scale, in outputs/claims-at-scale.")
+@flag("device", "Run the claims that are made for a GPU, in outputs/claims-on-gpu: cuda, or cuda:N.", default="")
 @flag("trial", "Run with any words, on seeds from 100 on, without a verdict, in outputs/claims-trial.")
 @flag("report", "Write the page on all claims, claims.html, and run nothing.")
 @flag(
@@ -562,6 +563,7 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
       normbench claims
       normbench claims rmsnorm-parity --dry-run
       normbench claims all --minutes 30
+      normbench claims all --device cuda --minutes 25
       normbench claims rmsnorm-parity --trial trainer.steps=100 seed=100,101,102
       normbench claims --report
       normbench claims --verify outputs/claims

@@ -18,6 +18,9 @@ sys.path.append(str(FOLDER))
 
 from building import compiler, environment  # noqa: E402 (which is there, not here)
 
+from normbench.claims.claim import read_claims  # noqa: E402
+from normbench.claims.on_gpu import claims_on_gpu  # noqa: E402
+
 pytestmark = [
     pytest.mark.slow,  # compiles the pretended GPU
     pytest.mark.skipif(compiler() is None, reason="there is no g++, which compiles the pretended GPU"),
@@ -146,6 +149,28 @@ def test_time_and_random_numbers_are_those_of_the_gpu_that_trains(found: dict[st
 def test_seeds_with_attention_train_as_one_model(found: dict[str, Any]) -> None:
     assert isinstance(found["stack"], list), found["stack"]
     assert len({*found["stack"]}) == 2
+
+
+# ---- claims
+
+ON_GPU = {name: claim for name, claim in claims_on_gpu(read_claims()).items() if not (claim.study or claim.runs_of)}
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_the_runs_of_a_claim_on_a_gpu_can_be_made_there(found: dict[str, Any], name: str) -> None:
+    """The first and the last take a few steps, with another width, and as a graph where its words say so."""
+    case = found[f"claim {name}"]
+    assert isinstance(case, dict), case
+    assert case["as asked"] and case["runs"] >= 2
+    assert 8e6 < case["parameters"] < 13e6, "the scale of these claims is ten million parameters"
+
+
+def test_a_claim_on_a_gpu_is_run_by_its_command(found: dict[str, Any]) -> None:
+    case = found["claim by its command"]
+    assert isinstance(case, dict), case
+    assert case == {
+        "statuses": [0, 0], "seeds": 3, "device": ["device=cuda"], "on its page": ["tiny-on-gpu"],
+    }  # fmt: skip
 
 
 # ---- the whole step as one graph

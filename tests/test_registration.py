@@ -59,6 +59,7 @@ OTHERS: Mapping[str, Any] = {
     "found": [{"date": "2026-11-28", "what": "the moon"}],
     "first_seed": 5,
     "withdrawn": {"date": "2026-11-29", "why": "no moon"},
+    "on_gpu": {"words": ["trainer.steps=9"], "seeds": 3, "minutes": 2, "scope": "elsewhere"},
 }
 
 

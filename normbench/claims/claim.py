@@ -37,6 +37,7 @@ FIGURES = "figures"  # the folder of the page's figures
 TAKEN = ("all", OLDER, FIGURES)
 
 DAY = r"\d{4}-\d\d-\d\d"
+ON_GPU_SUFFIX = "-on-gpu"  # of the name of a claim on a GPU, after that of the one whose sentence it tests there
 FIRST_TRIAL_SEED = 100  # seeds below it are for claims alone
 
 Conditions = Mapping[str, tuple[str, ...]]  # the values that a setting or a column may have
@@ -68,6 +69,26 @@ class AtScale(Struct, frozen=True, forbid_unknown_fields=True):
     words: Words
     hours: Annotated[int | float | None, Meta(description="a number")] = None
     machine: Text = ""
+
+
+class OnGpu(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a claim is tested on a GPU, where it is a claim of its own; see `on_gpu`.
+
+    Attributes:
+        words: in place of the claim's own for the same keys.
+        seeds: how many there are.
+        minutes: that its runs take on one GPU.
+        scope: the scale at which it is tested there.
+        kind: what it says of the effect; None for what the claim itself says.
+        confounds: what else may be behind the effect there.
+    """
+
+    scope: Text
+    words: Words = []
+    seeds: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a number of seeds")] = None
+    minutes: Annotated[int | float | None, Meta(description="a number")] = None
+    kind: Annotated[ClaimKind | None, Meta(description=either(ClaimKind))] = None
+    confounds: Texts = []
 
 
 class Found(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,10 +149,15 @@ class ClaimForm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     found: Annotated[list[Found], Meta(description="a list such as [{date: 2026-11-28, what: a sentence}]")] = []
     first_seed: Annotated[Seed | None, Meta(description="a seed, from 0 to 99")] = None
     withdrawn: Annotated[Withdrawn | None, Meta(description="date, why and, where others stand for it, by")] = None
+    on_gpu: Annotated[OnGpu | None, Meta(description="words, seeds, minutes and scope")] = None
 
 
 KEYS = ClaimForm.__struct_fields__
-LATER_KEYS = ("first_seed", "withdrawn")  # which the content of a claim has where they are given: it had none before
+LATER_KEYS = (
+    "first_seed",
+    "withdrawn",
+    "on_gpu",
+)  # which the content of a claim has where they are given: it had none before
 
 
 @dataclass(frozen=True)
@@ -165,8 +191,10 @@ class Claim:
         found: what was found after the runs to be behind it.
         first_seed: the first of its seeds; None for 0.
         withdrawn: why its test counts no longer; None where it does.
+        on_gpu: how it is tested on a GPU; None where that is not said.
         content: the YAML, with what it leaves out.
         owner: the same of the claim whose runs these are; empty where it has its own.
+        base: of a claim on a GPU the name of the one whose sentence it tests there; empty for all others.
         scheme: of its digest, one of those of `registration`.
         digest: sha256 of what is registered of it.
         lines: of the YAML, by key.
@@ -200,8 +228,10 @@ class Claim:
     found: tuple[Found, ...]
     first_seed: int | None
     withdrawn: Withdrawn | None
+    on_gpu: OnGpu | None
     content: Mapping[str, Any] = field(repr=False)
     owner: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    base: str = ""
     scheme: int = SCHEME
     digest: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False)
@@ -209,7 +239,7 @@ class Claim:
     def digest_in(self, scheme: int) -> str:
         """Return the sha256 of what is registered of it in a scheme of `registration`, with configurations as noted."""
         runs_of = digest_of(self.owner, scheme) if self.owner else ""
-        return digest_of(self.content, scheme, digest_configurations(self.path), runs_of)
+        return digest_of(self.content, scheme, digest_configurations(self.path.parent, self.name), runs_of)
 
     @property
     def is_own(self) -> bool:
@@ -349,7 +379,7 @@ class Reader:
         return seeds
 
 
-SECTIONS = {"pilot": Pilot, "at_scale": AtScale, "found": Found}
+SECTIONS = {"pilot": Pilot, "at_scale": AtScale, "found": Found, "on_gpu": OnGpu}
 
 
 def list_seeds(content: Mapping[str, Any], count: int) -> list[int]:
@@ -410,6 +440,8 @@ def read_claim(path: Path) -> Claim:
         reader.read_words("at_scale", form.at_scale.words)
         if not form.at_scale.words:
             raise reader.blame("at_scale", "at_scale: words is missing: give those in place of the claim's own")
+    if form.on_gpu:
+        check_on_gpu(reader, form.on_gpu)
     arms = read_arms(reader)
     claim = Claim(
         name=path.stem,
@@ -440,6 +472,7 @@ def read_claim(path: Path) -> Claim:
         found=tuple(form.found),
         first_seed=form.first_seed,
         withdrawn=form.withdrawn,
+        on_gpu=form.on_gpu,
         content={},
         lines=reader.lines,
     )
@@ -447,8 +480,24 @@ def read_claim(path: Path) -> Claim:
     for key in LATER_KEYS:
         if content[key] is None:
             del content[key]
-    claim = replace(claim, content=content, scheme=scheme_of(path))
+    claim = replace(claim, content=content, scheme=scheme_of(path.parent, path.stem))
     return replace(claim, digest=claim.digest_in(claim.scheme))
+
+
+def check_on_gpu(reader: Reader, section: OnGpu) -> None:
+    """Refuse a section on a GPU that lacks something, or has what the claim whose runs these are says.
+
+    Raises:
+        UsageError: with the line.
+    """
+    reader.read_words("on_gpu", section.words)
+    of_runs = {"words": section.words, "seeds": section.seeds, "minutes": section.minutes}
+    for key, given in of_runs.items():
+        if reader.form.runs_of and given:
+            what = f"on_gpu.{key} is for a claim with runs of its own, and these are those of {reader.form.runs_of}"
+            raise reader.blame(f"on_gpu.{key}", f"{what}: leave it out")
+        if not reader.form.runs_of and not given:
+            raise reader.blame("on_gpu", f"on_gpu.{key} is missing: a claim with runs of its own needs it")
 
 
 def read_arms(reader: Reader) -> dict[str, Conditions]:
@@ -487,7 +536,7 @@ def as_json(value: Any) -> Any:
         return value.text
     if isinstance(value, Found):
         return to_builtins(value)  # without what is not given
-    if isinstance(value, Pilot | AtScale | Withdrawn):
+    if isinstance(value, Pilot | AtScale | Withdrawn | OnGpu):
         return {name: as_json(item) for name, item in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}

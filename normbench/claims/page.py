@@ -14,7 +14,7 @@ import pandas as pd
 from normbench.claims.claim import FIGURES
 from normbench.claims.figures import draw_forest, draw_rates, draw_seeds
 from normbench.claims.files import PAGE_FILE
-from normbench.claims.suite import read_suites, settling_words, trial_words
+from normbench.claims.suite import put_beside, read_suites, settling_words, trial_words
 from normbench.config.trust import needs_trust
 from normbench.record.files import make_folder, write_bytes, write_json
 from normbench.results.claimed import ClaimResult, RegisteredClaim, Suite
@@ -39,6 +39,7 @@ from normbench.tell.claim_sentences import (
     write_interval,
     write_machine,
     write_mean,
+    write_on_gpu,
     write_power,
     write_question,
     write_registered,
@@ -53,7 +54,9 @@ PAGE = "claims.html"
 TITLE = "Published claims, tested again"
 OWN_TITLE = "Claims of your own"
 OURS, OWN = "claims", "own-claims"  # the two families, in names of figures, tables and places of the page
-WAYS = frozenset({"--at-scale", "--trial"})  # in which claims are run elsewhere, of which the page is then one
+WAYS = frozenset(
+    {"--at-scale", "--trial", "--device"}
+)  # in which claims are run elsewhere, of which the page is then one
 LATEX_HEAD = "% Made by normbench claims; it needs \\usepackage{booktabs}."
 
 
@@ -107,6 +110,7 @@ def write_page(
     own: Container[str] = (),
     words: Sequence[str] = (),
     changes: Mapping[str, str] = {},
+    on_gpu: Suite | None = None,
 ) -> list[Path]:
     """Write claims.html, claims.json, claims.csv, claims.tex and the figures into the folder of the claims' results.
 
@@ -115,8 +119,9 @@ def write_page(
         claims: key and value of the YAML of each registered claim, by name.
         digests: sha256 of each as it is registered.
         own: names of a person's own claims, which are corrected by themselves.
-        words: that each command on the page needs: `--at-scale` or `--trial`, where claims and results lie.
+        words: that each command on the page needs: the way in which they are run, where claims and results lie.
         changes: in which settings the words of claims ask for other runs now than when they were registered, by name.
+        on_gpu: claims that test the same sentences on a GPU, which stand beside them; None for none.
 
     Returns:
         the files that a person opens.
@@ -127,6 +132,8 @@ def write_page(
     folder.mkdir(parents=True, exist_ok=True)
     left_out = list[str]()
     ours, theirs = read_suites(folder, claims, digests, left_out, own, changes)
+    if on_gpu is not None:
+        ours, theirs = put_beside(ours, on_gpu), put_beside(theirs, on_gpu)
     for sentence in left_out:
         logging.getLogger("normbench").warning("warning: %s; it is left out", sentence)
     families = {}
@@ -271,6 +278,8 @@ def list_facts(entry: RegisteredClaim) -> dict[str, str]:
         facts |= list_worth(result)
     elif result and result.values:
         facts["Mean effect"] = write_mean(result, entry.unit)
+    if entry.on_gpu is not None and entry.on_gpu.judgement is not None:
+        facts["On a GPU"] = f"{write_on_gpu(entry)}; {entry.on_gpu.claim['scope']}"
     return facts
 
 
@@ -341,6 +350,8 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
                 "power": judgement.power,
                 "seeds_to_settle": judgement.seeds_to_settle,
             }
+        if entry.on_gpu is not None and entry.on_gpu.judgement is not None:
+            row |= {"verdict_on_gpu": entry.on_gpu.standing, "effect_on_gpu": entry.on_gpu.judgement.mean}
         if result:
             unreached = None if result.unreached is None else sum(result.unreached.values())
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
@@ -375,6 +386,7 @@ def as_json(suite: Suite) -> dict[str, Any]:
             "corrected": asdict(entry.corrected),
             "result": None if entry.result is None else entry.result.as_record(),
             "older": [result.as_record() for result in entry.older],
+            "on_gpu": None if entry.on_gpu is None else entry.on_gpu.standing,
         }
     return {
         "registered": len(suite.entries),
@@ -384,6 +396,11 @@ def as_json(suite: Suite) -> dict[str, Any]:
         "sentences": write_suite(suite),
         "claims": claims,
     }
+
+
+def has_any_on_gpu(entries: Sequence[RegisteredClaim]) -> bool:
+    """Tell whether any sentence has a verdict on a GPU, which then stand in a column of their own."""
+    return any(entry.on_gpu is not None and entry.on_gpu.judgement is not None for entry in entries)
 
 
 def verdict_table(key: str, entries: Sequence[RegisteredClaim]) -> Table:
@@ -399,6 +416,8 @@ def verdict_table(key: str, entries: Sequence[RegisteredClaim]) -> Table:
             "seeds": str(judgement.n) if judgement else NONE,
             "after Holm": ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
         }
+        if has_any_on_gpu(entries):
+            row["on a GPU"] = write_on_gpu(entry)
         rows.append(row)
     return Table(key, TITLE if key == OURS else OWN_TITLE, pd.DataFrame(rows), heads=2)
 

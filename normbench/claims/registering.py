@@ -144,7 +144,8 @@ def multiply_out(factored: Mapping[str, Any]) -> Runs:
 
 def read_runs(claim: Claim, at_scale: bool = False) -> Runs | None:
     """Return all settings of a claim's runs as they were registered; None where none were, as in scheme 1."""
-    configurations = read_json(configurations_file(claim.path)) if claim.scheme == SCHEME else None
+    file = configurations_file(claim.path.parent, claim.name)
+    configurations = read_json(file) if claim.scheme == SCHEME else None
     factored = (configurations or {}).get(AT_SCALE if at_scale else HERE)
     return None if factored is None else multiply_out(factored)
 
@@ -240,6 +241,8 @@ def register(claim: Claim, reason: str, today: str, options: Sequence[str] = ())
     if before and not before.endswith("\n"):
         before += "\n"
     write_bytes(path, f"{before}{new.line}\n".encode())
+    if claim.base:  # whose YAML has the date of the claim at its own scale
+        return new
     text = claim.path.read_text("utf-8")
     changed, count = re.subn(r"^registered:[^#\n]*?(\s*#.*)?$", rf"registered: {today}\1", text, flags=re.MULTILINE)
     if not count:

@@ -42,9 +42,9 @@ SCHEME = 2  # of new registrations
 OUTSIDE = {
     WORDS_ALONE: (
         "registered", "source", "published", "published_effect", "needs", "pilot", "minutes", "confounds", "found",
-        "withdrawn",
+        "withdrawn", "on_gpu",
     ),
-    SCHEME: ("registered", "needs", "minutes", "found", "withdrawn"),
+    SCHEME: ("registered", "needs", "minutes", "found", "withdrawn", "on_gpu"),
 }  # fmt: skip
 
 DIGEST = re.compile(r"(?:(?P<scheme>2):)?(?P<sha256>[0-9a-f]{64})")
@@ -110,9 +110,9 @@ def registrations_of(claim: Claim) -> list[Registration]:
     return read_registrations(claim.path.parent).get(claim.name, [])
 
 
-def scheme_of(path: Path) -> int:
-    """Return the scheme to which a claim is held: that of its last registration, or of new ones. path: of its YAML."""
-    noted = read_registrations(path.parent).get(path.stem)
+def scheme_of(folder: Path, name: str) -> int:
+    """Return the scheme to which a claim of a folder is held: that of its last registration, or of new ones."""
+    noted = read_registrations(folder).get(name)
     return noted[-1].scheme if noted else SCHEME
 
 
@@ -129,6 +129,8 @@ def why_unregistered(claim: Claim) -> str:
     if find_registration(claim):
         return ""
     command = f"normbench claims {claim.name}"
+    if claim.base:
+        command += " --device cuda"
     if claim.is_own:
         command += f" --config-dir {shlex.quote(str(claim.path.parent.parent))}"
     cure = f"{command} --register --reason '…' does so, and --trial runs it without a verdict"
@@ -215,15 +217,12 @@ def digest_of_json(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def configurations_file(path: Path) -> Path:
-    """Return the file with the configurations of a claim's runs, as they were when it was registered.
-
-    path: of its YAML.
-    """
-    return path.parent / CONFIGURATIONS / f"{path.stem}.json"
+def configurations_file(folder: Path, name: str) -> Path:
+    """Return the file with the configurations of a claim's runs, as they were when it was registered."""
+    return folder / CONFIGURATIONS / f"{name}.json"
 
 
-def digest_configurations(path: Path) -> str:
-    """Return the digest of the configurations of a claim's runs; empty where there are none. path: of its YAML."""
-    content = read_json(configurations_file(path))
+def digest_configurations(folder: Path, name: str) -> str:
+    """Return the digest of the configurations of a claim's runs; empty where there are none."""
+    content = read_json(configurations_file(folder, name))
     return "" if content is None else digest_of_json(content)

@@ -58,6 +58,7 @@ from normbench.sweep.sweep import Report, Sweep, plan_sweep, report_nothing
 from normbench.sweep.words import settings_in
 from normbench.wording import short, write_minutes
 
+JOBS_ON_GPU = 6  # runs at a time: while one starts, or waits for its kernels to be started, others compute
 STOPPED = 128  # exit statuses from here on say that a signal has stopped the runs
 
 
@@ -91,6 +92,8 @@ class ClaimRun(ClaimStanding):
         words += [f"outputs={quote(self.way.folder)}", f"name={self.owner.name}", "sweep.extend=true"]
         if not self.owner.study:
             words.append("sweep.report=false")
+            if self.way.device and "sweep.jobs" not in settings_in(words):
+                words.append(f"sweep.jobs={JOBS_ON_GPU}")
         return words
 
     def words_of_study(self, seeds: Sequence[int]) -> list[str]:

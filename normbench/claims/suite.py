@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
 
-from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, Claim
+from normbench.claims.claim import FIRST_TRIAL_SEED, OLDER, ON_GPU_SUFFIX, Claim
 from normbench.claims.files import (
     CLAIM_FILE,
     blame_result,
@@ -29,10 +29,11 @@ from normbench.settings import key_of
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.words import settings_in
 
-# The folders of the three ways in which claims are run, in `outputs`.
+# The folders of the ways in which claims are run, in `outputs`.
 CLAIMS = "claims"
 TRIALS = "claims-trial"
 AT_SCALE = "claims-at-scale"
+ON_GPU = "claims-on-gpu"
 
 SUFFIXES = ("", "-lr")  # of the folders of a sweep
 
@@ -77,11 +78,13 @@ class Way:
         words: of the command line.
         trial: with any words, on seeds of their own, without a verdict.
         at_scale: with the words that a claim has for a larger scale.
+        device: the GPU on which claims are run that are derived for one; empty for all others.
     """
 
     words: tuple[str, ...] = ()
     trial: bool = False
     at_scale: bool = False
+    device: str = ""
 
     @property
     def outputs(self) -> Path:
@@ -93,6 +96,8 @@ class Way:
         """Return the folder of all claims that are run in this way."""
         if self.trial:
             return self.outputs / TRIALS
+        if self.device:
+            return self.outputs / ON_GPU
         return self.outputs / (AT_SCALE if self.at_scale else CLAIMS)
 
     def check_place(self) -> None:
@@ -106,7 +111,8 @@ class Way:
     @property
     def machine(self) -> tuple[str, ...]:
         """Return the words of the machine."""
-        return tuple(word for word in self.words if is_of_machine(word))
+        given = [word for word in self.words if is_of_machine(word)]
+        return (*given, f"device={self.device}") if self.device else tuple(given)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -336,6 +342,12 @@ def read_suite(
     entries = [replace(entry, corrected=corrected[entry.name]) for entry in entries]
     entries.sort(key=lambda entry: (ORDER.index(entry.standing), entry.name))
     return Suite(entries)
+
+
+def put_beside(suite: Suite, on_gpu: Suite) -> Suite:
+    """Return claims, each with the one that tests the same sentence on a GPU."""
+    by_name = {entry.name: entry for entry in on_gpu.entries}
+    return Suite([replace(entry, on_gpu=by_name.get(f"{entry.name}{ON_GPU_SUFFIX}")) for entry in suite.entries])
 
 
 def read_older(folder: Path, left_out: list[str]) -> list[ClaimResult]:

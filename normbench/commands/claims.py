@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the word
     from normbench.claims.claim import Claim
     from normbench.claims.run import ClaimRun
     from normbench.claims.suite import ClaimStanding, Way
+    from normbench.results.claimed import Suite
 
 ALL = "all"
 DATA_ROOT = "data.root"
@@ -50,6 +52,7 @@ class ClaimsRequest:
     dry_run: bool = False
     trial: bool = False
     at_scale: bool = False
+    device: str = ""
     report: bool = False
     new: bool = False
     register: bool = False
@@ -79,8 +82,12 @@ def use_claims(request: ClaimsRequest) -> int:
 
     known = read_claims(request.folders)
     words = tuple(word for word in request.words if key_of(word) != DATA_ROOT)
-    way = Way(words, request.trial, request.at_scale)
+    way = Way(words, request.trial, request.at_scale, request.device)
     way.check()
+    if request.device:
+        from normbench.claims.on_gpu import claims_on_gpu
+
+        known = claims_on_gpu(known)
     names = chosen_names(request, known)
     if request.register:
         return register([known[name] for name in names], request.reason, way)
@@ -106,6 +113,9 @@ def use_claims(request: ClaimsRequest) -> int:
     if status >= STOPPED:
         return status
     page = write_page(request, known, way)
+    if request.device and not request.trial:  # on the page of all claims they stand beside what was measured on a CPU
+        here = replace(request, device="")
+        page = write_page(here, read_claims(request.folders), Way(words))
     if not way.is_quiet:
         say(f"all claims side by side: {page}")
     return status
@@ -123,10 +133,29 @@ def check_flags(request: ClaimsRequest) -> None:
         raise UsageError(f"{first} and {second} are two things to do: give one of them")
     if request.trial and request.at_scale:
         raise UsageError("--trial and --at-scale do not go together: a trial takes the words of the line")
+    if request.device:
+        check_device(request)
     if request.reason and not request.register:
         raise UsageError("--reason is for --register: add it, or leave --reason out")
     if request.trust and not request.new:
         raise UsageError("--trust is for --new, which takes words from a folder: leave it out")
+
+
+def check_device(request: ClaimsRequest) -> None:
+    """Refuse a device that is no GPU, and what does not go with claims on one.
+
+    Raises:
+        UsageError: with what to leave out.
+    """
+    if not re.fullmatch(r"cuda(:\d+)?", request.device):
+        what = f"--device {request.device} is no GPU on which claims are run: give cuda, or cuda:0"
+        raise UsageError(f"{what}; device= as a word runs a claim as it is")
+    if "device" in settings_in(request.words):
+        raise UsageError(f"--device and {request.words[0]} both name a device: leave one of them out")
+    if request.at_scale:
+        raise UsageError("--at-scale and --device are two scales: leave one of them out")
+    if request.new:
+        raise UsageError("--new and --device do not go together: leave one of them out")
 
 
 @contextmanager
@@ -162,11 +191,17 @@ def chosen_names(request: ClaimsRequest, known: Mapping[str, Claim]) -> list[str
     """
     if ALL in request.names:
         return list(known) if request.register or request.verify else list_standing(known)
-    for name in request.names:
+    names = request.names
+    if request.device:  # where a claim has the name of the one whose sentence it tests, too
+        by_base = {claim.base: name for name, claim in known.items()}
+        names = tuple(by_base.get(name, name) for name in names)
+    for name in names:
         if name not in known:
+            if request.device:
+                raise UsageError(f"{name} has no test on a GPU: normbench claims --device cuda lists those that have")
             cure = "normbench claims lists them all, and with --config-dir DIR those of DIR/claim"
             raise UsageError(f"{name} is not a claim: {nearest(name, known)}{cure}")
-    return list(dict.fromkeys(request.names))
+    return list(dict.fromkeys(names))
 
 
 # ---- the list
@@ -205,7 +240,8 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
         complete = sum(lines[standing.claim.name].is_complete for standing in ours)
         published = sum(bool(lines[standing.claim.name].published) for standing in ours)
         more = f", and {published} more a published one" if published else ""
-        say(f"{complete} of {len(ours)} have a verdict, in {folder}{more}; normbench claims NAME runs what is missing")
+        command = " ".join(["normbench claims NAME", *(["--device cuda"] if claims[0].way.device else [])])
+        say(f"{complete} of {len(ours)} have a verdict, in {folder}{more}; {command} runs what is missing")
     if theirs:
         complete = sum(lines[standing.claim.name].is_complete for standing in theirs)
         say(f"{complete} of {len(theirs)} of your own have a verdict, and are a family by themselves, in {folder}")
@@ -289,6 +325,7 @@ def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> 
     from normbench.claims.registering import tell_changes
     from normbench.claims.registration import find_registration
 
+    on_gpu = None if request.device or way.trial or way.at_scale else read_on_gpu(known, way)
     shown = {}
     for name, claim in known.items():
         was_tried = way.trial and (way.folder / name / CLAIM_FILE).exists()
@@ -305,8 +342,26 @@ def write_page(request: ClaimsRequest, known: Mapping[str, Claim], way: Way) -> 
     for name in shown:
         if (way.folder / name / CLAIM_FILE).exists() and not way.trial:
             changes[name] = tell_changes(known[name], way.options, way.at_scale)
-    page, *_ = write(way.folder, shown, digests, own_names, words_for_page(request), changes)
+    page, *_ = write(way.folder, shown, digests, own_names, words_for_page(request), changes, on_gpu)
     return page
+
+
+def read_on_gpu(known: Mapping[str, Claim], way: Way) -> Suite | None:
+    """Return the claims on a GPU with what they have come to; None where none was run there."""
+    from normbench.claims.on_gpu import claims_on_gpu
+    from normbench.claims.registration import find_registration
+    from normbench.claims.suite import ON_GPU, read_suites
+    from normbench.results.claimed import Suite
+
+    folder = way.outputs / ON_GPU
+    if not folder.is_dir():
+        return None
+    derived = {name: claim for name, claim in claims_on_gpu(known).items() if find_registration(claim)}
+    contents = {name: claim.content for name, claim in derived.items()}
+    digests = {name: claim.digest for name, claim in derived.items()}
+    own_names = [name for name, claim in derived.items() if claim.is_own]
+    ours, theirs = read_suites(folder, contents, digests, [], own_names)
+    return Suite([*ours.entries, *theirs.entries])
 
 
 def words_for_page(request: ClaimsRequest) -> list[str]:
@@ -316,6 +371,8 @@ def words_for_page(request: ClaimsRequest) -> list[str]:
         words.append("--trial")
     if request.at_scale:
         words.append("--at-scale")
+    if request.device:
+        words += ["--device", request.device]
     for folder in request.folders:
         words += ["--config-dir", str(folder)]
     for word in request.words:
@@ -379,7 +436,8 @@ def show_plans(runs: Sequence[ClaimRun], minutes: float | None) -> int:
             planned.show()
         if claim_run.owner.study:
             say(f"  {describe_time_of_study(claim_run.owner, planned is not None)}")
-    say(f"in all about {write_minutes(sum(choice.taken.values()))} on two idle cores")
+    where = "one GPU" if runs and runs[0].way.device else "two idle cores"
+    say(f"in all about {write_minutes(sum(choice.taken.values()))} on {where}")
     return 0
 
 

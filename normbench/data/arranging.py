@@ -23,7 +23,7 @@ from normbench.data.hub import labels_of
 from normbench.errors import UsageError
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
-ANY_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII)  # in lower case
+ANY_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,6})?", re.ASCII)  # in lower case
 
 Kinds = Int64[np.ndarray, " rows"]  # a number for each row: the same one where rows are equal
 Places = Int64[np.ndarray, " rows"]  # of rows in a split

@@ -415,6 +415,7 @@ class RegisteredClaim:
         witness: the commit that holds its registration, where it is that of the runs; empty where nothing but the word
             of whoever registered it says that it is older than they.
         changed: in which settings its words ask for other runs now than when it was registered; empty for none.
+        on_gpu: the claim that tests the same sentence on a GPU; None where there is none.
     """
 
     name: str
@@ -424,6 +425,7 @@ class RegisteredClaim:
     corrected: Corrected = NOT_JUDGED
     witness: str = ""
     changed: str = ""
+    on_gpu: RegisteredClaim | None = None
 
     @property
     def kind(self) -> ClaimKind:

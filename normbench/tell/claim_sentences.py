@@ -175,6 +175,20 @@ def write_tuning(tuning: Tuning, entry: RegisteredClaim) -> str:
     return words
 
 
+def write_on_gpu(entry: RegisteredClaim) -> str:
+    """Write what the same sentence has come to on a GPU, with the effect; a dash where nothing has been run there."""
+    there = entry.on_gpu
+    if there is None or there.judgement is None:
+        return NONE
+    judgement = there.judgement
+    interval = write_interval(judgement)
+    seeds = count(judgement.n, "seed")
+    told = seeds if interval == NONE else f"{interval}; {seeds}"
+    is_kept = there.corrected.verdict == judgement.verdict
+    after = "" if is_kept else f", {write_corrected(there)} after Holm's correction"
+    return f"{judgement.verdict}{after}, {write_effect(judgement, there.unit)} ({told})"
+
+
 def write_corrected(entry: RegisteredClaim) -> str:
     """Write what Holm's correction leaves of a verdict; a dash where there is none."""
     verdict = entry.corrected.verdict

@@ -25,15 +25,20 @@ from support import CAUSAL, IMAGES, MATRIX, TEXT, TEXTS
 from training import Growing, Poisoned, RandomData, comparable, make_loop, rounded, same, small, trained
 
 from normbench import build
+from normbench.claims.claim import Claim, read_claims
+from normbench.claims.on_gpu import claims_on_gpu
+from normbench.cli import main as run_command
 from normbench.config.compose import read
 from normbench.masks import memos
+from normbench.sweep.plan import read_grid
+from normbench.sweep.words import settings_in
 from normbench.training.clock import Clock, peak_memory
 from normbench.training.estimate import estimate
 from normbench.training.feed import Feed
 from normbench.training.optimizer import make_optimizer
 from normbench.training.stack import Stack
 from normbench.translation import Translation
-from normbench.types import Batch, Split, Task
+from normbench.types import Batch, ImageClassification, LanguageModeling, Split, Task
 
 FEW_WORDS = Translation(vocabulary_size=17, context=3)
 SETTLED = 2  # steps until the optimizer's state is there
@@ -367,6 +372,69 @@ def asked() -> dict[str, Any]:
     return {"operators": dict(seen.operators), "waits": seen.waits.total(), "blocking": seen.blocking.total()}
 
 
+# What makes the models of claims on a GPU small enough for a few steps, and the tasks that they are then given.
+NARROW = ["model.width=16", "model.context=16"]
+CHARACTERS, PHOTOGRAPHS = LanguageModeling(1_000, 256), ImageClassification(10, (3, 32, 32))
+
+
+def planned_on_gpu(claim: Claim) -> dict[str, Any]:
+    """Count the parameters of a claim's first model, and take a few steps of its first and its last run, made small."""
+    points, _ = read_grid([*claim.words, "seed=0"])
+    first = read(points[0].words)
+    of_text = str(first.tree["data"]["_target_"]).endswith("text")
+    whole = make_loop([*points[0].words, "quiet=true"], CHARACTERS if of_text else PHOTOGRAPHS)
+    sizes = sum(weight.numel() for weight in whole.model.parameters())
+    recorded = []
+    for point in {0: points[0], len(points): points[-1]}.values():
+        narrow = [*point.words, *(NARROW if of_text else NARROW[:1]), "trainer.steps=5"]
+        if "model.heads" in settings_in(point.words):
+            narrow.append("model.heads=2")
+        loop = make_loop(last_of_each(narrow), TEXT if of_text else IMAGES)
+        trained(loop, 5)
+        recorded.append(bool(loop.compile_seconds) == ("trainer.compile=graph" in point.words))
+    return {"parameters": sizes, "runs": len(points), "as asked": all(recorded)}
+
+
+def last_of_each(words: Sequence[str]) -> list[str]:
+    """Return words without those for whose key another one follows."""
+    return [*{word.partition("=")[0]: word for word in words}.values()]
+
+
+def claims_by_name() -> dict[str, Claim]:
+    """Return the claims on a GPU whose runs are those of a sweep of their own."""
+    derived = claims_on_gpu(read_claims())
+    return {name: claim for name, claim in derived.items() if not (claim.study or claim.runs_of)}
+
+
+OWN_CLAIM = {
+    "claim": "RMSNorm is better than LayerNorm", "source": "Zhang & Sennrich 2019", "published": "BLEU within 0.6",
+    "words": [*small("nano"), "data=pydocs", "data.batch_size=4", "data.eval_batch_size=128", "trainer.eval_batches=1",
+              "trainer.steps=3", "trainer.log_every=1", "probes=off", "norm=rmsnorm,layernorm"],
+    "seeds": 2, "arms": {"rms": "norm=rmsnorm", "ln": "norm=layernorm"}, "measure": "loss/val", "effect": "ln - rms",
+    "kind": "any", "margin": 1, "unit": "nats", "minutes": 1, "scope": "here",
+    "on_gpu": {"words": ["trainer.steps=6"], "seeds": 3, "minutes": 1, "scope": "there"},
+}  # fmt: skip
+
+
+def claim_command() -> dict[str, Any]:
+    """Run a claim on a GPU by its command, in this process, with the page that then has a column for it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "conf/claim").mkdir(parents=True)
+        (folder / "conf/claim/tiny.yaml").write_text(json.dumps(OWN_CLAIM))  # which is YAML, too
+        words = ["claims", "--config-dir", str(folder / "conf"), "tiny", "--device", "cuda"]
+        statuses = [run_command([*words, "--register", "--reason", "to see"])]
+        machine = [f"outputs={folder}", "threads=1", "launcher=local", "sweep.jobs=1", "quiet=true"]
+        statuses.append(run_command([*words, *machine, "--minutes", "25"]))
+        result = json.loads((folder / "claims-on-gpu/tiny-on-gpu/claim.json").read_text())
+        there = json.loads((folder / "claims-on-gpu/claims.json").read_text())
+        return {
+            "statuses": statuses, "seeds": len(result["values"]),
+            "device": [word for word in result["words"] if word.startswith("device=")],
+            "on its page": [*there["own"]["claims"]],
+        }  # fmt: skip
+
+
 CASES: dict[str, Callable[[], Any]] = {
     **{name: partial(step, *given) for name, given in STEPS.items()},
     "norm for GPUs alone": for_gpus_alone, "evaluation": evaluation, "early steps": early_steps,
@@ -382,6 +450,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "graph judged apart": judged_apart,
     "graph memory": lambda: [peak_memory(torch.device("cuda"), replays) for replays in (False, True)],
     "graph goes on": graph_goes_on, "graph refused": graph_refused,
+    **{f"claim {name}": partial(planned_on_gpu, claim) for name, claim in claims_by_name().items()},
+    "claim by its command": claim_command,
 }  # fmt: skip
 
 

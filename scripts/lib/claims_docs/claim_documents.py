@@ -10,13 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.claims.claim import read_claims
+from normbench.claims.claim import Claim, read_claims
 from normbench.claims.figures import draw_forest
 from normbench.claims.files import read_results, write_result
-from normbench.claims.page import list_older
+from normbench.claims.on_gpu import claims_on_gpu
+from normbench.claims.page import has_any_on_gpu, list_older
 from normbench.claims.registering import tell_changes
 from normbench.claims.registration import find_registration
-from normbench.claims.suite import read_suite
+from normbench.claims.suite import put_beside, read_suite
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.results.claimed import RegisteredClaim, Status, Suite
@@ -36,6 +37,7 @@ from normbench.tell.claim_sentences import (
     write_effect,
     write_interval,
     write_machine,
+    write_on_gpu,
     write_power,
     write_settling,
     write_suite,
@@ -52,19 +54,19 @@ TEMPLATE = "claims.md.jinja"
 PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where something lies on a machine
 
 # The claims that people ask about most, in the order of the README's table, which has the first ones whatever came out.
-# The first ten were written on 2026-11-28, two hours before a verdict was published. In place of one that is withdrawn
-# the first of its successors stands there.
+# The first ten were written on 2026-11-28, two hours before a verdict was published; in place of those that were
+# withdrawn since stands one of their successors.
 MOST_WANTED = (
     "rmsnorm-parity",
-    "rmsnorm-faster",
+    "rmsnorm-faster-eager",
     "dyt-parity-lm",
     "derf-best",
     "warmup",
-    "peri-better",
-    "lns-better",
+    "peri-better-stem",
+    "lns-more",
     "bn-small-batch",
-    "bn-not-ics",
-    "ngpt-faster",
+    "bn-not-ics-vgg-relative",
+    "ngpt-fewer-steps",
     "ln-derivatives",
     "layerscale-deep",
 )
@@ -78,8 +80,18 @@ WIDTH = 120  # of lines of Markdown
 
 def registered_claims() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
     """Return key and value of the YAML of each registered claim of ours, and its digest, by name."""
+    return list_registered(read_claims())
+
+
+def registered_on_gpu() -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    """Return the same of claims on a GPU."""
+    return list_registered(claims_on_gpu(read_claims()))
+
+
+def list_registered(known: Mapping[str, Claim]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    """Return key and value of the YAML of claims, and their digests, by name, of those that are registered."""
     claims, digests = {}, {}
-    for name, claim in read_claims().items():
+    for name, claim in known.items():
         if find_registration(claim) is not None:
             claims[name] = claim.content
             digests[name] = claim.digest
@@ -100,7 +112,7 @@ def publish(folder: Path, root: Path) -> list[str]:
 
     Their values are judged again, so that all that is published follows from the rules of today.
     """
-    _, digests = registered_claims()
+    digests = registered_claims()[1] | registered_on_gpu()[1]
     published = []
     left_out = list[str]()
     results = read_results(folder, left_out)
@@ -134,6 +146,7 @@ def write_documents(root: Path) -> list[Path]:
     claims, digests = registered_claims()
     left_out = list[str]()
     suite = read_suite(root / PUBLISHED, claims, digests, left_out, tell_all_changes(root))
+    suite = put_beside(suite, read_suite(root / PUBLISHED, *registered_on_gpu(), left_out))
     refuse_left_out(left_out)
     figures = draw_forest(suite.entries)
     written = []
@@ -166,12 +179,13 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
     others = [entry for entry in suite.entries if entry.judgement is None and not entry.withdrawn]
     template = environment.get_template(TEMPLATE)
     return template.render(
+        on_gpu=has_any_on_gpu(suite.entries),
         sentences=write_suite(suite),
-        verdicts=verdict_rows(judged),
+        verdicts=verdict_rows(judged, on_gpu=has_any_on_gpu(suite.entries)),
         figures=say_once(show_figure(figure, figure.svg) for figure in figures),
         inconclusive=inconclusive_rows(judged),
         notes=noted_rows(judged),
-        others=[f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(entry.reason)} |" for entry in others],
+        others=other_rows(others),
         worth=worth_rows(judged),
         rates=rates_rows(judged),
         machines=machines_of(judged),
@@ -180,8 +194,18 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
     )
 
 
-def verdict_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
-    """Return the rows of the table of verdicts."""
+def other_rows(others: Sequence[RegisteredClaim]) -> list[str]:
+    """Return the rows of the table of claims without a verdict, with that on a GPU where there is one."""
+    rows = []
+    for entry in others:
+        there = write_on_gpu(entry)
+        reason = entry.reason if there == NONE else f"{entry.reason}; on a GPU: {there}"
+        rows.append(f"| {cell(entry.claim['claim'])} | `{entry.name}` | {cell(reason)} |")
+    return rows
+
+
+def verdict_rows(judged: Sequence[RegisteredClaim], *, on_gpu: bool = False) -> list[str]:
+    """Return the rows of the table of verdicts. on_gpu: with a column for those on a GPU."""
     rows = []
     for entry in judged:
         said = (
@@ -192,7 +216,8 @@ def verdict_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
             ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
             cell(entry.claim["scope"]),
         )
-        rows.append(f"| {' | '.join(said)} |")
+        there = (cell(write_on_gpu(entry)),) if on_gpu else ()
+        rows.append(f"| {' | '.join([*said, *there])} |")
     return rows
 
 
