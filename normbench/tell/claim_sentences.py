@@ -278,10 +278,10 @@ def write_withdrawn(withdrawn: Sequence[RegisteredClaim]) -> str:
     for entry in withdrawn:
         came_out.update(result.judgement.verdict for result in entry.older[-1:] if result.judgement)
     counts = [f"{came_out[verdict]} {verdict}" for verdict in OF_CLAIMS if came_out[verdict]]
-    had = f"had come out {list_words(counts, len(counts))}" if counts else "had not run"
+    had = f"before that, {list_words(counts, len(counts))}" if counts else "none had run"
     verb = "is" if len(withdrawn) == 1 else "are"
     why = "as their tests were found not to be fair ones, and count with p = 1"
-    return f"{len(withdrawn)} more {verb} withdrawn, {why}: {had}."
+    return f"{len(withdrawn)} more {verb} withdrawn, {why} ({had})."
 
 
 def tell_chances(suite: Suite) -> list[str]:
