@@ -259,7 +259,8 @@ def write_suite(suite: Suite) -> list[str]:
     beginning = f"{judged} of {registered} have a verdict, each at the scale at which it ran"
     sentences = [f"{beginning}: {', '.join(counts)}."]
     if suite.withdrawn:
-        sentences.append(write_withdrawn(suite.withdrawn))
+        why = ", as their tests were found not to be fair ones, and count with p = 1"
+        sentences.append(write_withdrawn(suite.withdrawn, why))
     if suite.not_settled:
         why = "as what was found after their runs says the opposite under other conditions, and count with p = 1"
         sentences.append(f"{len(suite.not_settled)} of the others were run and are not settled, {why}.")
@@ -272,16 +273,15 @@ def write_suite(suite: Suite) -> list[str]:
     return sentences
 
 
-def write_withdrawn(withdrawn: Sequence[RegisteredClaim]) -> str:
-    """Write how many claims are withdrawn, and what had come out: what is taken back is told with what stays."""
+def write_withdrawn(withdrawn: Sequence[RegisteredClaim], why: str = "") -> str:
+    """Write how many claims are withdrawn, why, and what had come out: what is taken back is told with what stays."""
     came_out = Counter[Verdict]()
     for entry in withdrawn:
         came_out.update(result.judgement.verdict for result in entry.older[-1:] if result.judgement)
     counts = [f"{came_out[verdict]} {verdict}" for verdict in OF_CLAIMS if came_out[verdict]]
-    had = f"before that, {list_words(counts, len(counts))}" if counts else "none had run"
+    before = f"before that, {list_words(counts, len(counts))}" if counts else "none had run"
     verb = "is" if len(withdrawn) == 1 else "are"
-    why = "as their tests were found not to be fair ones, and count with p = 1"
-    return f"{len(withdrawn)} more {verb} withdrawn, {why} ({had})."
+    return f"{len(withdrawn)} more {verb} withdrawn{why} ({before})."
 
 
 def tell_chances(suite: Suite) -> list[str]:

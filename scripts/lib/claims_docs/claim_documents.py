@@ -326,7 +326,7 @@ def with_results(readme: str, suite: Suite) -> str:
     if not chosen:
         return readme
     beginning = "`normbench claims` tests published claims again, each registered before its runs."
-    how = "Three that people ask about most; for one that was withdrawn its successor:"
+    how = "Three that people ask about, a withdrawn one by its successor:"
     taken_back = [write_withdrawn(suite.withdrawn)] if suite.withdrawn else []
     whole = " ".join([write_suite(suite)[-1], *taken_back])
     ending = f"{whole} [All claims](docs/claims.md); [other results](docs/results.md)."
