@@ -23,7 +23,7 @@ from normbench.errors import RunFailure, UsageError, is_disk_full
 from normbench.folders import cache_folder
 from normbench.types import Split
 
-FORMAT = 3  # goes up whenever the same source decodes to other arrays or facts
+FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
 PERIOD = 10.0  # seconds between two lines on data that take long to decode
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Decoded = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and what JSON can hold about them

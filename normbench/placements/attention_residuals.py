@@ -26,7 +26,7 @@ class AttentionResiduals(Residual):
     N(vᵢ) (slot `streams`), and so has the end (role `closing`). q starts at 0, where the mean of all is read.
     The streams are the candidates, 0 as long as they are not there, and p.
 
-    Kimi team 2026 (block AttnRes), whose q starts at 0 by a second source; compared with transformers'
+    Kimi Team 2026 (block AttnRes), whose q starts at 0 by a second source; compared with transformers'
     `kimi_k3/modular_kimi_k3.py`@aa83b54, read, where 12 layers add up, and q starts as any linear map.
     """
 
