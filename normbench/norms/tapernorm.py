@@ -130,7 +130,7 @@ class TaperNorm(AffineNorm):
         gained = x if weight is None else x * weight
         lengths = (gained * normalized).sum()  # of padding 0
         squares = gained.square().sum()
-        positions = x.new_tensor(x[..., 0].numel()) if real is None else real.sum()
+        positions = x.new_full((), x[..., 0].numel()) if real is None else real.sum()
         totals = torch.stack((lengths, squares, positions))
         if has_others():
             totals = AllReduce.apply(totals)
