@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from claim_documents import make_page
 from conftest import draw_for_pages_alone
 from made_claims import NOW, claims_and_digests, complete, content
@@ -76,8 +77,17 @@ def test_lost_runs_and_ends_leave_nothing_to_compare() -> None:
     none = search(choice(None, {1e-3: [None], 3e-3: [None]}))
     assert none.best is None and none.neighbours == {} and none.curvature is None and none.chosen == []
     assert read_choice({"arm": ARM, "lr": 0.1}) is None, "what was tried is not noted"
-    for damaged in ({"lr": 0.0, "losses": [2.0]}, {"lr": -1.0, "losses": []}, {"lr": "a", "losses": []}, {}):
-        assert read_choice({"arm": ARM, "lr": 0.1, "curve": [damaged]}) is None
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_rate_is_a_positive_number_also_where_subnormal_ones_are_0(flushes: bool) -> None:
+    torch.set_flush_denormal(flushes)  # as a process that trains on a CPU has it
+    try:
+        for damaged in ({"lr": 0.0, "losses": [2.0]}, {"lr": -1.0, "losses": []}, {"lr": "a", "losses": []}, {}):
+            assert read_choice({"arm": ARM, "lr": 0.1, "curve": [damaged]}) is None
+        assert read_choice({"arm": ARM, "lr": 0.1, "curve": [{"lr": 1e-300, "losses": [2.0]}]}) is not None
+    finally:
+        torch.set_flush_denormal(False)
 
 
 # ---- in reports

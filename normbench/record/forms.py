@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 from msgspec import Meta, ValidationError, convert
@@ -16,6 +17,10 @@ DIGESTS = "digests"  # of a summary: what the files of the run were when it ende
 EXTENDED = "extended"  # of a session: the runs that this one goes on with
 
 Number = float | None
+
+# Not `gt=0`, for which msgspec asks whether a number is below the smallest subnormal one: in a process that trains that
+# one is 0, and nothing is below it but what is negative.
+Positive = Annotated[float, Meta(ge=sys.float_info.min)]
 
 # One command of ours and nothing after it: words, and in quotes what a shell would take for its own.
 Command = Annotated[str, Meta(pattern=r"""(?a)\Anormbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+\Z""")]
@@ -127,7 +132,7 @@ class PlannedWords(TypedDict):
 class TriedRate(TypedDict):
     """The losses that an arm came to at a learning rate that a sweep has tried; null where a run was lost."""
 
-    lr: Annotated[float, Meta(gt=0)]
+    lr: Positive
     losses: list[Number]
 
 
