@@ -44,6 +44,11 @@ class Descent:
     losses: Sequence[float]
     length: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it goes to the end of the run, and not to where the run was lost."""
+        return len(self.steps) > 0 and self.steps[-1] >= self.length
+
     def first_step(self, target: float) -> int | None:
         """Return the first evaluated step with at most this loss; None where there is none."""
         for step, loss in zip(self.steps, self.losses, strict=True):
@@ -226,6 +231,11 @@ class Effect:
         """Return the arms that it names."""
         return arms_in(self.expression)
 
+    @property
+    def functions(self) -> set[str]:
+        """Return the functions and operators that it has."""
+        return functions_in(self.expression)
+
     def of(self, points: Mapping[str, Sequence[ArmValue]]) -> EffectBySeed:
         """Return the effect at each seed. points: by arm, all arms with the same seeds.
 
@@ -247,6 +257,13 @@ def arms_in(expression: Expression) -> set[str]:
         for part in expression.of:
             names |= arms_in(part)
     return names
+
+
+def functions_in(expression: Expression) -> set[str]:
+    """Return the functions and operators of an expression."""
+    if not isinstance(expression, Operation):
+        return set()
+    return {expression.function}.union(*map(functions_in, expression.of))
 
 
 # ---- computing
@@ -341,13 +358,17 @@ class Computation:
         return pd.Series(steps, descents.index)
 
     def compare_steps(self, arm: str, reference: str, keys: Sequence[str]) -> pd.Series:
-        """Return in how many doublings fewer steps an arm comes to the loss that it and a reference have in common."""
+        """Return in how many doublings fewer steps an arm comes to the loss that it and a reference have in common.
+
+        NaN where a run was lost: what it came down to before says nothing of how far it would have come.
+        """
         import pandas as pd
 
         descents, references = self.pair_descents("speedup", arm, reference, keys, FEWEST_EVALUATIONS)
         doublings = []
         for descent, reference_descent in zip(descents, references, strict=True):
-            doublings.append(doublings_of_steps(reference_descent, descent))
+            are_whole = descent.is_whole and reference_descent.is_whole
+            doublings.append(doublings_of_steps(reference_descent, descent) if are_whole else math.nan)
         return pd.Series(doublings, descents.index)
 
     def pair_descents(
@@ -361,11 +382,12 @@ class Computation:
         return descents, references.reindex(descents.index)
 
     def read_descents(self, function: str, arm: str, keys: Sequence[str], fewest: int) -> pd.Series:
-        """Return how the losses of an arm's runs fell."""
+        """Return how the losses of an arm's runs fell. fewest: evaluations, which a lost run may lack, but for one."""
         points = self.read_single_points(arm, keys)
         for point in points:
             evaluations = 0 if point.descent is None else len(point.descent.losses)
-            if evaluations < fewest:
+            is_lost = point.descent is not None and not point.descent.is_whole
+            if evaluations < (1 if is_lost else fewest):
                 raise EffectError(f"{function}() needs evaluations on the way, and {arm} has {evaluations or 'none'}")
         return points.map(attrgetter("descent"))
 
