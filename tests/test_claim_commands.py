@@ -56,6 +56,7 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, float]
 
     monkeypatch.setattr(ClaimRun, "make", make)
     monkeypatch.setattr("normbench.claims.claim.config_directory", lambda: tmp_path / "nothing")
+    monkeypatch.setattr("normbench.record.machine.CHECKOUT", tmp_path / "nothing")  # as of an installed package
     return planted
 
 

@@ -111,5 +111,8 @@ def test_a_claim_whose_sentence_says_another_size_is_not_registered(
     write_claim(tmp_path, kind="larger", margin=0.02)
     with pytest.raises(UsageError, match=r"write sized, with a sentence that names its size \(by at least 0.02 nats\)"):
         register(read_one(tmp_path), "to see", "2026-11-29")
+    write_claim(tmp_path, kind="any", effect="log2(steps(ln, ln) / steps(rms, ln))", unit="doublings")
+    with pytest.raises(UsageError, match=r"effect: steps\(\) counts a run .* write speedup"):
+        register(read_one(tmp_path), "to see", "2026-11-29")
     write_claim(tmp_path, kind="sized", margin=1, unit="doublings", claim="RMSNorm needs half as many steps")
     assert main(command) == 0

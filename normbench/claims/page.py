@@ -278,6 +278,7 @@ def list_facts(entry: RegisteredClaim) -> dict[str, str]:
         facts |= list_worth(result)
     elif result and result.values:
         facts["Mean effect"] = write_mean(result, entry.unit)
+        facts |= list_worth(result)
     if entry.on_gpu is not None and entry.on_gpu.judgement is not None:
         facts["On a GPU"] = f"{write_on_gpu(entry)}; {entry.on_gpu.claim['scope']}"
     return facts

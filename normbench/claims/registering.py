@@ -27,6 +27,7 @@ from normbench.config.rules import RULES
 from normbench.config.schema import UNHASHED_KEYS, list_unwritten
 from normbench.errors import UsageError
 from normbench.record.files import inside, make_folder, read_json, write_bytes, write_json
+from normbench.results.rules import ClaimKind
 from normbench.settings import drop_keys, flat, show
 from normbench.studies.frame import known_settings, make_study, split_words
 from normbench.sweep.words import is_own, read_settings
@@ -35,6 +36,10 @@ from normbench.tell.claim_sizes import find_mismatch
 HERE, AT_SCALE = "runs", "runs_at_scale"  # the parts of the configurations of a claim
 ONLY_RUN = "all"  # the name of a run where nothing varies
 MOST_CHANGES = 3  # that are told
+NO_SIGN = (
+    "steps() counts a run that never comes to the loss as its whole length, so that its mean is not 0 for two equal "
+    "arms and kind: any has no test: write speedup(arm, reference), which is in doublings"
+)
 
 Values = dict[str, Any]  # the settings of a run by path
 Runs = dict[str, Values]  # by the words in which runs differ
@@ -229,6 +234,8 @@ def register(claim: Claim, reason: str, today: str, options: Sequence[str] = ())
     mismatch = find_mismatch(claim.content)
     if mismatch:
         raise claim.blame("claim", f"claim: {mismatch}")
+    if claim.kind is ClaimKind.ANY and "steps" in claim.effect.functions:
+        raise claim.blame("effect", f"effect: {NO_SIGN}")
     if find_registration(claim) and not tell_changes(claim, options):
         raise UsageError(f"{claim.name} is registered as it stands, on {claim.registered}: there is nothing to do")
     root = claim.path.parent.parent

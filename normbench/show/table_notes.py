@@ -23,7 +23,12 @@ def write_notes(table: str, columns: Collection[str], **about: object) -> tuple[
 
 def summary(columns: Collection[str], *, metric: Metric, paired: bool) -> list[str]:
     """Explain which arm is better. paired: whether there are differences."""
-    return [say_paired(metric)] if paired else []
+    if not paired:
+        return []
+    for what in ("time", "steps"):
+        if f"{what} to the same loss" in columns:
+            return [f"{say_paired(metric)} {what.capitalize()} to the same loss: as a multiple of the baseline's."]
+    return [say_paired(metric)]
 
 
 def say_paired(metric: Metric) -> str:
