@@ -78,6 +78,19 @@ def test_numbers_of_something_else_are_no_sizes(sentence: str) -> None:
         assert find_sizes(sentence, unit) == []
 
 
+@pytest.mark.parametrize(
+    ("sentence", "margin", "unit"),
+    [
+        ("A step takes 20 % less time", 0.182, "log ratio"),  # which is 20 % more
+        ("A step takes 20 % more time", 0.223, "log ratio"),
+        ("It needs half as many steps, and is better by 0.02 nats", 0.02, "nats"),
+        ("It needs half as many steps, and a third as much time", 1, "doublings"),
+    ],
+)
+def test_a_sentence_that_names_another_size_too_is_not_tested(sentence: str, margin: float, unit: str) -> None:
+    assert "names no such size" in find_mismatch(claim(sentence, "sized", margin, unit))
+
+
 def test_the_tested_sentence_has_the_size_that_the_published_one_leaves_out() -> None:
     parity = claim("RMSNorm is as good as LayerNorm", "parity", 0.03, "nats")
     assert write_tested(parity) == "RMSNorm is as good as LayerNorm, to within 0.03 nats"

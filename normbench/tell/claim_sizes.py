@@ -70,7 +70,8 @@ def find_sizes(sentence: str, unit: str) -> list[NamedSize]:
             sizes.append(NamedSize(found[0], logarithms(float(found["number"]), base)))
     for pattern in AS_A_SHARE:
         for found in re.finditer(pattern, sentence):
-            sizes.append(NamedSize(found[0].strip(), shares(float(found["number"]), unit), CLOSE_SHARE))
+            text = found[0].strip()
+            sizes.append(NamedSize(text, shares(float(found["number"]), unit, text), CLOSE_SHARE))
     return sizes
 
 
@@ -86,24 +87,31 @@ def logarithms(factor: float, base: float | None) -> tuple[float, ...]:
     return () if base is None or factor <= 0 else (abs(math.log(factor, base)),)
 
 
-def shares(percentage: float, unit: str) -> tuple[float, ...]:
-    """Return a percentage in the unit of a claim: more or less than before by that, or the share itself."""
+def shares(percentage: float, unit: str, text: str) -> tuple[float, ...]:
+    """Return a percentage in the unit of a claim: more or less than before by that, or the share itself.
+
+    text: that names it. What is faster by 20 % may take a sixth less time, or a fifth.
+    """
     share = percentage / 100
     base = BASES.get(unit)
     if base is not None:
-        less = logarithms(1 - share, base) if share < 1 else ()
-        return (*logarithms(1 + share, base), *less)
+        more = logarithms(1 + share, base)
+        less = logarithms(1 - share, base)
+        if text.endswith(("less", "fewer")):
+            return less
+        return more if text.endswith("more") else (*more, *less)
     if unit.startswith("share"):
         return (share,)
     return (percentage,) if unit.startswith(POINTS) else ()
 
 
 def names_size(claim: Mapping[str, Any]) -> bool:
-    """Tell whether the sentence of a claim names its margin. claim: key and value of its YAML."""
+    """Tell whether the sentence of a claim names its margin, and no other size. claim: key and value of its YAML."""
     unit, margin, sentence = str(claim.get("unit") or ""), float(claim["margin"]), str(claim["claim"])
     if not unit:
         return any(math.isclose(float(number), margin) for number in re.findall(NUMBER, sentence))
-    return any(size.is_size(margin) for size in find_sizes(sentence, unit))
+    sizes = find_sizes(sentence, unit)
+    return len(sizes) > 0 and all(size.is_size(margin) for size in sizes)
 
 
 def write_margin(claim: Mapping[str, Any]) -> str:
