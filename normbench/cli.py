@@ -497,17 +497,22 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 @flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("plan", "Say how many seeds it takes to find a difference, from the spread of the runs that are there.")
 @flag("difference", "With --plan: the difference to be found.", type=click.FloatRange(0, min_open=True))
+@click.option("--json", "as_json", help="Print what was found as JSON, for a script.", is_flag=True)
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
 
     Says in what two arms differ, whether the difference between them is real, and how large it may be, seed by seed. A
     and B are folders of runs, or arms of the runs below a folder, named by what tells them apart.
 
+    With --json the exit status is the verdict: 0 if A is better, 3 if it is worse, 4 if the two are the same (within
+    the margin), 5 if nothing was shown. 1 and 2 are errors, as everywhere.
+
     \b
     Examples:
       normbench compare "rmsnorm pre" "layernorm pre" --in outputs/norms_lm
       normbench compare outputs/first outputs/second
       normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01
+      normbench compare rmsnorm layernorm --in outputs/norms_lm --margin 0.02 --json
     """
     from normbench.commands.report import compare as compare_arms
 

@@ -303,9 +303,43 @@ def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.
     assert main(["compare", "rmsnorm", "layernorm", "--in", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "same validation accuracy" in printed and "same validation loss" in printed
+    assert main(["compare", "rmsnorm", "layernorm", "--in", str(tmp_path), "--json"]) == 4
+    assert {one["task"] for one in json.loads(capsys.readouterr().out)["comparisons"]} == {
+        "image_classification", "language_model"
+    }  # fmt: skip
 
 
 # ---- the command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ends", "more", "status", "verdict"),
+    [
+        ((1.8, 1.82, 1.79, 1.81), [], 0, "better"),
+        ((2.2, 2.21, 2.18, 2.23), [], 3, "worse"),
+        ((2.001, 1.999, 2.002, 2.001), ["--margin", "0.01"], 4, "same"),
+        ((2.001, 1.999, 2.002, 2.001), [], 5, "not shown"),
+        ((1.8, 2.2, 1.7, 2.4), [], 5, "not shown"),
+        ((1.8,), [], 5, "not shown"),  # of one seed
+    ],
+)
+def test_a_script_reads_the_verdict_and_its_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: tuple[float, ...], more: list[str], status: int,
+    verdict: str,
+) -> None:  # fmt: skip
+    for seed, end in enumerate(ends):
+        make_run(tmp_path, norm="rmsnorm", seed=seed, final=end)
+        make_run(tmp_path, norm="layernorm", seed=seed, final=2 + 0.001 * seed)
+    words = ["compare", "rmsnorm", "layernorm", "--in", str(tmp_path), "--json", *more]
+    assert main(words) == status
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["comparisons"]
+    assert found["verdict"] == one["verdict"] == verdict
+    assert one["difference"]["values"] == pytest.approx([end - 2 - 0.001 * seed for seed, end in enumerate(ends)])
+    assert one["task"] == "language_model" and one["words"]
+    assert main([*words, "--plan"]) == 2
+    assert "--json is of what was found, and --plan finds nothing" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import shlex
 import shutil
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: after every mistake t
 
 
 WIDTHS = {"column": 3.5, "page": 7.0}  # inches
+NOT_SHOWN = "not shown"
+STATUSES = {"better": 0, "worse": 3, "same": 4, NOT_SHOWN: 5}  # 1 and 2 are errors, as of all commands
 WIDEST = 9  # columns of a table that a terminal shows as it is; of a wider one, rows are columns
 
 
@@ -112,22 +115,31 @@ def report_of_sweep(folder: Path, quiet: bool) -> None:
         print(f"no report: {error}")
 
 
-def compare(first: str, second: str, folder: Path, margin: float | None, plan: bool, difference: float | None) -> int:
+def compare(
+    first: str, second: str, folder: Path, margin: float | None, plan: bool, difference: float | None, as_json: bool
+) -> int:
     """Print what two arms differ in and whether the difference is real, or how many seeds one needs.
+
+    Returns:
+        The exit status: with `as_json` that of the verdict, and else 0.
 
     Raises:
         UsageError: a word names no arm, or several.
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
+    if as_json and plan:
+        raise UsageError("--json is of what was found, and --plan finds nothing: leave one of them out")
     from normbench.evidence import baselines
     from normbench.results.examine import Request
     from normbench.show import tables
     from normbench.show.report import report_on
 
     studies = baselines.read_pairs(first, second, folder)
-    for study in studies:
-        comparison = report_on(study, dict(study.arms[1].settings), Request(margin=margin))
+    comparisons = [report_on(study, dict(study.arms[1].settings), Request(margin=margin)) for study in studies]
+    if as_json:
+        return print_json(comparisons)
+    for study, comparison in zip(studies, comparisons, strict=True):
         if len(studies) > 1:
             console().rule(study.task.replace("_", " "))
         if plan:
@@ -142,6 +154,38 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
             if table.key.startswith(("arms", "differences", "worth", "step-times")):
                 print_table(table.transposed())
     return 0
+
+
+def print_json(comparisons: Sequence[Report]) -> int:
+    """Print what was found of two arms as JSON; return the exit status that stands for the verdict.
+
+    The verdict over several tasks is the one that all have, or else that nothing was shown.
+    """
+    from normbench.results.answer import to_plain
+
+    found, verdicts = [], set[str]()
+    for comparison in comparisons:
+        difference = comparison.family.differences[0]
+        verdict = side_of(difference)
+        verdicts.add(verdict)
+        words = [sentence.text for sentence in comparison.verdict]
+        unfair = [caveat.text for caveat in comparison.answer.caveats if caveat.serious]
+        of_task = {"task": comparison.study.task, "verdict": verdict, "words": words, "unfair": unfair}
+        found.append({**of_task, "difference": to_plain(difference)})
+    overall = verdicts.pop() if len(verdicts) == 1 else NOT_SHOWN
+    print(json.dumps({"verdict": overall, "comparisons": found}, indent=2, ensure_ascii=False, allow_nan=False))
+    return STATUSES[overall]
+
+
+def side_of(difference: Difference) -> str:
+    """Return what was found of the first of two arms in a word, one of `STATUSES`."""
+    from normbench.results.rules import Verdict
+
+    if difference.verdict is Verdict.DIFFERENT:
+        return "better" if difference.better else "worse"
+    if difference.verdict in (Verdict.SAME, Verdict.WITHIN):
+        return "same"
+    return NOT_SHOWN
 
 
 def more_seeds(pilot: Difference, difference: float, study: RecordedStudy) -> str:
