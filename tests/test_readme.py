@@ -97,7 +97,8 @@ def small(words: list[str]) -> list[str]:
         smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
         return [*words, *SHORT, *narrow(words), *smaller]
     if "--dry-run" not in words and SWEEPS & {*words}:
-        few = ["seed=0", "sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else ["seed=0,1"]
+        chooses = any(word.startswith("sweep.lr=") for word in words)
+        few = ["seed=0", "sweep.lr_grid=[1e-3]"] if chooses else ["seed=0,1"]
         report = [] if "experiment=smoke" in words else ["sweep.report=false"]  # the same function makes it
         return [*words, *SHORT, *narrow(words), "launcher=local", *few, *report]
     if words[0] == "sweep" and "experiment=" in " ".join(words) and "--dry-run" not in words:
