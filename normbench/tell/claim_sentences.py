@@ -262,8 +262,8 @@ def write_suite(suite: Suite) -> list[str]:
         why = ", as their tests were found not to be fair ones, and count with p = 1"
         sentences.append(write_withdrawn(suite.withdrawn, why))
     if suite.not_settled:
-        why = "as what was found after their runs says the opposite under other conditions, and count with p = 1"
-        sentences.append(f"{len(suite.not_settled)} of the others were run and are not settled, {why}.")
+        why = "as what was found after the runs says the opposite under other conditions, with p = 1 each"
+        sentences.append(f"{len(suite.not_settled)} more ran and had no verdict, {why}.")
     sentences += tell_chances(suite)
     reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
     sentences.append(
