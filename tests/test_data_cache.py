@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import datasets
@@ -17,7 +20,7 @@ import pytest
 from data_helpers import IMAGES, LABELS, SMALL, TEXT, pets, plays, write_images, write_parquet
 
 import normbench.data
-from normbench.data import cache, digits, hub_images, pydocs
+from normbench.data import cache, digits, hub_images, own_texts, pydocs
 from normbench.errors import RunFailure, UsageError
 
 
@@ -82,6 +85,45 @@ def test_what_older_versions_made_is_read(cache_folder: Path) -> None:
     assert folder.name == "text-7f6a7617e08f3a85f141" and content.facts == {"left_out": 0}
     assert content.fingerprint == "ecbfc5b17eb7bf3595fc473d85e3c184be606379ec663f9fc03bf876077d15e4"
     assert set(json.loads((folder / "meta.json").read_text())) == {"facts", "sha256"}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_older_versions_made_without_equal_rows_is_made_again(
+    version: int, tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what judges would be equal to what trains without a word; the fingerprint is that of the older version."""
+    made = SMALL | {"test": [*SMALL["test"][:5], *SMALL["train"][:2]]}
+    root = write_images(tmp_path, made, LABELS)
+    keys: list[Any] = []
+
+    def read_or_decode(name: str, kind: str, key: Any, *rest: Any, **about: Any) -> cache.Content:
+        keys.append(key)
+        return cache.read_or_decode(name, kind, key, *rest, **about)
+
+    monkeypatch.setattr("normbench.data.sources.read_or_decode", read_or_decode)
+    data = pets(root)
+    (folder,) = cache_folder.iterdir()
+    shutil.rmtree(folder)
+    older = hashlib.sha256(json.dumps([version, "images", json.dumps(keys[0])]).encode()).hexdigest()
+    arrays = {name: array for name, array in data.content.arrays.items() if not name.endswith("_kinds")}
+    cache.publish(arrays, {"classes": data.classes}, cache_folder / f"images-{older[:20]}")
+    again = pets(root)
+    assert again.fingerprint == data.fingerprint == cache.fingerprint_arrays(arrays)
+    assert again.describe()["val_images_seen_in_training"] == 2
+
+
+def test_equal_rows_take_a_few_bytes_each(cache_folder: Path, tmp_path: Path) -> None:
+    bytes_of = {}
+    for name, different in (("equal", 20), ("different", 2000)):
+        rows = "".join(f"{row % different:04},{row % 2}\n" for row in range(2000))
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + rows)
+        data = own_texts(path=str(tmp_path / f"{name}.csv"), level="byte", **TEXT)
+        sizes = [file.stat().st_size for file in cache_folder.glob("*/meta.json")]
+        sizes += [file.stat().st_size for file in cache_folder.glob("*/*_kinds.npy")]
+        bytes_of[name] = sum(sizes)
+        shutil.rmtree(cache_folder)
+    assert data.describe().get("repeated_texts") is None
+    assert bytes_of["equal"] - bytes_of["different"] < 2000 * 2, "which says of each row to which it is equal"
 
 
 def test_writes_to_an_array_never_reach_the_file(cache_folder: Path) -> None:

@@ -77,6 +77,30 @@ def test_data_are_read_by_it(file: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert first[0] == 0 and 1 in first and np.isin(first, range(len(vocabulary.symbols))).all()
 
 
+def test_texts_that_a_tokenizer_makes_equal_are_equal_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An uncased one sees no capitals, and one of words no word that it does not know."""
+    monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path / "cache"))
+    words = {"[UNK]": 0, "norm": 1, **{str(n): n + 2 for n in range(40)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    how = {"level": "hf", "tokenizer": str(tmp_path), "seed": 0, "batch_size": 2, "eval_batch_size": 2, "context": 16}
+    forms = ("norm {}", "Norm {}", "NORM  {}")
+    rows = [f"{form.format(n)},{n % 2}\n" for n in range(40) for form in forms]
+    (tmp_path / "all.csv").write_text("text,label\n" + "".join(rows))
+    data = own_texts(path=str(tmp_path / "all.csv"), **how)
+    tokens = {split: {tuple(text.tolist()) for text in some} for split, some in data.examples.items()}
+    assert not tokens["train"] & tokens["val"]
+    assert data.describe()["repeated_texts"] == 80
+    (tmp_path / "divided").mkdir()
+    for split, place in (("train", 0), ("test", 1)):
+        rows = [f"{forms[place].format(n)},{n % 2}\n" for n in range(20)]
+        rows += [f"norm {split}{n} {n},{n % 2}\n" for n in range(4)]
+        (tmp_path / "divided" / f"{split}.csv").write_text("text,label\n" + "".join(rows))
+    assert own_texts(path=str(tmp_path / "divided"), **how).describe()["val_texts_seen_in_training"] == 24
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(None, "is not there"), (b"{", "cannot be read"), (b"[]", "holds no tokenizer"), (b"{}", "holds no tokenizer")],

@@ -10,25 +10,22 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Integer
 
-from normbench.data.cache import SPLITS, Decoded, fingerprint_arrays
+from normbench.data.cache import KINDS, SPLITS, Decoded, fingerprint_arrays
 from normbench.data.hub import labels_of
 from normbench.errors import UsageError
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 ANY_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,6})?", re.ASCII)  # in lower case
 
-Kinds = Int64[np.ndarray, " rows"]  # a number for each row: the same one where rows are equal
+Kinds = Integer[np.ndarray, " rows"]  # a number for each row: the same one where rows are equal
 Places = Int64[np.ndarray, " rows"]  # of rows in a split
-EqualRows = dict[Any, Sequence[tuple[int, int]]]  # of each split: the place of a row, and a number as in Kinds
-EQUAL = "equal_rows"  # the fact about data that has them
 
 
 # ---- classes
@@ -175,62 +172,39 @@ def has_equal(kinds: Kinds) -> bool:
     return len(np.unique(kinds)) < len(kinds)
 
 
-def find_equal(rows: Mapping[Any, Sequence[Hashable]]) -> EqualRows:
-    """Return the places of those rows that are equal to any other, and which these are, by split.
+def add_kinds(arrays: Mapping[str, Any], kinds: Kinds, counts: Mapping[Any, int]) -> dict[str, Any]:
+    """Return arrays with those that say which rows are equal, where any rows of all are.
 
-    rows: by split; what stands for a row is equal where rows are.
-    """
-    counts = Counter(chain.from_iterable(rows.values()))
-    numbers: dict[Hashable, int] = {}
-    equal: EqualRows = {}
-    for split, some in rows.items():
-        pairs = []
-        for place, row in enumerate(some):
-            if counts[row] > 1:
-                pairs.append((place, numbers.setdefault(row, len(numbers))))
-        equal[split] = pairs
-    return equal
-
-
-def add_equal_facts(facts: Mapping[str, Any], rows: Mapping[Any, Sequence[Hashable]]) -> dict[str, Any]:
-    """Return facts about data with what `find_equal` finds, where any rows are equal.
-
-    rows: of which examples are made one by one, by split.
-    """
-    equal = find_equal(rows)
-    return {**facts, EQUAL: equal} if any(equal.values()) else dict(facts)
-
-
-def count_repeats(equal: EqualRows, examples: Iterable[tuple[str, Places]]) -> int:
-    """Return how many examples are equal to another before them.
+    They have 0 for a row that is equal to no other, and else one number for all that are equal.
 
     Args:
-        equal: rows of all splits.
-        examples: for each split the one in which they were when equal ones were sought, and their places there.
+        arrays: of rows of which examples are made one by one.
+        kinds: of all rows, split by split.
+        counts: how many rows each split has.
     """
-    kinds = []
-    for split, places in examples:
-        kinds += [kind for _, kind in pairs_at(equal, split, places)]
-    return len(kinds) - len({*kinds})
+    _, places, sizes = np.unique(kinds, return_inverse=True, return_counts=True)
+    is_shared = sizes > 1
+    if not is_shared.any():
+        return dict(arrays)
+    numbers = np.where(is_shared, np.cumsum(is_shared), 0)
+    of_rows = numbers.astype(np.min_scalar_type(numbers.max()))[places]
+    ends = np.cumsum([*counts.values()])[:-1]
+    added = {}
+    for split, part in zip(counts, np.split(of_rows, ends), strict=True):
+        added[f"{split}_{KINDS}"] = part
+    return {**arrays, **added}
 
 
-def count_seen(equal: EqualRows, trained: tuple[str, Places], judging: tuple[str, Places]) -> int:
-    """Return how many of the rows that judge are equal to one that trains.
-
-    Args:
-        equal: rows of all splits.
-        trained, judging: the split to which these rows belonged when equal ones were sought, and their places there.
-    """
-    seen = {kind for _, kind in pairs_at(equal, *trained)}
-    return sum(kind in seen for _, kind in pairs_at(equal, *judging))
+def count_repeats(kinds: Iterable[Kinds]) -> int:
+    """Return how many examples are equal to another before them. kinds: of examples, as in `add_kinds`."""
+    numbers = np.concatenate([*kinds])
+    shared = numbers[numbers > 0]
+    return len(shared) - len(np.unique(shared))
 
 
-def pairs_at(equal: EqualRows, split: str, places: Places) -> Iterator[tuple[int, int]]:
-    """Give those pairs of a split that are at some places."""
-    wanted = {*places.tolist()}
-    for place, kind in equal.get(split, ()):
-        if place in wanted:
-            yield place, kind
+def count_seen(trained: Kinds, judging: Kinds) -> int:
+    """Return how many of the examples that judge are equal to one that trains; of both the kinds, as in `add_kinds`."""
+    return int(np.isin(judging[judging > 0], trained).sum())
 
 
 def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.ndarray, " rows"]:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from normbench.data.arranging import EQUAL, EqualRows, Places, count_repeats, count_seen, find_alike, tell_apart
-from normbench.data.cache import Content
+from normbench.data.arranging import Kinds, Places, count_repeats, count_seen, find_alike, tell_apart
+from normbench.data.cache import KINDS, Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.types import Batch, Data, Split, stable_seed
@@ -124,7 +124,7 @@ class ContentData(Data):
         self.eval_batch_size = eval_batch_size
         self.seed = seed
         equal = content.arrays.get("train_equal")
-        self.equal: EqualRows = content.facts.get(EQUAL, {})
+        self.knows_equal = f"train_{KINDS}" in content.arrays
         self.decoded = len(examples["train"])  # training examples of the content
         self.held = count_held_out(self.decoded, holdout, self.unit, equal)
         if self.held:
@@ -219,8 +219,8 @@ class ContentData(Data):
         """How many examples of a split are equal to one that is trained on, for each split that has such ones."""
         counts = dict[Split, int]()
         for split in self.examples:
-            if split != "train" and self.equal:
-                count = count_seen(self.equal, self.trained_places(), self.judging_places(split))
+            if split != "train" and self.knows_equal:
+                count = count_seen(self.kinds_at(*self.trained_places()), self.kinds_at(*self.judging_places(split)))
                 if count:
                     counts[split] = count
         return counts
@@ -235,6 +235,11 @@ class ContentData(Data):
         if split == "val" and self.held:
             return "train", np.arange(self.decoded - count, self.decoded)
         return split, np.arange(count)
+
+    def kinds_at(self, split: str, places: Places) -> Kinds:
+        """Return the kinds of rows of a split of the content."""
+        kinds: Kinds = self.content.arrays[f"{split}_{KINDS}"][places]
+        return kinds
 
     def notes(self) -> list[str]:
         """Return what a person is to know of rows that are equal to others, and of classes that look equal."""
@@ -255,10 +260,10 @@ class ContentData(Data):
     @cached_property
     def repeats(self) -> int:
         """How many examples are equal to another before them, in data of which equal ones stand together; else 0."""
-        if "train_equal" not in self.content.arrays or not self.equal:
+        if "train_equal" not in self.content.arrays or not self.knows_equal:
             return 0
         judging = [self.judging_places(split) for split in self.examples if split != "train"]
-        return count_repeats(self.equal, [self.trained_places(), *judging])
+        return count_repeats([self.kinds_at(*places) for places in (self.trained_places(), *judging)])
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.data.arranging import Kinds, add_equal_facts
+from normbench.data.arranging import Kinds, add_kinds
 from normbench.data.batches import ContentData, generator
 from normbench.data.cache import Content, Decoded
 from normbench.data.hub import reason
@@ -219,12 +219,9 @@ def image_arrays(
     sums = train.sum(axis=(2, 3), dtype=np.int64)
     sums_of_squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
     arrays["train_moments"] = np.stack([sums, sums_of_squares], axis=2)
-    facts: dict[str, Any] = {"classes": list(classes)}
     if kinds is not None:
-        ends = np.cumsum([*counts.values()])[:-1]
-        of_splits = [some.tolist() for some in np.split(kinds, ends)]
-        facts = add_equal_facts(facts, dict(zip(counts, of_splits, strict=True)))
-    return arrays, facts
+        arrays = add_kinds(arrays, kinds, counts)
+    return arrays, {"classes": list(classes)}
 
 
 def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None, every: Any = map) -> Pixels:

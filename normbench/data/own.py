@@ -51,7 +51,7 @@ from normbench.data.sources import (
 )
 from normbench.data.tables import ENDINGS, declared_classes, labels_as_written, read_columns
 from normbench.data.text import Text, Texts
-from normbench.data.vocabulary import identify, key_of_file
+from normbench.data.vocabulary import identity_of, key_of_file
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import Setting, printable
 
@@ -383,7 +383,7 @@ def own_texts(
     )
 
     def make(earlier: bool = False) -> Texts:
-        load = partial(load_texts, place, files, columns, level, encode, earlier)
+        load = partial(load_texts, place, files, columns, level, tokenizer, encode, earlier)
         content = read_or_decode(name, "texts", key if earlier else [*key, ARRANGED], load, path=place.name)
         return Texts(content, holdout=holdout, **options)
 
@@ -422,6 +422,7 @@ def load_texts(
     files: Sequence[tuple[Path, str | None]],
     columns: Columns,
     level: str,
+    tokenizer: str | None,
     encode: Callable[..., Decoded],
     earlier: bool,
 ) -> Decoded:
@@ -431,7 +432,7 @@ def load_texts(
         place: what `data.path` names.
         files: the tables there, each with its split, if its name is one.
         columns: those that are read.
-        level: what a token is.
+        level, tokenizer: the settings of these names.
         encode: `encode_texts` with the settings of the vocabulary.
         earlier: number the classes and divide the texts as earlier versions did.
 
@@ -457,12 +458,12 @@ def load_texts(
     identities = [text.encode() for text in rows["text"]]
     cuts = rows["split"].isna().any()
     rows, counts = arrange_rows(rows, identities, labels.classes, where, "texts")
-    kinds = find_kinds(identify(level, text).encode() for text in rows["text"])
+    kinds = find_kinds(map(identity_of(level, tokenizer), rows["text"]))
     are_equal = has_equal(kinds)
     before = None
     if old_labels is not None and (earlier or are_equal or old_labels.classes != labels.classes):
         numbers = rows["old_class"].to_numpy()
-        before = encode(rows["text"].tolist(), numbers, old_labels.classes, divide(counts))
+        before = encode(rows["text"].tolist(), numbers, old_labels.classes, divide(counts), kinds=kinds)
     if earlier and before is not None:
         return before
     if are_equal:
@@ -472,7 +473,7 @@ def load_texts(
         kinds = kinds[rows["arranged"].to_numpy()]
     marks = mark_equal(kinds[: counts["train"]]) if are_equal else None
     numbers = rows["class"].to_numpy()
-    arrays, facts = encode(rows["text"].tolist(), numbers, labels.classes, divide(counts), equal=marks)
+    arrays, facts = encode(rows["text"].tolist(), numbers, labels.classes, divide(counts), kinds=kinds, equal=marks)
     return note_earlier(add_equal(arrays, kinds, counts), facts, before)
 
 

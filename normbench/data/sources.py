@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from normbench.data.arranging import add_equal_facts, find_kinds
+from normbench.data.arranging import Kinds, add_kinds, find_kinds
 from normbench.data.batches import Holdout, Name, count_held_out
 from normbench.data.cache import SPLITS, Decoded, read_or_decode
 from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
 from normbench.data.streaming import Stream, stream_images, stream_text
 from normbench.data.text import Text, Texts, join_rows
-from normbench.data.vocabulary import Bytes, FromFile, Vocabulary, identify, key_of_file, learn
+from normbench.data.vocabulary import Bytes, FromFile, Vocabulary, identity_of, key_of_file, learn
 from normbench.settings import Setting
 
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
@@ -157,7 +157,8 @@ def hub_texts(
         texts, trained, labels, classes = read_labelled(hub, val_split, text_column, label_column, text_column)
         shuffled = np.random.RandomState(0).permutation(trained)
         parts = {"train": shuffled, "val": np.arange(trained, len(texts))}
-        return encode_texts(texts, labels, classes, parts, level, vocabulary_size, tokenizer, holdout)
+        kinds = find_kinds(map(identity_of(level, tokenizer), texts))
+        return encode_texts(texts, labels, classes, parts, level, vocabulary_size, tokenizer, holdout, kinds)
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
     key += key_of_file(level, tokenizer)
@@ -173,6 +174,7 @@ def encode_texts(
     vocabulary_size: int | None,
     tokenizer: str | None,
     holdout: float,
+    kinds: Kinds,
     equal: np.ndarray | None = None,
 ) -> Decoded:
     """Return the tokens of labelled texts, whose vocabulary is learned from those that train and are not held out.
@@ -183,14 +185,15 @@ def encode_texts(
         classes: their names.
         parts: the rows of each split in their order, those that train first.
         level, vocabulary_size, tokenizer, holdout: the settings of these names.
+        kinds: which of all rows are equal.
         equal: which training texts are equal to the one before them, where these are to stay together.
     """
     train, *others = parts.values()
     used = len(train) - count_held_out(len(train), holdout, "texts", equal)
     pieces = []
     for rows in (train[:used], train[used:], *others):
-        in_order = [texts[row] for row in sorted(rows)]
-        pieces.append("\n".join(in_order))
+        some = [texts[row] for row in sorted(rows)]
+        pieces.append("\n".join(some))
     vocabulary = learn(level, pieces, vocabulary_size, tokenizer)
     arrays = {}
     empty = 0
@@ -206,10 +209,8 @@ def encode_texts(
         arrays[f"{split}_ends"] = np.cumsum([len(example) for example in tokens])
         arrays[f"{split}_labels"] = labels[rows]
     facts = {"classes": classes, "empty": empty, **vocabulary.facts}
-    identities = {}
-    for split, rows in parts.items():
-        identities[split] = [identify(level, texts[row]) for row in rows]
-    return arrays, add_equal_facts(facts, identities)
+    in_order = np.concatenate([*parts.values()])
+    return add_kinds(arrays, kinds[in_order], {split: len(rows) for split, rows in parts.items()}), facts
 
 
 def hub_images(

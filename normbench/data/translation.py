@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from normbench.data.arranging import Places, add_equal_facts
+from normbench.data.arranging import Places, add_kinds, find_kinds
 from normbench.data.batches import Holdout, Name, count_held_out, generator
 from normbench.data.cache import Content, Decoded, read_or_decode
 from normbench.data.hub import Hub
@@ -226,7 +226,8 @@ def hub_translation(
         vocabulary = learn_byte_pairs(pairs["train"][:used], vocabulary_size)
         counts = {part: len(rows) for part, rows in pairs.items()}
         facts = {"counts": counts, "lowercase": lowercase, "empty": empty, **vocabulary.facts}
-        return encode_pairs(pairs, vocabulary), add_equal_facts(facts, pairs)
+        kinds = find_kinds("\n".join(pair).encode() for rows in pairs.values() for pair in rows)
+        return add_kinds(encode_pairs(pairs, vocabulary), kinds, counts), facts
 
     key = ["hub", hub.key(), columns, pair_column, vocabulary_size, lowercase, [*splits.values()], float(holdout)]
     content = read_or_decode(name, "pairs", key, load, hub.reach, hub_id=hub_id, direction=" to ".join(columns))

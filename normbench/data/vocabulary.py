@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice, repeat
 from pathlib import Path
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @classmethod
     def identity(cls, text: str) -> str:
-        """Return what is the same of all texts that are the same tokens, whatever was learned."""
+        """Return what is the same of all texts that are the same tokens, whatever is learned."""
         return text
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
@@ -346,10 +346,17 @@ def learn(level: str, texts: Sequence[str], size: int | None = None, tokenizer: 
     return learned
 
 
-def identify(level: str, text: str) -> str:
-    """Return what is the same of all texts that are the same tokens at a level."""
-    identity: str = LEVELS[level].identity(text)
-    return identity
+def identity_of(level: str, tokenizer: str | None) -> Callable[[str], bytes]:
+    """Return what gives the same bytes for all texts that are the same tokens, whatever is learned.
+
+    Args:
+        level, tokenizer: the settings of these names.
+    """
+    if tokenizer:  # nothing is learned, so that its tokens are known, which may be the same with and without capitals
+        tokens_of_file = FromFile.read(tokenizer)
+        return lambda text: tokens_of_file.encode_example(text).tobytes()
+    kind = LEVELS[level]
+    return lambda text: kind.identity(text).encode()
 
 
 def key_of_file(level: str, tokenizer: str | None) -> list[str]:
