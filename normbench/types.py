@@ -323,6 +323,10 @@ class InnerAttention(nn.Module):
         """Return the logits whose softmax weighs the values, −∞ where a query may not look."""
         raise NotImplementedError  # each kind of attention has its own, and `forward` to go with it
 
+    def raw_logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the same before a cap bounds them, where one does."""
+        return self.logits(q, k, mask)
+
 
 @dataclass(frozen=True)
 class Block:

@@ -204,6 +204,14 @@ def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
     assert not any(module._forward_hooks for module in model.blocks.modules() if module not in norms.values())
 
 
+def test_the_largest_logit_of_attention_is_that_before_its_cap() -> None:
+    """Else it would say that logits do not grow, however large they are; the entropy is of what attention weighs by."""
+    usual, capped = (probed_step("rmsnorm", attention_softcap=cap).reading.numbers() for cap in (None, 1e-3))
+    tag = "attention/block00.attention"  # which both models give the same input
+    assert usual[f"{tag}/largest_logit"] == capped[f"{tag}/largest_logit"] > 1e-3
+    assert usual[f"{tag}/entropy"] < capped[f"{tag}/entropy"]
+
+
 @pytest.mark.parametrize("task", [TEXT, TEXTS])
 @pytest.mark.parametrize(
     "settings",

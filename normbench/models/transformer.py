@@ -137,10 +137,19 @@ class DotProductAttention(InnerAttention):
         )
 
     def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
+        return self.capped_logits(q, k, mask, self.cap)
+
+    def raw_logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
+        return self.capped_logits(q, k, mask, None)
+
+    def capped_logits(
+        self, q: Heads, k: Heads, mask: Mask | None, cap: float | None
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the logits with a cap, or without one."""
         products = q @ k.transpose(-2, -1)
         logits = products / math.sqrt(q.shape[-1]) if self.scale is None else products * self.scale
-        if self.cap is not None:
-            logits = soft_cap(logits, self.cap)
+        if cap is not None:
+            logits = soft_cap(logits, cap)
         if self.causal:
             visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         elif mask is not None:

@@ -161,15 +161,15 @@ class Probes:
     def see_attention(
         self, reading: Reading, name: str, inner: InnerAttention, inputs: tuple[Any, ...], output: Tensor
     ) -> None:
-        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit.
+        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit, before any cap.
 
         Queries and keys are those that it was called with, which have been rounded where they have 16 bits.
         """
         q, k, _, mask = inputs
         precise = torch.promote_types(q.dtype, torch.float32)
-        logits = inner.logits(q.to(precise), k.to(precise), mask)
-        reading.scalars[f"attention/{name}/entropy"] = stats.entropy(logits)
-        reading.scalars[f"attention/{name}/largest_logit"] = logits.max()
+        q, k = q.to(precise), k.to(precise)
+        reading.scalars[f"attention/{name}/largest_logit"] = inner.raw_logits(q, k, mask).max()
+        reading.scalars[f"attention/{name}/entropy"] = stats.entropy(inner.logits(q, k, mask))
 
     # ---- what is there after the backward pass
 
