@@ -280,6 +280,7 @@ class Placement(nn.Module):
         branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
         residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
         treated: parameters of its own that the optimizer treats otherwise than others.
+        stack_settings: attributes that say what the streams are, so that all blocks of a stack have the same.
         of_host: whether it stands for the blocks that a model of another library has by itself.
     """
 
@@ -288,6 +289,7 @@ class Placement(nn.Module):
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
     treated: ClassVar[Treated] = NOT_TREATED
+    stack_settings: ClassVar[tuple[str, ...]] = ()
     of_host: ClassVar[bool] = False
     streams: int = 1
     branch_gain: float = 1.0

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from studied import subject
-from support import IMAGES, TEXT, TRANSLATIONS, build, random_batch, refused
+from support import IMAGES, SMALL, TEXT, TRANSLATIONS, build, random_batch, refused, section
 from test_newer_placements import DEPTH, WIDTH, X, f, g, make, moved, n, numbers
 from torch import Tensor, nn
 
-from normbench.build import lay_out
+from normbench.build import build_model, lay_out
 from normbench.config.compose import read
 from normbench.config.recipe import Recipe
 from normbench.config.refusals import refusal
@@ -351,6 +351,32 @@ def test_attention_residuals_start_with_the_mean_of_all() -> None:
     torch.testing.assert_close(block.select("mlp", x, block.branches["mlp"], {}), x.mean(0))
 
 
+@pytest.mark.parametrize(("depth", "size"), [(4, 1), (8, 2), (8, 4)])
+def test_attention_residuals_keep_as_much_as_their_page_says(depth: int, size: int) -> None:
+    """3·(depth²/size + 3·depth) tensors of the stream, beside those of `pre`, to a tenth."""
+    batch = random_batch(TEXT)
+    kept = []
+    for placement in (section("placement", "pre"), section("placement", "attnres", size=size)):
+        sections = {"norm": section("norm", "rmsnorm"), "placement": placement}
+        shape = SMALL["nano"] | {"depth": depth, "width": 32}
+        model, _ = build_model(Recipe({**sections, "model": section("model", "nano", **shape)}), TEXT, seed=0)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        storages = dict[int, Any]()
+
+        def keep(tensor: Tensor, weights: set[int] = weights, storages: dict[int, Any] = storages) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                storages[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model(*batch.arguments)
+        assert output.requires_grad
+        kept.append(sum(storage.nbytes() for storage in storages.values()))
+    stream = batch.inputs.numel() * 32 * 4
+    assert (kept[1] - kept[0]) / stream == pytest.approx(3 * (depth**2 / size + 3 * depth), rel=0.1)
+
+
 def test_attention_residuals_of_images_are_those_of_their_pixels() -> None:
     x = numbers(3, 2, WIDTH, 3, 4)
     image: Any = make("attnres", 1, f, channel_dim=1)
@@ -417,6 +443,18 @@ def test_a_stack_has_one_kind_of_streams(words: str, capsys: pytest.CaptureFixtu
     assert said.endswith("give all blocks of a stack the same placement, or choose among those with one stream")
     first, second = ("Post", "ResiDual") if "resi_dual" in words else ("StartMixedIn", "Siamese")
     assert said.startswith(f"{first} in block 0 (placement") and f" and {second} in block " in said
+
+
+@pytest.mark.parametrize(("sizes", "streams"), [((2, 3), (3, 3)), ((1, 2), (5, 3))])
+def test_blocks_of_a_stack_add_up_as_many_layers(
+    sizes: tuple[int, int], streams: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where as many streams follow from other numbers of layers."""
+    words = f"placement=attnres placement.size={sizes[0]} placement@last1=attnres placement@last1.size={sizes[1]}"
+    said = refused(["train", *words.split(), "model.depth=4", "trainer.steps=1", "device=cpu"], capsys)
+    first, last = (f"has {count} streams and size {size}" for count, size in zip(streams, sizes, strict=True))
+    assert said.startswith(f"AttentionResiduals in block 0 (placement) {first}, and AttentionResiduals in block 3 ")
+    assert f" {last} of its own: give all blocks of a stack the same placement" in said
 
 
 def test_sides_of_a_translator_may_differ() -> None:

@@ -108,15 +108,22 @@ def check_streams(model: Model, placements: Mapping[Site, Part | None]) -> None:
         first = first_of_side.setdefault(block.side, block)
         if max(first.streams, block.streams) == 1:
             continue
-        has_same_streams = type(first.module) is type(block.module) and first.streams == block.streams
-        if not has_same_streams:
+        if describe_streams(first) != describe_streams(block):
             both = []
             for either_block in (first, block):
-                what = "1 stream" if either_block.streams == 1 else f"{either_block.streams} streams"
+                _, what = describe_streams(either_block)
                 where = f"block {either_block.layer} ({section_at_layer.get(either_block.layer)})"
                 both.append(f"{type(either_block.module).__name__} in {where} has {what}")
             cure = "give all blocks of a stack the same placement, or choose among those with one stream"
             raise UsageError(f"{both[0]}, and {both[1]} of its own: {cure}")
+
+
+def describe_streams(block: Block) -> tuple[type[nn.Module], str]:
+    """Return the kind of a block's placement, and what must be the same of it in all blocks of a stack, in words."""
+    module: Any = block.module
+    words = ["1 stream" if block.streams == 1 else f"{block.streams} streams"]
+    words += [f"{name} {getattr(module, name)}" for name in getattr(module, "stack_settings", ())]
+    return type(module), " and ".join(words)
 
 
 def build_model(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:

@@ -26,17 +26,23 @@ class AttentionResiduals(Residual):
     N(vᵢ) (slot `streams`), and so has the end (role `closing`). q starts at 0, where the mean of all is read.
     The streams are the candidates, 0 as long as they are not there, and p.
 
+    Memory grows with the candidates: beside what `pre` keeps for the backward pass, about 3·(depth²/size + 3·depth)
+    tensors as large as x, in blocks of two branches, three for each candidate that a branch reads. With
+    `trainer.recompute=true` it is depth·(⌈depth/size⌉ + 1) of them between the blocks.
+
     Kimi Team 2026 (block AttnRes), whose q starts at 0 by a second source; compared with transformers'
     `kimi_k3/modular_kimi_k3.py`@aa83b54, read, where 12 layers add up, and q starts as any linear map.
     """
 
     slots = ("streams", "in")
     needs_final_norm = True
+    stack_settings = ("size",)
     streams = 3
 
     def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site, *, size: Size = 2) -> None:
         super().__init__(branches, norm, site)
         layer = self.place - 1
+        self.size = size
         self.streams = math.ceil(self.stack_depth / size) + 1
         self.kept = math.ceil(layer / size)  # candidates that are there when the block begins
         self.begins = layer % size == 0
