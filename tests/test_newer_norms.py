@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -150,6 +151,31 @@ def test_the_scale_that_tapernorm_ends_with_is_learned() -> None:
         assert {name for name, parameter in norm.named_parameters() if parameter.grad.any()} == expected
     fixed = norm(x) / x
     torch.testing.assert_close(fixed, fixed[:1, :1].expand_as(x), **DOUBLE)
+
+
+def test_a_norm_that_has_tapered_takes_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where its mode is set on: as before in output, gradients and state, and it sees none of its input."""
+    settings = {"taper_after": 1, "taper_over": 2, "momentum": 0.25}
+    plain, spared = (with_values(make("tapernorm", **settings)) for _ in range(2))
+    for batch in range(8):
+        found = []
+        for norm in (plain, spared):
+            norm.zero_grad()
+            x = values(seed=batch).requires_grad_()
+            y = norm(x)
+            y.square().sum().backward()
+            gradients = [x.grad, *(parameter.grad for parameter in norm.parameters())]
+            found.append([y, *gradients, *norm.state_dict().values()])
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        spared.eval().train()
+    formula = Mock(side_effect=AssertionError("RMSNorm is left out"))
+    monkeypatch.setattr("normbench.norms.tapernorm.rms_formula", formula)
+    spared(values())
+    spared.eval()(values())
+    assert not formula.called
+    spared.load_state_dict(make("tapernorm", **settings).state_dict())
+    with pytest.raises(AssertionError, match="left out"):
+        spared.train()(values())
 
 
 def test_tapernorm_leaves_padding_out_of_its_averages() -> None:

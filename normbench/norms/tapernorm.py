@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ class TaperNorm(AffineNorm):
 
     y = g·γ·x/√(ms(x)+ε) + (1−g)·c·γ̃·x, with ms(x) = mean(x²) over the features at one position. g is 1 up to batch
     `taper_after` of training, then ½(1 + cos πt) with t from 0 to 1 over the next `taper_over` batches, and 0 from
-    there on, where `normbench study folding` folds the norm into the linear map after it. The number c makes both
+    there on, where `normbench study folding` folds the norm into the linear map after it. From the next evaluation on
+    the first term is left out then, and takes no time. The number c makes both
     branches as alike as they can be: c = E[‖γx‖²/√(ms(x)+ε)]/E[‖γx‖²], of averages over batches up to `taper_after`, of
     which the newest has the weight `momentum`. γ̃ starts as γ then is, and is learned from there on: it is kept as γ at
     that time, a buffer, and what has been learned since. In evaluation g is that of the last batch. A batch is one of
@@ -71,6 +72,17 @@ class TaperNorm(AffineNorm):
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
         self.register_buffer("length", torch.zeros(()))
         self.register_buffer("square", torch.zeros(()))
+        self.has_tapered = False  # as far as is known: RMSNorm is left out then
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, and see whether the taper has ended, which no batch can ask: that waits for the device."""
+        if not self.num_batches_tracked.is_meta:
+            self.has_tapered = int(self.last_batch) >= self.taper_after + self.taper_over
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.has_tapered = False  # until a mode is set
 
     @classmethod
     def facts_for(cls, *, masked: bool = True, **_: Any) -> NormFacts:
@@ -84,6 +96,8 @@ class TaperNorm(AffineNorm):
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, -1)
+        if self.has_tapered:
+            return self.multiply(x, weight).movedim(-1, self.channel_dim)
         normalized = rms_formula(x, weight, self.eps, detach=self.detach != "none")
         if self.training:
             gate = self.gate_at(self.num_batches_tracked, x.dtype)
@@ -92,6 +106,13 @@ class TaperNorm(AffineNorm):
             gate = self.gate_at(self.last_batch, x.dtype)
         scaled = self.scale.to(x.dtype) * x
         return (gate * normalized + (1 - gate) * scaled).movedim(-1, self.channel_dim)
+
+    def multiply(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Return c·γ̃·x, and count the batch. γ, which no longer counts, has a gradient of 0 as it has before."""
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        scale = self.scale.to(x.dtype)
+        return x * (scale if weight is None else scale + 0 * weight)
 
     @property
     def last_batch(self) -> Tensor:
@@ -108,9 +129,8 @@ class TaperNorm(AffineNorm):
 
     @property
     def fixed_scale(self) -> Tensor | None:
-        """Return what the norm multiplies by in evaluation, once it has tapered; None before. Waits for the device."""
-        has_tapered = int(self.last_batch) >= self.taper_after + self.taper_over
-        return self.scale if has_tapered else None
+        """Return what the norm multiplies by, once it is known to have tapered; None before."""
+        return self.scale if self.has_tapered else None
 
     def gate_at(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
         """Return g in a batch of training, counted from 0."""
