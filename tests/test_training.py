@@ -264,6 +264,15 @@ def test_what_has_no_parameters_cannot_be_trained_alone(words: list[str], said: 
         builder.make_model(read([*TINY, *words]).recipe, TEXT, seed=0)
 
 
+@pytest.mark.parametrize("trained", ["norms", "head", "norms+head"])
+def test_muon_has_nothing_to_do_where_no_matrix_of_a_block_is_trained(trained: str) -> None:
+    """The model has some all the same, and another model would change nothing."""
+    tree = read([*TINY, "optim=muon", f"trainer.train={trained}"]).tree
+    model, norms = builder.make_model(Recipe(tree), TEXT, seed=0)
+    with pytest.raises(UsageError, match=r"trainer\.train leaves none .* set optim=adamw, .* or trainer\.train=all"):
+        builder.make_stepper(Recipe(tree), model, norms, tiny_data(TEXT), make_precision("fp32", CPU), steps=2)
+
+
 def test_training_all_is_what_runs_did_before() -> None:
     assert "train" not in read(["trainer.train=all"]).tree["trainer"]
     assert read([]).closed.trainer.train == "all"

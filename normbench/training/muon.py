@@ -163,7 +163,7 @@ def separate_matrices(groups: Iterable[dict[str, Any]], matrices: Mapping[nn.Par
         matrices: with the number of parts of each.
 
     Raises:
-        UsageError: there is no matrix.
+        UsageError: there is no matrix, or none is trained.
     """
     of_matrices = list[dict[str, Any]]()
     of_others = list[dict[str, Any]]()
@@ -179,6 +179,9 @@ def separate_matrices(groups: Iterable[dict[str, Any]], matrices: Mapping[nn.Par
             of_matrices.append({**group, "params": parameters, "parts": parts})
         if others:
             of_others.append({**group, "params": others})
+    if not of_matrices and matrices:
+        what = "optim=muon is for the matrices of blocks, and trainer.train leaves none of them to be trained"
+        raise UsageError(f"{what}: set optim=adamw, which trains all else with muon too, or trainer.train=all")
     if not of_matrices:
         raise UsageError("optim=muon finds no matrix in the blocks of this model: use optim=adamw")
     return of_matrices + of_others
