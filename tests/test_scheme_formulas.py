@@ -68,7 +68,7 @@ def hold(model: Any, logits: Tensor, expected: Tensor, without: Sequence[Tensor]
 
 
 def rms(x: Tensor, norm: Any) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight + norm.offset)
 
 
 def ln(x: Tensor, norm: Any) -> Tensor:
@@ -245,7 +245,7 @@ def bare_rms(x: Tensor, norm: Any = None) -> Tensor:
 
 
 def gemma2(x: Tensor, model: Any, hidden: Any) -> Tensor:
-    """huggingface/transformers 5.24 `gemma2/modeling_gemma2.py:177,361`, with γ as it is and GELU without tanh."""
+    """huggingface/transformers 5.24 `gemma2/modeling_gemma2.py:177,361`, with GELU without tanh."""
     for block in model.blocks:
         attention, mlp = block.branches.values()
         q, k, v = split(attention.qkv(rms(x, block.norms["attention"]["in"])), 3, 4)
