@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tarfile
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -363,6 +364,67 @@ def test_of_a_module_and_an_average_one_is_chosen(tmp_path: Path) -> None:
         load(path, make_network(1))
     assert_alike(load(f"{path}:model", make_network(1)), network)
     assert_alike(load(f"{path}:ema", make_network(1)), average)
+
+
+class Marked(Tensor):
+    """A tensor of a class of its own."""
+
+
+NAMELESS: dict[str, tuple[Any, str]] = {
+    "tensors in a list": ([torch.ones(2)], "holds tensors without names, by themselves or in lists: save model.state"),
+    "a tensor": (torch.ones(2), "holds tensors without names, by themselves or in lists: save model.state_dict()"),
+    "lists": ({"a.weight": [1.0, 2.0]}, r"holds lists in place of tensors: save torch.tensor\(list\) of each, by name"),
+    "arrays": ({"a.weight": np.ones(2)}, r"holds arrays of numpy in place of tensors: save torch.from_numpy"),
+    "of their own class": (
+        {"a.weight": torch.ones(2).as_subclass(Marked)},
+        r"tensors in it are of a class of their own \(\S*Marked\), whose code would run: save .*as_subclass",
+    ),
+}
+
+
+@pytest.mark.parametrize("newer", [True, False])
+@pytest.mark.parametrize("kind", NAMELESS)
+def test_what_is_in_place_of_tensors_by_name_is_told(kind: str, newer: bool, tmp_path: Path) -> None:
+    content, said = NAMELESS[kind]
+    torch.save(content, tmp_path / "weights.pt", _use_new_zipfile_serialization=newer)
+    with pytest.raises(UsageError, match=said):
+        read_tensors([tmp_path / "weights.pt"])
+
+
+@pytest.mark.parametrize(("value", "what"), [([0.0] * 5, "a list"), (np.zeros(5), "an array of numpy")])
+def test_one_weight_that_is_no_tensor_is_told(value: Any, what: str, tmp_path: Path) -> None:
+    """It is there, so that it is not missing."""
+    state = nn.DataParallel(make_network(1)).state_dict() | {"module.head.bias": value}
+    torch.save({"model": state}, tmp_path / "weights.pt")
+    with pytest.raises(UsageError, match=rf"\(head\.bias is {what} and no tensor\)"):
+        load(tmp_path / "weights.pt", make_network(0))
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_what_holds_itself_is_looked_through_once(newer: bool, tmp_path: Path) -> None:
+    old = make_network(1)
+    content: dict[str, Any] = {"model": {**old.state_dict()}, "history": []}
+    content["history"].append(content["history"])
+    content["trainer"] = content
+    torch.save(content, tmp_path / "weights.pt", _use_new_zipfile_serialization=newer)
+    new = load(f"{tmp_path}/weights.pt", make_network(0))
+    assert all(torch.equal(tensor, new.state_dict()[name]) for name, tensor in old.state_dict().items())
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.ones(3), Namespace(lr=0.1), datetime(2020, 1, 1)])
+def test_files_of_the_older_format_may_hold_more_than_tensors(value: Any, tmp_path: Path) -> None:
+    state = make_network(1).state_dict()
+    torch.save({"model": state, "beside": value}, tmp_path / "weights.pt", _use_new_zipfile_serialization=False)
+    new = load(tmp_path / "weights.pt", make_network(0))
+    assert all(torch.equal(tensor, new.state_dict()[name]) for name, tensor in state.items())
+
+
+def test_the_oldest_format_is_told(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "weights.tar", "w") as archive:
+        for name in ("pickle", "storages", "tensors"):
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(UsageError, match=r"oldest format of torch, a \.tar, .*: where you trust it, save torch\.load"):
+        read_tensors([tmp_path / "weights.tar"])
 
 
 def test_weights_in_a_list_are_read(tmp_path: Path) -> None:

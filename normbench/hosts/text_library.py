@@ -20,6 +20,7 @@ from normbench.hosts.weights import (
     PRETRAINED,
     check_fit,
     find_saved,
+    is_pickle,
     read_tensors,
     refuse_code,
     refuse_not_finite,
@@ -118,7 +119,9 @@ class Transformers(Library):
                 "ignore_mismatched_sizes": True,
                 "output_loading_info": True,
             }
-            module, loaded = auto.from_pretrained(place, use_safetensors=True, **how, **from_here)
+            in_pickles = saved is not None and is_pickle(saved.files[0])
+            reads: dict[str, Any] = {"use_safetensors": not in_pickles, "weights_only": True}
+            module, loaded = auto.from_pretrained(place, **reads, **how, **from_here)
             has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
             if saved and (saved.part or has_other_names):
                 tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)

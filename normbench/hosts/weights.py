@@ -31,7 +31,10 @@ PRETRAINED = "pretrained"
 MOST = 3  # names that a message lists
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".tar")  # as programs call what torch.save writes
 FITTING = "give the weights of a model of this name and these sizes"
-WANTED = "give a folder with config.json and model.safetensors, or a file .safetensors, or of torch.save, such as .pth"
+WANTED = (
+    "give a folder with config.json and model.safetensors or pytorch_model.bin, or a file .safetensors, or of "
+    "torch.save, such as .pth"
+)
 POINTER = b"version https://git-lfs"  # how a file begins that stands for one that Git LFS has not brought
 
 # The implementations that torch itself has, by the key of a configuration that chooses one.
@@ -96,9 +99,9 @@ def find_saved(path: str) -> Saved:
         raise UsageError(
             f"{where} has an adapter ({ADAPTER}), whose model may be elsewhere: merge the two, and save that"
         )
-    files = tuple(sorted(place.glob("*.safetensors")))
+    files = tuple(sorted(place.glob("*.safetensors")) or sorted(place.glob("pytorch_model*.bin")))
     if not files:
-        raise UsageError(f"{where} has no .safetensors: {WANTED}")
+        raise UsageError(f"{where} has no .safetensors or pytorch_model.bin: {WANTED}")
     about = read_about(place / CONFIG)
     refuse_swapped((place / NOTE).exists() or MARK in about or any(map(is_marked, files)), where)
     return Saved(about, place, files, part)
@@ -162,11 +165,15 @@ class StateDict(OrderedDict[str, Tensor]):
 
     Attributes:
         _metadata: the version of each module that has one, by its path; torch looks for it under this name.
+        others: what is no tensor where one may be wanted, in words, by its name in the file.
     """
+
+    others: dict[str, str]
 
     def __init__(self, tensors: Mapping[str, Tensor] = {}, versions: Mapping[str, Mapping[str, int]] = {}) -> None:
         super().__init__(tensors)
         self._metadata = dict(versions)
+        self.others = {}
 
 
 def read_tensors(files: Iterable[Path]) -> StateDict:
@@ -187,7 +194,7 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
                 content = load_pickle(file)
                 gather_tensors(content, (), tensors_of_file)
                 if not tensors_of_file:
-                    refuse_objects(content, file)
+                    refuse_nameless(content, file)
             else:
                 tensors_of_file.update(safetensors.torch.load_file(file))
         except UsageError:
@@ -205,6 +212,7 @@ def read_tensors(files: Iterable[Path]) -> StateDict:
             files_by_name[name] = file
         tensors.update(tensors_of_file)
         tensors._metadata |= tensors_of_file._metadata
+        tensors.others |= tensors_of_file.others
     return tensors
 
 
@@ -277,7 +285,7 @@ class List:
 
 PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")
 NOT_SAVED = "_non_persistent_buffers_set"
-IN_OLDER_FORMAT = ("argparse.Namespace",)  # what files have beside tensors in which torch does not look for such names
+NAMED = re.compile(r"GLOBAL (\S+)")
 FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(?:\w+\.)*Unread:(\S+)'>")
 
 
@@ -287,40 +295,83 @@ def load_pickle(file: Path, mmap: bool = False) -> Any:
     Training programs save options, paths and numbers of numpy's beside the weights, and some save modules whole: in
     their places are `Unread`, dictionaries and lists. Which of the three a class is shows when a file fills it.
     """
-    names = list(IN_OLDER_FORMAT)
+    names = list[str]()
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    except ValueError as error:
+    except ValueError as error:  # also of the older format, whose names torch tells one by one as it meets them
         if "torchscript" in str(error):
             what = f"{file} is a program of TorchScript, whose code would run"
             raise UsageError(f"{what}: save model.state_dict() alone, or {WANTED}") from error
-    instead: dict[str, type] = {name: type(f"Unread:{name}", (Unread,), {"name": name}) for name in names}
+    instead: dict[str, type] = {name: stand_in_for(name) for name in names}
     while True:
         stand_ins: list[Any] = [(kind, name) for name, kind in instead.items()]
         try:
             with torch.serialization.safe_globals(stand_ins):
                 return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
         except pickle.UnpicklingError as error:
+            named = NAMED.search(str(error))
             filled = FILLED.search(str(error))
-            if filled is None:
+            if named is not None and named[1] not in instead:
+                instead[named[1]] = stand_in_for(named[1])
+            elif filled is not None:
+                how, name = filled.groups()
+                instead[name] = Dictionary if how == "SETITEM" else List
+            else:
                 raise
-            how, name = filled.groups()
-            instead[name] = Dictionary if how == "SETITEM" else List
+        except TypeError as error:
+            if "Creating a Tensor subclass" not in str(error):
+                raise
+            kind = f" ({next(iter(instead))})" if len(instead) == 1 else ""
+            what = f"{file} cannot be read, since tensors in it are of a class of their own{kind}"
+            cure = "save them as tensors of torch, such as tensor.as_subclass(torch.Tensor)"
+            raise UsageError(f"{what}, whose code would run: {cure}") from error
+        except RuntimeError as error:
+            if "legacy .tar format" not in str(error):
+                raise
+            what = f"{file} is in the oldest format of torch, a .tar, of which tensors alone cannot be read"
+            cure = "where you trust it, save torch.load(file, weights_only=False) again with torch.save"
+            raise UsageError(f"{what}: {cure}") from error
 
 
-def refuse_objects(content: Any, file: Path) -> None:
-    """Refuse a file in which an object stands that is not read, so that its tensors have no names.
+def stand_in_for(name: str) -> type[Unread]:
+    """Return what stands for objects of a class or function, by its name."""
+    return type(f"Unread:{name}", (Unread,), {"name": name})
+
+
+def refuse_nameless(content: Any, file: Path) -> None:
+    """Refuse a file in which no tensor has a name, and say what there is in place of such tensors, if anything.
 
     Args:
         content: of the file.
         file: for the error.
 
     Raises:
-        UsageError: with the name of the first such object's class.
+        UsageError: with the first object that is not read, else with tensors without a name, or lists of numbers.
     """
-    for item in items_in(content):
+    items = list(items_in(content))
+    for item in items:
+        if isinstance(item, Unread) and is_array(item):
+            cure = "save torch.from_numpy(array) of each, by name"
+            raise UsageError(f"{file} holds arrays of numpy in place of tensors: {cure}")
         if isinstance(item, Unread):
             raise UsageError(f"{file} cannot be read, since {explain_object(item.name)}")
+    if any(isinstance(item, Tensor) for item in items):
+        raise UsageError(f"{file} holds tensors without names, by themselves or in lists: save model.state_dict()")
+    if any(isinstance(item, list | tuple) for item in items):
+        cure = "save torch.tensor(list) of each, by name"
+        raise UsageError(f"{file} holds lists in place of tensors: {cure}")
+
+
+def is_array(item: Any) -> bool:
+    """Tell whether an object that is not read is an array of numpy."""
+    return isinstance(item, Unread) and item.name.startswith("numpy.") and item.name.endswith("._reconstruct")
+
+
+def describe_other(value: Any) -> str:
+    """Say what stands where a tensor may be wanted; empty for what nobody means as one."""
+    if isinstance(value, list | tuple):
+        return "a list and no tensor"
+    return "an array of numpy and no tensor" if is_array(value) else ""
 
 
 def items_in(content: Any) -> Iterator[Any]:
@@ -338,20 +389,24 @@ def items_in(content: Any) -> Iterator[Any]:
                 left += item
 
 
-def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> None:
+def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict, around: tuple[Any, ...] = ()) -> None:
     """Add the tensors in what was saved to those found, with the versions of modules; what is no tensor is left out.
 
     A tensor of a list has no name, and what a list holds of dictionaries is named by its place there. A module that was
-    saved whole has the names that its state_dict() would have.
+    saved whole has the names that its state_dict() would have. What holds itself is not looked through again.
 
     Args:
         content: of a file, or of something in it.
         place: the keys under which it lies.
         found: tensors so far.
+        around: what it lies in.
     """
+    if any(content is outer for outer in around):
+        return
+    around = (*around, content)
     if isinstance(content, list | tuple):
         for number, item in enumerate(content):
-            gather_tensors(item, (*place, str(number)), found)
+            gather_tensors(item, (*place, str(number)), found, around)
     if isinstance(content, Unread):
         content = content.tensors
     if not isinstance(content, Mapping):
@@ -363,10 +418,13 @@ def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict) -> No
             if type(version) is int:
                 found._metadata[".".join([*place, str(path)] if path else place)] = {"version": version}
     for key, value in content.items():
+        name = ".".join([*place, str(key)])
         if isinstance(value, Tensor):
-            found[".".join([*place, str(key)])] = value
-        else:
-            gather_tensors(value, (*place, str(key)), found)
+            found[name] = value
+            continue
+        gather_tensors(value, (*place, str(key)), found, around)
+        if describe_other(value):
+            found.others[name] = describe_other(value)
 
 
 def take_weights(found: StateDict, names: Collection[str], where: str, part: str) -> StateDict:
@@ -389,6 +447,7 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
         unwrapped[without_wrappers(name)] = tensor
     if len(unwrapped) < len(found):  # what is the same without wrappers is not the same
         return found
+    unwrapped.others = {without_wrappers(name): what for name, what in found.others.items()}
     for path, version in found._metadata.items():
         unwrapped._metadata[without_wrappers(path)] = version
     parts = find_parts(unwrapped, names)
@@ -408,6 +467,9 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     for name, tensor in unwrapped.items():
         if is_below(name, chosen) and not any(is_below(name, other) for other in others):
             taken[below(name, chosen)] = tensor
+    for name, what in unwrapped.others.items():
+        if is_below(name, chosen):
+            taken.others[below(name, chosen)] = what
     for path, version in unwrapped._metadata.items():
         if is_below(path, chosen):
             taken._metadata[below(path, chosen)] = version
@@ -495,8 +557,13 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
         said = shorten(" ".join(lines_of(error)), 200)  # the first line says nothing yet
         raise UsageError(f"{where} does not fit the model ({said}): {FITTING}") from error
     missing = []
+    others = getattr(tensors, "others", {})
     for name in loaded.missing_keys:
-        if name not in anew and name not in not_loaded and not is_shared(name, state, known):
+        if name in anew or name in not_loaded or is_shared(name, state, known):
+            continue
+        if name in others:
+            unfit[others[name]].append(name)
+        else:
             missing.append(name)
     check_fit(where, missing, loaded.unexpected_keys, other, unfit)
     refuse_not_finite(module, where)
