@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from normbench.probes.probes import LOST_STEPS
 from normbench.results.caveat import CaveatKind
 from normbench.runs.summary import closing_rows
 from normbench.training.checkpoint import read as read_checkpoint
-from normbench.training.optimizer import WeightAverage
+from normbench.training.optimizer import WeightAverage, make_optimizer
 
 WORDS = [*TINY, "norm=layernorm", "trainer.norm_dtype=bf16", "schedule=constant"]
 STEPS = ["trainer.steps=4", "trainer.epochs=null", "probes.every=2", "trainer.checkpoint_every=2"]
@@ -115,6 +116,26 @@ def test_what_is_read_of_parameters_in_16_bits_is_not_rounded() -> None:
         model(*random_batch(TEXT).arguments).sum().backward()
     numbers = reading.numbers()
     assert (numbers["norm/final/gamma_mean"], numbers["norm/final/gamma_std"]) == (8.5, pytest.approx(21.25**0.5))
+
+
+@pytest.mark.parametrize(
+    ("beta", "fused", "steady"), [(0.999, True, 0.25), (0.999, False, 0.5), (0.95, True, 0.9609375)]
+)
+def test_adam_s_second_moment_in_16_bits_freezes_as_the_page_says(beta: float, fused: bool, steady: float) -> None:
+    """In float32 it is 1 − 0.999¹⁵⁰⁰ = 0.78 after as many gradients of 1; then gradients are 0."""
+    gamma = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    settings: dict[str, Any] = {} if fused else {"foreach": False}
+    factory = partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, beta), **settings)
+    optimizer = make_optimizer(factory, [{"params": [gamma]}], torch.device("cpu"))
+    assert optimizer.defaults["fused"] == (True if fused else None)
+    moments = []
+    for gradient in (1.0, 0.0):
+        gamma.grad = torch.full_like(gamma, gradient)
+        for _ in range(1500):
+            optimizer.step()
+        moments.append(optimizer.state[gamma]["exp_avg_sq"].item())
+    assert moments[0] == steady
+    assert moments[1] == steady if beta == 0.999 else moments[1] < 1e-6
 
 
 # ---- runs
