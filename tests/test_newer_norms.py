@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support import IMAGES, WHOLE, build, section
+from support import IMAGES, NORMS, WHOLE, build, section
 from test_norm_kernels import traced
 from test_norms import FEATURES, make, random_input
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from normbench.contract.checks import NotApplicable
 from normbench.contract.norms import NormPart, gradients_are_right
 from normbench.errors import UsageError
 from normbench.norms import BatchRenorm, Derf, GhostBatchNorm, SeeDNorm
+from normbench.runs.notices import lone_feature_notes, what_is_lost
 from normbench.training.optimizer import parameter_groups
 from normbench.types import Site
 
@@ -176,6 +177,30 @@ def test_a_norm_that_has_tapered_takes_no_root(monkeypatch: pytest.MonkeyPatch) 
     spared.load_state_dict(make("tapernorm", **settings).state_dict())
     with pytest.raises(AssertionError, match="left out"):
         spared.train()(values())
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_over_one_feature_is_told(name: str) -> None:
+    """LayerNorm leaves nothing of it, so that all before it has a gradient of 0, and RMSNorm its sign."""
+    assert what_is_lost(make(name, width=64)) == ""
+    if name in ("adanorm", "groupnorm"):
+        with pytest.raises(UsageError, match="has 1 value for a statistic, and needs at least 2"):
+            make(name, width=1)
+        return
+    norm = make(name, width=1)
+    is_over_features = "features of one position" in norm.facts.statistics_over
+    expected = "nothing" if norm.facts.centers else "nothing but the sign"
+    assert what_is_lost(norm) == (expected if is_over_features else "")
+
+
+def test_norms_over_one_feature_are_told_with_their_places() -> None:
+    norms = {"block00.attention.q": make("layernorm", width=1), "final": nn.LayerNorm(1), "stem": make("rmsnorm")}
+    (line,) = lone_feature_notes(norms)
+    assert line.startswith(
+        "warning: the norm of block00.attention.q and 1 more has 1 feature, of which it leaves nothing"
+    )
+    (line,) = lone_feature_notes({"stem": make("rmsnorm", width=1, channel_dim=1)})
+    assert "of which it leaves nothing but the sign: give it more features" in line
 
 
 def test_tapernorm_leaves_padding_out_of_its_averages() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from normbench.build import untreated_weights
 from normbench.config.groups import content, options
+from normbench.errors import UsageError
 from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
@@ -55,6 +59,7 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
         lines.append(memory)
     lines += length_notes(run, loop)
     lines += norm_notes(run, norms)
+    lines += lone_feature_notes(norms)
     lines += [f"note: {sentence}" for sentence in loop.model.notes()]
     lines += weight_notes(run, loop.model, norms)
     return lines
@@ -93,6 +98,42 @@ def norm_notes(run: Run, norms: Mapping[str, nn.Module]) -> list[str]:
             if reason:
                 notes[f"note: {reason}"] = None
     return [*notes]
+
+
+def lone_feature_notes(norms: Mapping[str, nn.Module]) -> list[str]:
+    """Return warnings of norms over features that have a single one, and so leave little or nothing of it."""
+    by_what: dict[str, list[str]] = {}
+    for site, norm in norms.items():
+        what = what_is_lost(norm)
+        if what:
+            by_what.setdefault(what, []).append(site)
+    lines = []
+    for what, sites in by_what.items():
+        first, *others = sites
+        where = f"{first} and {len(others)} more" if others else first
+        cure = "give it more features, or leave the norm out there (norm@PLACE=none)"
+        lines.append(f"warning: the norm of {where} has 1 feature, of which it leaves {what}: {cure}")
+    return lines
+
+
+def what_is_lost(norm: nn.Module) -> str:
+    """Say what is left of a single feature that a norm normalizes by itself; empty where that is more than a sign."""
+    features = getattr(norm, "num_features", 0) if isinstance(norm, Norm) else 0
+    features = features or math.prod(getattr(norm, "normalized_shape", (0,)))  # of torch's own
+    if features != 1:
+        return ""
+    tried = copy.deepcopy(norm).cpu().float().eval()
+    x = torch.tensor([[0.5, 1.5], [-0.5, -1.5]])  # of two positions in two samples
+    shaped = x[:, None, None] if getattr(norm, "channel_dim", -1) == 1 else x[..., None]
+    try:
+        with torch.no_grad():
+            y = tried(shaped).flatten()
+    except UsageError:  # which the run ends with
+        return ""
+    if y.isclose(y[0], atol=1e-3).all():
+        return "nothing"
+    keeps_sign_alone = y[0].isclose(y[1], atol=1e-3) and y[2].isclose(y[3], atol=1e-3)
+    return "nothing but the sign" if keeps_sign_alone else ""
 
 
 def length_notes(run: Run, loop: Loop) -> list[str]:
