@@ -94,6 +94,9 @@ def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_pa
     host = build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
     check_logits(host, lambda tokens: model(tokens).logits, TEXT)
     assert not host.anew
+    torch.save({name: tensor.numpy() for name, tensor in state.items()}, tmp_path / "pytorch_model.bin")
+    message = refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+    assert "pytorch_model.bin holds arrays of numpy in place of tensors" in message
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth", "folder", "older_folder"])

@@ -119,8 +119,10 @@ class Transformers(Library):
                 "ignore_mismatched_sizes": True,
                 "output_loading_info": True,
             }
-            in_pickles = saved is not None and is_pickle(saved.files[0])
-            reads: dict[str, Any] = {"use_safetensors": not in_pickles, "weights_only": True}
+            reads: dict[str, Any] = {"use_safetensors": True, "weights_only": True}
+            if saved is not None and is_pickle(saved.files[0]):
+                read_tensors(saved.files)  # refuses, in a sentence, what holds other things
+                reads["use_safetensors"] = False
             module, loaded = auto.from_pretrained(place, **reads, **how, **from_here)
             has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
             if saved and (saved.part or has_other_names):
