@@ -8,7 +8,7 @@ from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
 from normbench.results.luck import AT_MOST
-from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
+from normbench.results.rules import OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
 from normbench.wording import (
@@ -265,10 +265,11 @@ def write_suite(suite: Suite) -> list[str]:
         why = "as what was found after the runs says the opposite under other conditions, with p = 1 each"
         sentences.append(f"{len(suite.not_settled)} more ran and had no verdict, {why}.")
     sentences += tell_chances(suite)
-    reproduced, contradicted = suite.count(*IN_FAVOUR), suite.count(Verdict.CONTRADICTED)
+    reproduced, parity = suite.count(Verdict.REPRODUCED), suite.count(Verdict.PARITY)
+    contradicted = suite.count(Verdict.CONTRADICTED)
     sentences.append(
         f"After Holm's correction over all {registered}, run or not, {reproduced} of the {judged} judged claims "
-        f"reproduce at this scale (parity included) and {contradicted} are contradicted."
+        f"reproduce at this scale, {parity} are parity and {contradicted} contradicted."
     )
     return sentences
 

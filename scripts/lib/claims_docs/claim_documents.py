@@ -65,7 +65,7 @@ MOST_WANTED = (
     "warmup",
     "peri-better-stem",
     "lns-more",
-    "bn-small-batch",
+    "bn-degrades",
     "bn-not-ics-vgg-relative",
     "ngpt-fewer-steps",
     "ln-derivatives",
@@ -186,6 +186,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         figures=say_once(show_figure(figure, figure.svg) for figure in figures),
         inconclusive=inconclusive_rows(judged),
         notes=noted_rows(judged),
+        confounds=confound_rows(judged),
         others=other_rows(others),
         worth=worth_rows(judged),
         rates=rates_rows(judged),
@@ -256,6 +257,16 @@ def noted_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
         notes = list_notes(entry)
         if notes:
             rows.append(f"- `{entry.name}`: {' '.join(notes)}")
+    return rows
+
+
+def confound_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
+    """Return a line for each claim that names what else may be behind its effect, as it was registered."""
+    rows = []
+    for entry in judged:
+        confounds = [str(confound).strip() for confound in entry.claim.get("confounds") or ()]
+        if confounds:
+            rows.append(f"- `{entry.name}`: {' '.join(confounds)}")
     return rows
 
 
@@ -388,5 +399,5 @@ def explain_parity(chosen: Sequence[RegisteredClaim]) -> list[str]:
     for entry in chosen:
         is_parity = entry.judgement is not None and entry.judgement.verdict is Verdict.PARITY
         if is_parity and entry.deciding is not None and not entry.deciding.lower <= 0 <= entry.deciding.upper:
-            return ["*Parity* beside an interval without 0: there is a difference, too small to matter."]
+            return ["*Parity* beside a 90 % interval without 0: a difference too small to matter."]
     return []
