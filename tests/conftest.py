@@ -60,7 +60,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
     Each worker takes five seconds of a core before its first test.
     """
-    few_wait = config.getoption("markexpr") == "not slow"
+    few_wait = "not slow" in config.getoption("markexpr")
     return len(os.sched_getaffinity(0)) + (1 if few_wait else 2)
 
 
@@ -108,6 +108,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if forks_runs(item):
             item.add_marker(pytest.mark.slow)
+        if sees_tensors(item):
+            item.add_marker(pytest.mark.tensors)
     items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if "NORMBENCH_DATA" not in os.environ:
         skip = pytest.mark.skip(reason="NORMBENCH_DATA names no folder with the public data sets")
@@ -119,6 +121,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forks_runs(item: pytest.Item) -> bool:
     """Tell whether a test forks runs from a server, which takes a core for five seconds to start."""
     return "server" in getattr(item, "fixturenames", ())
+
+
+def sees_tensors(item: pytest.Item) -> bool:
+    """Tell whether a test's file has torch, whose numbers a CPU's instructions change, or compares runs to the bit."""
+    names = vars(getattr(item, "module", None) or object)
+    return "torch" in names or "assert_same" in names
 
 
 FORKING = 2  # workers, of several, that begin with tests that fork runs: each of them starts a server
