@@ -1,4 +1,6 @@
-"""Every command of README.md and docs/ runs, page by page as one types them; long ones on small models, a few steps."""
+"""Commands of README.md and docs/, page by page as one types them: those of what a newcomer reads, and of pages with
+parts of one's own and with runs that go on, are run on small models, a few steps; those of the others are planned.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,10 @@ import pytest
 from support import REPOSITORY, documented, write_few_pairs
 
 from normbench.cli import main
+from normbench.config.compose import read
 from normbench.contract import trials
+from normbench.runs.plan import prepare
+from normbench.sweep.sweep import plan_sweep
 from normbench.training import loop
 from normbench.training.evaluation import evaluate
 from normbench.types import Batch, Model
@@ -31,6 +36,12 @@ LONG = {"data=wikitext2", "data=cifar10_jpeg", *TRANSLATORS}
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "threads=1"]
 SWEEPS = {"experiment=smoke", "name=first", "name=given", "name=four", "name=paper", "name=candidates"}  # made short
 STARTS = [path for path in PAGES if path.name.startswith("start_")]  # what a newcomer reads, beside README.md
+RUN = [
+    REPOSITORY / "README.md",
+    *STARTS,
+    *(REPOSITORY / f"docs/{name}.md" for name in ("own_parts", "sweeps", "report")),
+]
+PLANNED = [path for path in PAGES if path not in RUN and "```bash" in PAGES[path]]
 MADE = list[Path]()  # the folder of experiment=smoke, once a page has made it
 OF_OTHERS = {"model=timm", "model=torchvision", "model=hf"}  # which have no model.width
 
@@ -73,9 +84,17 @@ def narrow(words: list[str]) -> list[str]:
     return ["data.batch_size=4"] if OF_OTHERS & {*words} else ["model.width=8"]
 
 
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines of a page that begin with a command of normbench, and its words."""
+    for line in "".join(blocks(PAGES[page], "bash")).replace("\\\n", " ").splitlines():
+        words = shlex.split(line)
+        words = words[words.index("normbench") + 1 if words[:1] == ["torchrun"] else 1 :]  # here in one process
+        if words:
+            yield line, [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
+
+
 def small(words: list[str]) -> list[str]:
     """Return a command, made short."""
-    words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if words[0] == "doctor":
         return [*words, "--help"]  # test_doctor examines a part of a machine
     if words[0] == "swap":
@@ -108,16 +127,14 @@ def small(words: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", RUN, ids=lambda path: path.name)
 def test_the_commands_of_a_page(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in "".join(blocks(PAGES[page], "bash")).replace("\\\n", " ").splitlines():
-        words = shlex.split(line)
-        words = words[words.index("normbench") + 1 if words[:1] == ["torchrun"] else 1 :]  # here in one process
-        if words and words[0] == "tensorboard":
+    for line, words in commands(page):
+        if words[0] == "tensorboard":
             assert Path(words[1]).is_dir()
             if page.name == "README.md":  # it serves any folder alike
                 serves(words)
-        elif words:
+        else:
             capsys.readouterr()
             words = small(words)
             if "experiment=smoke" in words and MADE:  # three pages begin with it: its runs are found done
@@ -133,6 +150,23 @@ def test_the_commands_of_a_page(page: Path, here: Path, capsys: pytest.CaptureFi
             names: dict[str, object] = {}
             exec(block, names)
             assert type(names["model"]).__name__ == "Transformer"
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("page", PLANNED, ids=lambda path: path.name)
+def test_the_commands_of_another_page_are_understood(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the checks of a run before its model is built; tests of what they are about build and train."""
+    for line, words in commands(page):
+        plans = {"train", "sweep"} & {words[0]} and not LONG & {*words} and "model.weights=" not in line
+        if plans and words[0] == "train":
+            prepare(read([word for word in words[1:] if word != "--dry-run"]))
+        elif plans:  # with one seed: each more is composed as this one is
+            asked = [word for word in words[1:] if word != "--dry-run" and not word.startswith("seed=")]
+            assert plan_sweep([*asked, "seed=0"]).plan.runs, line
+        else:
+            asks = ["--help"] if "outputs/" in line else []  # of runs that are not made here
+            assert main(small([*words, *asks])) == 0, (line, capsys.readouterr().err)
 
 
 def serves(words: list[str]) -> None:
