@@ -23,6 +23,7 @@ from normbench.data import pydocs
 from normbench.errors import UsageError
 from normbench.runs.plan import prepare
 from normbench.runs.summary import last_good_step
+from normbench.training import loop as training_loop
 from normbench.training.checkpoint import read
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "trainer.eval_batches=1",
@@ -153,8 +154,22 @@ def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
-def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path) -> None:
-    """By SGD: Adam's first step goes ±lr along gradients that are 0 but for rounding."""
+def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SGD: Adam's first step goes ±lr along gradients that are 0 but for rounding.
+
+    By the compiler's graphs, forward and backward; with the whole matrix by machine code, for which g++ takes most of
+    the time: test_norm_kernels and test_study_bench have it made of norms.
+    """
+    asked = []
+
+    def compiled_so(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        asked.append(options)
+        return torch.compile(function, backend="aot_eager")
+
+    if not WHOLE:
+        monkeypatch.setattr(training_loop, "compiled", compiled_so)
     words = [*TINY, "norm=batchnorm", "placement=pre", "model.dropout=0.1", "trainer.steps=12", "trainer.log_every=1"]
     words += ["probes=full", "probes.every=5", "probes.histograms_every=0", "trainer.accumulate=2", "optim=sgd"]
     words += ["model.depth=1"]
@@ -163,6 +178,8 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     compiled = train(tmp_path, *words, "trainer.compile=true")
     torch.compiler.reset()
     silent = train(tmp_path, *words, "trainer.compile=true", "probes=off")
+    assert WHOLE or len(asked) == 2
+    assert all(options["fallback_random"] for options in asked)  # else dropout masks are others than eager mode's
     assert losses(compiled) == losses(silent)
     assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in losses(eager)], rel=1e-4)
     a, b = read(compiled / "checkpoint.pt")["model"], read(silent / "checkpoint.pt")["model"]
