@@ -177,9 +177,8 @@ def test_a_shortcut_has_the_gradients_of_float64_on_any_cpu() -> None:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT" if fork else "AVX2"
         torch.manual_seed(0)
         inside = NormActivation(without_norm, 1, Site("conv", 0), nn.ReLU, "before")
-        small = itertools.product((1, 2, 3, 4, 7, 8, 12, 16), (4, 32), (8,))
-        large = itertools.product((1, 3, 16), (4, 32), (64,))
-        for channels, out, side in (*small, *large):
+        small = itertools.product((1, 3, 8, 16), (4, 32), (8,))
+        for channels, out, side in (*small, (3, 32, 64), (16, 4, 64)):
             branch = BasicBranch((channels, out), 2, inside).to(memory_format=torch.channels_last)
             x, like = torch.randn(32, channels, side, side), torch.randn(32, out, side // 2, side // 2)
             expected = gradients(branch.double(), x, like)

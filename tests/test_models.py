@@ -61,9 +61,10 @@ ALLOWED = [case for case in itertools.product(NORMS, PLACEMENTS, MATRIX) if case
 
 
 def sample(kind: str) -> list[tuple[str, str]]:
-    """Return pairs of norm and placement for a model: each norm and each placement once at least, else all pairs.
+    """Return pairs of norm and placement for a model: every third norm and each placement once at least, or all pairs.
 
-    With which placement a norm is tried differs from model to model, so that in all of them it is tried with many.
+    Which norms these are, and with which placements, differs from model to model, so that each norm is tried in several
+    of them with several placements.
     """
     allowed = [(norm, placement) for norm, placement, own_kind in ALLOWED if own_kind == kind]
     if WHOLE:
@@ -71,6 +72,8 @@ def sample(kind: str) -> list[tuple[str, str]]:
     shift = list(MATRIX).index(kind)
     found = []
     for number, norm in enumerate(NORMS):
+        if (number + shift) % 3:
+            continue
         own = [pair for pair in allowed if pair[0] == norm]
         found += own[(number + shift) % len(own) :][:1] if own else []
     for placement in PLACEMENTS:
