@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from made_runs import make_run, read_study
+from made_runs import make_run, make_study, read_study
 from scipy import stats
 from sketches import chosen, column, numbers, sketched
 
@@ -267,6 +267,16 @@ def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
     assert "percentage points" in figure.alt
     assert [row["on_front"] for row in chosen(figures["step-time-accuracy"])] == ["no", "yes"]
     assert "judged by the final validation accuracy" in figures["loss-val-steps"].caption
+
+
+def test_a_figure_of_many_runs_is_no_larger_than_one_of_few(tmp_path: Path) -> None:
+    """Runs are bands; a report's time and memory are those of scripts/benchmark report."""
+    sizes = []
+    for seeds in (3, 30):
+        finals = [2 + 0.01 * seed for seed in range(seeds)]
+        make_study(tmp_path / f"{seeds}", dict.fromkeys(("layernorm", "rmsnorm"), finals), steps=1_000, eval_every=100)
+        sizes.append(len(sketched(tmp_path / f"{seeds}")["loss-val-steps"].svg))
+    assert sizes[1] < 1.5 * sizes[0]
 
 
 # ---- files

@@ -382,22 +382,7 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "runs/report").exists()
 
 
-# ---- many runs
-
-MANY = """
-import resource, sys, time
-from pathlib import Path
-from normbench.show.figures.figure import Figure
-from normbench.show.report import make_reports, save
-from normbench.stopping import THREAD
-Figure.render = lambda self, suffix, **how: b""  # takes as long of any number of runs
-for runs in map(Path, sys.argv[1:]):
-    begun, before = time.perf_counter(), time.process_time()
-    save(*make_reports([runs]), runs / "report")
-    print(time.perf_counter() - begun, time.process_time() - before)
-high = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(int(high.split()[1]) / 2**20)
-"""
+# ---- processes
 
 
 def count_others() -> int:
@@ -420,24 +405,3 @@ def test_no_thread_keeps_the_command_from_its_second_process(
         monkeypatch.setattr(f"normbench.{part}.run_beside", noted)
     assert main(["report", str(tmp_path)]) == 0
     assert threads == [before, before]
-
-
-@pytest.mark.slow
-def test_a_hundred_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """What 80 runs more cost is compared with a report of 20 in the same process, which says how fast it is here."""
-    folders = []
-    for seeds in (4, 20):
-        finals = [2 + 0.01 * seed for seed in range(seeds)]
-        arms = dict.fromkeys(("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"), finals)
-        folder = tmp_path / f"{5 * seeds}"
-        make_study(folder, arms, steps=5_000, eval_every=250, probed=1000)
-        folders.append(str(folder))
-    done = subprocess.run([sys.executable, "-c", MANY, *folders], capture_output=True, text=True, check=True)
-    (_, few), (seconds, processor), (memory,) = (map(float, line.split()) for line in done.stdout.splitlines()[-3:])
-    tell(
-        f"report of 100 runs of 500 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, "
-        f"{processor / few:.2f} × that of 20 runs, {memory:.2f} GiB"
-    )
-    assert processor < 1.5 * few  # what 1,000 may take is in scripts/benchmark report
-    assert memory < 1.5
-    assert max(path.stat().st_size for path in tmp_path.glob("100/report/figures/*.svg")) < 1_000_000  # runs are bands
