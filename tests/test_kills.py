@@ -1,4 +1,4 @@
-"""A translator and a stream that are stopped at places drawn by lot; `python tests/kills.py 15` draws more of them."""
+"""A translator that is stopped at places drawn by lot; `python tests/kills.py 15` draws more of them, of each kind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ pytest_plugins = ["run_fixtures"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "evaluations"), [("rnnsearch", [5, 10, 14]), ("images of a stream", [])])
-def test_what_is_stopped_by_lot_ends_like_an_undisturbed_one(
-    case: str, evaluations: list[int], server: Server, tmp_path: Path
-) -> None:
-    assert [*disturbed(case, server, tmp_path, 1)]
+def test_what_is_stopped_by_lot_ends_like_an_undisturbed_one(server: Server, tmp_path: Path) -> None:
+    """A killed run on a stream: test_streaming."""
+    assert [*disturbed("rnnsearch", server, tmp_path, 1)]
     (record,) = left(tmp_path / "whole").values()
-    assert [step for step, _ in record.events.get("sentences/val", [])] == evaluations
+    assert [step for step, _ in record.events.get("sentences/val", [])] == [5, 10, 14]
 
 
 @contextmanager

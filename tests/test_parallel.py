@@ -115,10 +115,10 @@ def deviation(several: Path, one: Path) -> float:
     "words",
     [
         f"{TRANSFORMER} trainer.steps=12 trainer.eval_every=6 probes=full data.batch_size=16",
-        f"{PAIRS} trainer.steps=10 trainer.eval_every=5 data.eval_batch_size=1",  # fewer sentences than processes
-        f"{RECURRENT} trainer.shard=true trainer.steps=10 trainer.eval_every=5",
+        # the last batches have fewer sentences than there are processes
+        f"{RECURRENT} trainer.shard=true trainer.steps=6 trainer.eval_every=3 data.eval_batch_size=1",
     ],
-    ids=["text", "translation", "parts of a recurrent translator"],
+    ids=["text", "parts of a recurrent translator"],
 )
 def test_two_processes_equal_one(words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """Also where parts of a batch and batches of a step have not equally many predictions, as in translation."""
@@ -172,8 +172,8 @@ TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=12 tra
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [TEXTS, f"{CNN} trainer.ema=0.9", f"{TEXTS} norm.track_running_stats=false trainer.keep_checkpoint=best"],
-    ids=["texts", "images", "texts without running statistics"],
+    [TEXTS, f"{CNN} trainer.ema=0.9 trainer.keep_checkpoint=best"],
+    ids=["texts", "images"],
 )
 def test_synchronised_statistics_make_two_processes_one(
     words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]

@@ -62,7 +62,7 @@ LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", "sweep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     sweep = start(LONG, tmp_path)
     wait_for_runs(sweep, tmp_path, 2)
@@ -112,9 +112,8 @@ def is_there(group: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [0, 2])
-def test_ctrl_c_stops_a_process_of_its_own_in_order(runs: int, tmp_path: Path) -> None:
-    """One that starts as a person's does, while its processes start, and when so many runs are at work."""
+def test_ctrl_c_stops_a_process_of_its_own_in_order(tmp_path: Path) -> None:
+    """One that starts as a person's does, while its processes start; when runs are at work: above."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     with subprocess.Popen(
         [sys.executable, "-m", "normbench", *LONG], cwd=tmp_path, env=environment, start_new_session=True,
@@ -122,7 +121,6 @@ def test_ctrl_c_stops_a_process_of_its_own_in_order(runs: int, tmp_path: Path) -
     ) as sweep:  # fmt: skip
         try:
             assert next(line for line in sweep.stdout or () if "runs to do" in line)
-            assert poll(lambda: len([*tmp_path.glob("outputs/sweep/*/metrics.jsonl")]) >= runs)
             os.killpg(sweep.pid, signal.SIGINT)
             output, _ = sweep.communicate(timeout=4 * PATIENCE)
         finally:
