@@ -10,7 +10,6 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -138,7 +137,6 @@ def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: dict[str,
 @pytest.mark.parametrize(
     ("tab", "words", "count", "selector"),
     [
-        (f"scalars&tagFilter={quote('loss/val')}", ["loss/val"], 4, CURVE),
         ("histograms", ["act/block00.mlp/in"], 12 * STEPS // 2, "path.outline"),  # of a page's 12 cards, at each probe
         ("text", ["normbench.norms.LayerNorm", "normbench.norms.RMSNorm"], 0, "*"),
         ("custom_scalars", ["residual stream RMS by depth", "step time"], 4 * 4 * BLOCKS, CURVE),  # 4 charts by block

@@ -369,7 +369,9 @@ def test_sound_parts_pass(words: str, expected: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("some_partners")
-@pytest.mark.parametrize("words", ["mypkg.parts.TwoLayers width=8", "model=nano model.depth=1 model.width=16"])
+@pytest.mark.parametrize(
+    "words", ["mypkg.parts.TwoLayers width=8", *(["model=nano model.depth=1 model.width=16"] if WHOLE else [])]
+)
 def test_sound_models_pass_with_every_norm_and_placement(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(capsys, *words.split())
     assert status == 0

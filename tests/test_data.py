@@ -184,6 +184,7 @@ def real(name: str) -> Any:
     return instantiate(config, seed=0)
 
 
+CIFAR10 = ("cifar10_jpeg", (3, 32, 32), 50_000, [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616])
 WIKITEXT2 = {"train": 2_088_628, "val": 217_646, "test": 245_569}
 
 
@@ -222,7 +223,7 @@ def test_real_labelled_texts(name: str, texts: list[int], longest: int, cut: int
     [
         ("mnist", (1, 28, 28), 60_000, [0.1307], [0.3081]),
         *([("fashion_mnist", (1, 28, 28), 60_000, [0.2860], [0.3530])] if WHOLE else []),
-        ("cifar10_jpeg", (3, 32, 32), 50_000, [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]),
+        *([CIFAR10] if WHOLE else []),
     ],
 )
 def test_real_images(name: str, shape: Any, train: int, mean: list[float], deviation: list[float]) -> None:

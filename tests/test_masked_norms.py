@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import TEXTS, build, random_batch, section
+from support import TEXTS, WHOLE, build, random_batch, section
 from test_norms import make
 from torch import Tensor, nn
 
@@ -126,7 +126,7 @@ def by_position(norm: Any, rows: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25 if WHOLE else 10, deadline=None, derandomize=True)
 @given(
     counts=lengths,
     padding=paddings,

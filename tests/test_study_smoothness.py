@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 from studied import subject, tables_of, write
-from support import IMAGES, TEXT, build, random_batch
+from support import IMAGES, TEXT, WHOLE, build, random_batch
 from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
@@ -215,7 +215,7 @@ def test_steps_train_as_a_run_does(accumulate: int, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("noise", [False, True] if WHOLE else [True])
 def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
     words = ["norm=batchnorm", f"trainer.accumulate={1 + noise}"]
     own, study = subject(*SMALL, *words), Smoothness(every=1, hessian=True)
