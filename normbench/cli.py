@@ -505,7 +505,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
     and B are folders of runs, or arms of the runs below a folder, named by what tells them apart.
 
     With --json the exit status is the verdict: 0 if A is better, 3 if it is worse, 4 if the two are the same (within
-    the margin), 5 if nothing was shown. 1 and 2 are errors, as everywhere.
+    the margin), 5 if nothing was shown, as where one did not train or lost runs. 1 and 2 are errors, as everywhere.
 
     \b
     Examples:

@@ -126,7 +126,7 @@ def forks_runs(item: pytest.Item) -> bool:
 def sees_tensors(item: pytest.Item) -> bool:
     """Tell whether a test's file has torch, whose numbers a CPU's instructions change, or compares runs to the bit."""
     names = vars(getattr(item, "module", None) or object)
-    return "torch" in names or "assert_same" in names
+    return not names.keys().isdisjoint(("torch", "nn", "assert_same", "assert_as"))
 
 
 FORKING = 2  # workers, of several, that begin with tests that fork runs: each of them starts a server

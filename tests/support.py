@@ -43,10 +43,10 @@ SMALL: dict[str, dict[str, Any]] = {
 MATRIX = {
     "transformer LM": ("nano", TEXT),
     "transformer image": ("nano", IMAGES),
+    "seq2seq": ("seq2seq", TRANSLATIONS),  # the third of the Transformers, which have a third of the norms each
     **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "rnnsearch", "rnn_lm", "seq2seq")},
     "rnnsearch": ("rnnsearch", TRANSLATIONS),
     "rnn_lm": ("rnn_lm", TEXT),
-    "seq2seq": ("seq2seq", TRANSLATIONS),
 }
 
 

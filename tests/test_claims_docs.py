@@ -98,7 +98,7 @@ def test_the_rows_of_the_readme_are_those_that_people_ask_about_whatever_came_ou
     rows = [line for line in made.splitlines() if line.startswith("| ")][1:]
     assert [row.split(" ")[1] for row in rows] == ["close", "weak", "newer", "turned"]
     close, weak, newer, turned = rows
-    assert "**parity**" in close and "beside an interval without 0" in made
+    assert "**parity**" in close and "beside a 90 % interval without 0" in made
     # What Holm's correction leaves stands in the table, and is not bold where that is nothing.
     assert "inconclusive (reproduced by itself)" in weak and "**" not in weak
     assert "not run" in newer and "**" not in newer

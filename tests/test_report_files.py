@@ -319,6 +319,7 @@ def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.
         ((1.8, 1.82, 1.79, 1.81), [], 0, "better"),
         ((2.2, 2.21, 2.18, 2.23), [], 3, "worse"),
         ((2.001, 1.999, 2.002, 2.001), ["--margin", "0.01"], 4, "same"),
+        ((2.010, 2.012, 2.011, 2.014), ["--margin", "0.05"], 4, "same"),  # though not equal
         ((2.001, 1.999, 2.002, 2.001), [], 5, "not shown"),
         ((1.8, 2.2, 1.7, 2.4), [], 5, "not shown"),
         ((1.8,), [], 5, "not shown"),  # of one seed

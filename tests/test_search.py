@@ -26,6 +26,7 @@ from normbench.results.claimed import Tuning
 from normbench.results.rules import ClaimKind
 from normbench.results.search import RateChoice, Search, read_choice
 from normbench.sweep.folder import Entry
+from normbench.tell.claim_sentences import tell_unlike_rates
 
 ARM = {"norm": "rmsnorm"}
 
@@ -190,3 +191,30 @@ def test_a_claim_keeps_and_tells_how_its_rates_were_chosen(tmp_path: Path, monke
     assert "chosen by losses on held-out data that were not kept" in page and "figure--rates" not in page
     row = (tmp_path / "claims.csv").read_text()
     assert "way_of_rates" in row and "each" in row
+
+
+@pytest.mark.parametrize(
+    ("rates", "length", "said"),
+    [
+        ([1e-3] * 10, 0.25, ""),  # the other arm's at each seed
+        ([3e-3] * 10, 0.25, "have the same learning rate at no seed, which runs of 25 % of the steps have chosen."),
+        (
+            [1e-3] * 4 + [3e-3] * 6,
+            1.0,
+            "have the same learning rate at 4 of 10 seeds: there the effect is +0.5 nats in the mean, and −0.1 nats at "
+            "the others.",
+        ),
+    ],
+)
+def test_a_claim_tells_what_rests_on_unlike_rates(rates: list[float], length: float, said: str) -> None:
+    curve = ({"lr": 1e-3, "losses": [2.0]},)
+    by_seed = {
+        "one": [RateChoice(ARM, rate, curve, seed, None, length) for seed, rate in enumerate(rates)],
+        "two": [RateChoice(ARM, 1e-3, curve, seed, None, length) for seed in range(10)],
+    }
+    tuning = tuple(Tuning(arm, tuple(choices)) for arm, choices in by_seed.items())
+    claim = content("A claim", ClaimKind.ANY, 0.02)
+    values = {seed: 0.5 if rate == 1e-3 else -0.1 for seed, rate in enumerate(rates)}
+    told = tell_unlike_rates(complete("tiny", claim, 0.1, values=values, tuning=tuning), "nats")
+    assert told == ([f"The two arms {said}"] if said else [])
+    assert tell_unlike_rates(complete("tiny", claim, 0.1), "nats") == []

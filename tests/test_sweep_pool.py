@@ -62,7 +62,7 @@ LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", "sweep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     sweep = start(LONG, tmp_path)
     wait_for_runs(sweep, tmp_path, 2)

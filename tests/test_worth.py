@@ -96,10 +96,13 @@ def test_the_loss_is_the_one_that_both_come_down_to() -> None:
     with pytest.raises(EffectError, match=r"speedup\(\) needs evaluations on the way, and a has 1"):
         parse_effect("speedup(a, b)", ["a", "b"]).of(points)
     for evaluations in (1, 4):  # of 500 steps, after which the run was lost: what both came down to is no effect of 0
-        lost = Descent(STEPS.tolist()[:evaluations], falling(1.95).tolist()[:evaluations], 500)
+        lost = Descent(STEPS.tolist()[:evaluations], falling(1.95).tolist()[:evaluations], 500, is_lost=True)
         points["a"] = [ArmValue(0, {}, 9.0, lost)]
         for effect in ("speedup(a, b)", "speedup(b, a)"):
             assert math.isnan(parse_effect(effect, ["a", "b"]).of(points).values[0])
+    # Evaluations on other data than those on the way, as the last one is, are none of these: the run is whole without.
+    points["a"] = [ArmValue(0, {}, 1.95, Descent(STEPS.tolist()[:-1], falling(1.95).tolist()[:-1], 500))]
+    assert math.isfinite(parse_effect("speedup(a, b)", ["a", "b"]).of(points).values[0])
 
 
 def test_a_worth_is_a_geometric_mean_with_a_t_interval_and_the_price_of_a_step() -> None:

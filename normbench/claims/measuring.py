@@ -308,7 +308,7 @@ def descent_of(run: RecordedRun) -> Descent:
     descent = fall_of(run)
     if run.status == "finished":
         return descent
-    return Descent([*descent.steps, run.steps], [*descent.losses, loss_at_start(run)], run.steps)
+    return Descent([*descent.steps, run.steps], [*descent.losses, loss_at_start(run)], run.steps, is_lost=True)
 
 
 def arms_of_loss(claim: Claim) -> tuple[str, ...]:

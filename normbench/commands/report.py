@@ -171,7 +171,8 @@ def print_json(comparisons: Sequence[Report]) -> int:
         words = [sentence.text for sentence in comparison.verdict]
         unfair = [caveat.text for caveat in comparison.answer.caveats if caveat.serious]
         of_task = {"task": comparison.study.task, "verdict": verdict, "words": words, "unfair": unfair}
-        found.append({**of_task, "difference": to_plain(difference)})
+        lost = [to_plain(losses) for losses in comparison.family.losses]
+        found.append({**of_task, "difference": to_plain(difference), "lost": lost})
     overall = verdicts.pop() if len(verdicts) == 1 else NOT_SHOWN
     print(json.dumps({"verdict": overall, "comparisons": found}, indent=2, ensure_ascii=False, allow_nan=False))
     return STATUSES[overall]
@@ -180,7 +181,10 @@ def print_json(comparisons: Sequence[Report]) -> int:
 def side_of(difference: Difference) -> str:
     """Return what was found of the first of two arms in a word, one of `STATUSES`."""
     from normbench.results.rules import Verdict
+    from normbench.tell.verdicts import is_within
 
+    if difference.verdict in (Verdict.DIFFERENT, Verdict.POSSIBLE) and is_within(difference):
+        return "same"
     if difference.verdict is Verdict.DIFFERENT:
         return "better" if difference.better else "worse"
     if difference.verdict in (Verdict.SAME, Verdict.WITHIN):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from safetensors import safe_open
 
@@ -59,7 +60,7 @@ def read_inside(file: Path) -> Any:
     """
     with suppress(Exception):
         if is_pickle(file):
-            return load_pickle(file, mmap=True).get(CLASSES)
+            return load_pickle(file, mmap=is_zipfile(file)).get(CLASSES)
         with safe_open(file, "pt") as opened:
             return json.loads(opened.metadata()[CLASSES])
     return None

@@ -38,16 +38,13 @@ class Descent:
         steps: at which it was evaluated on the same data, increasing.
         losses: of these evaluations.
         length: steps of the run.
+        is_lost: whether the run was, so that it says nothing of how far it would have come.
     """
 
     steps: Sequence[int]
     losses: Sequence[float]
     length: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it goes to the end of the run, and not to where the run was lost."""
-        return len(self.steps) > 0 and self.steps[-1] >= self.length
+    is_lost: bool = False
 
     def first_step(self, target: float) -> int | None:
         """Return the first evaluated step with at most this loss; None where there is none."""
@@ -360,15 +357,15 @@ class Computation:
     def compare_steps(self, arm: str, reference: str, keys: Sequence[str]) -> pd.Series:
         """Return in how many doublings fewer steps an arm comes to the loss that it and a reference have in common.
 
-        NaN where a run was lost: what it came down to before says nothing of how far it would have come.
+        NaN where a run was lost.
         """
         import pandas as pd
 
         descents, references = self.pair_descents("speedup", arm, reference, keys, FEWEST_EVALUATIONS)
         doublings = []
         for descent, reference_descent in zip(descents, references, strict=True):
-            are_whole = descent.is_whole and reference_descent.is_whole
-            doublings.append(doublings_of_steps(reference_descent, descent) if are_whole else math.nan)
+            is_lost = descent.is_lost or reference_descent.is_lost
+            doublings.append(math.nan if is_lost else doublings_of_steps(reference_descent, descent))
         return pd.Series(doublings, descents.index)
 
     def pair_descents(
@@ -386,7 +383,7 @@ class Computation:
         points = self.read_single_points(arm, keys)
         for point in points:
             evaluations = 0 if point.descent is None else len(point.descent.losses)
-            is_lost = point.descent is not None and not point.descent.is_whole
+            is_lost = point.descent is not None and point.descent.is_lost
             if evaluations < (1 if is_lost else fewest):
                 raise EffectError(f"{function}() needs evaluations on the way, and {arm} has {evaluations or 'none'}")
         return points.map(attrgetter("descent"))

@@ -11,7 +11,6 @@ from torch import nn
 
 from normbench.build import untreated_weights
 from normbench.config.groups import content, options
-from normbench.errors import UsageError
 from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
@@ -128,7 +127,7 @@ def what_is_lost(norm: nn.Module) -> str:
     try:
         with torch.no_grad():
             y = tried(shaped).flatten()
-    except UsageError:  # which the run ends with
+    except Exception:  # a note decides nothing: what cannot be computed here is no such norm, or ends the run itself
         return ""
     if y.isclose(y[0], atol=1e-3).all():
         return "nothing"

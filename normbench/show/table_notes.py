@@ -284,7 +284,10 @@ def search(columns: Collection[str], *, seeds: int, length: float) -> list[str]:
         "many); where one of its runs was lost, as it diverged or failed, a rate is not chosen."
     ]
     if length < 1:
-        notes.append(f"The runs that chose have {percent(length)} of the steps of those that are reported.")
+        notes.append(
+            f"The runs that chose have {percent(length)} of the steps of those that are reported, and may prefer "
+            "another rate than they."
+        )
     if "what the next rate costs, nats" in columns:
         notes.append(
             "What the next rate costs: by how much the loss at the rates beside the one chosen most often is above "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
@@ -333,10 +334,36 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         by_arm = ", ".join(f"arm {arm} at {count(number, 'seed')}" for arm, number in entry.unreached.items())
         stands = "The length of the run stands for the steps there, which would be more, so that the effect is a bound"
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
+    if judgement and result:
+        notes += tell_unlike_rates(result, entry.unit)
     notes += list_found(entry.claim)
     if entry.changed:
         notes.append(f"{entry.changed}. Its verdict is of the runs that were registered.")
     return notes
+
+
+def tell_unlike_rates(result: ClaimResult, unit: str) -> list[str]:
+    """Return what rests on the learning rates that were chosen for each seed of two arms: a sentence, or none.
+
+    Where one arm has another rate than the other, the effect is of both, and runs that choose may prefer another rate
+    than those that are reported, the more so the shorter they are.
+    """
+    if not result.tuning or len(result.tuning) != 2:
+        return []
+    first, second = ({choice.seed: choice.lr for choice in tuning.choices} for tuning in result.tuning)
+    seeds = [seed for seed in result.values if seed in first and seed in second]
+    alike = [result.values[seed] for seed in seeds if first[seed] == second[seed]]
+    others = [result.values[seed] for seed in seeds if first[seed] != second[seed]]
+    if not others:
+        return []
+    length = min(choice.length for tuning in result.tuning for choice in tuning.choices)
+    chose = f", which runs of {percent(length)} of the steps have chosen" if length < 1 else ""
+    if not alike:
+        return [f"The two arms have the same learning rate at no seed{chose}."]
+    there, elsewhere = (with_unit(compact(fmean(values), 2, sign=True), unit) for values in (alike, others))
+    where = f"at {len(alike)} of {count(len(seeds), 'seed')}"
+    said = f"there the effect is {there} in the mean, and {elsewhere} at the others"
+    return [f"The two arms have the same learning rate {where}{chose}: {said}."]
 
 
 def tell_withdrawal(entry: RegisteredClaim) -> str:

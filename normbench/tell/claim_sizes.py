@@ -167,6 +167,9 @@ def find_mismatch(claim: Mapping[str, Any]) -> str:
             f"kind: larger is of claims that were registered until 2026-11-29: write sized, with a sentence that names "
             f"its size ({write_least(claim)}), or any, with one that says that there is an effect"
         )
+    others = [size.text for size in sizes if not size.is_size(float(claim["margin"]))]
+    if kind is ClaimKind.SIZED and 0 < len(others) < len(sizes):
+        return f"kind: sized tests the margin alone, and the sentence says '{others[0]}' besides: leave that out"
     if kind is ClaimKind.SIZED and not names_size(claim):
         return (
             f"kind: sized tests an effect of {with_unit(short(claim['margin']), unit)} or more, and the sentence names "
