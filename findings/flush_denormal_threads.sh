@@ -18,8 +18,9 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-"${PYTHON:-python3}" -m venv venv
-venv/bin/pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6
+[[ $(uname -m) == x86_64 ]] || exit 2  # other processors keep the mode elsewhere
+"${PYTHON:-python3}" -m venv venv || exit 2
+venv/bin/pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6 || exit 2  # nothing is shown
 venv/bin/python - <<'END'
 import subprocess
 import sys

@@ -18,8 +18,8 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-"${PYTHON:-python3}" -m venv venv
-venv/bin/pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6
+"${PYTHON:-python3}" -m venv venv || exit 2
+venv/bin/pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6 || exit 2  # nothing is shown
 venv/bin/python - <<'END'
 import sys
 

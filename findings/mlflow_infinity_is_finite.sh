@@ -15,8 +15,8 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-"${PYTHON:-python3}" -m venv venv
-venv/bin/pip install --quiet --no-compile mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9
+"${PYTHON:-python3}" -m venv venv || exit 2
+venv/bin/pip install --quiet --no-compile mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 || exit 2  # nothing is shown
 venv/bin/python - <<'END'
 import math
 import sys
