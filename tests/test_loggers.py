@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import struct
 import time
@@ -185,6 +186,11 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     logged = client.get_metric_history(found.info.run_id, "loss/train")
     assert {each.step: each.value for each in logged} == {step: step / 8 for step in range(1, 31)}
     assert len(logged) == 35  # steps 21 to 25 were made twice, and the first run was replaced
+    diverging = MLflow(run, 30, **place)
+    diverging.scalars(31, {"loss/val": math.inf})
+    diverging.close("finished")
+    (lost,) = client.get_metric_history(found.info.run_id, "loss/val")
+    assert math.isnan(lost.value)
 
 
 @pytest.mark.slow

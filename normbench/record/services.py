@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping
 from importlib import import_module
@@ -131,6 +132,8 @@ class MLflow(Logger):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1e3)  # in ms
         for tag, value in values.items():
+            if math.isinf(value):
+                value = math.nan  # of infinity MLflow's database makes the largest number there is
             self.waiting.append(self.entities.Metric(tag, value, now, step))
         if time.monotonic() - self.sent > SEND_SECONDS:
             self.flush()
