@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -90,10 +91,11 @@ def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_pa
     folder, model = gpt2
     shutil.copy(folder / "config.json", tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    torch.save(state, tmp_path / "pytorch_model.bin")
-    host = build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
-    check_logits(host, lambda tokens: model(tokens).logits, TEXT)
-    assert not host.anew
+    for content in (state, {"state_dict": state, "epoch": 3, "lr": np.float64(0.1)}, model.state_dict()):
+        torch.save(content, tmp_path / "pytorch_model.bin")
+        host = build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+        check_logits(host, lambda tokens: model(tokens).logits, TEXT)
+        assert not host.anew
     torch.save({name: tensor.numpy() for name, tensor in state.items()}, tmp_path / "pytorch_model.bin")
     message = refusal("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
     assert "pytorch_model.bin holds arrays of numpy in place of tensors" in message

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.hosts.building import Host, Library, Options, largest_divisor
@@ -119,15 +122,17 @@ class Transformers(Library):
                 "ignore_mismatched_sizes": True,
                 "output_loading_info": True,
             }
-            reads: dict[str, Any] = {"use_safetensors": True, "weights_only": True}
-            if saved is not None and is_pickle(saved.files[0]):
-                read_tensors(saved.files)  # refuses, in a sentence, what holds other things
-                reads["use_safetensors"] = False
-            module, loaded = auto.from_pretrained(place, **reads, **how, **from_here)
-            has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
-            if saved and (saved.part or has_other_names):
-                tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
-                module, loaded = type(module).from_pretrained(None, state_dict=tensors, **how)
+            with tempfile.TemporaryDirectory() as folder:
+                if saved is not None and is_pickle(saved.files[0]):
+                    place = folder
+                    write_model(read_tensors(saved.files), config, Path(folder))
+                reads: dict[str, Any] = {"use_safetensors": True, **how, **from_here}
+                module, loaded = auto.from_pretrained(place, **reads)
+                has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
+                if saved and (saved.part or has_other_names):
+                    tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
+                    write_model(tensors, config, Path(folder))
+                    module, loaded = type(module).from_pretrained(folder, **reads)
         anew = self.check_loaded(module, call, loaded, where)
         refuse_not_finite(module, where)
         return Host(module, call, self.versions(), {}, anew)
@@ -204,6 +209,16 @@ def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str]
         else:
             outside.append(name)
     return inside, outside
+
+
+def write_model(tensors: Mapping[str, Tensor], config: Any, folder: Path) -> None:
+    """Write tensors as transformers reads them, which then opens no pickle by itself.
+
+    config: of the model, as without a file of it transformers 5.24 reads no causal language model.
+    """
+    config.save_pretrained(folder)
+    apart = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}  # tied ones may share memory
+    save_file(apart, folder / "model.safetensors", {"format": "pt"})
 
 
 @contextmanager
