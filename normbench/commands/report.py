@@ -183,12 +183,13 @@ def side_of(difference: Difference) -> str:
     from normbench.results.rules import Verdict
     from normbench.tell.verdicts import is_within
 
-    if difference.verdict in (Verdict.DIFFERENT, Verdict.POSSIBLE) and is_within(difference):
-        return "same"
-    if difference.verdict is Verdict.DIFFERENT:
-        return "better" if difference.better else "worse"
-    if difference.verdict in (Verdict.SAME, Verdict.WITHIN):
-        return "same"
+    match difference.verdict:
+        case Verdict.SAME | Verdict.WITHIN:
+            return "same"
+        case Verdict.DIFFERENT | Verdict.POSSIBLE if is_within(difference):  # though not equal
+            return "same"
+        case Verdict.DIFFERENT:
+            return "better" if difference.better else "worse"
     return NOT_SHOWN
 
 

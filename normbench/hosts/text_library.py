@@ -217,7 +217,9 @@ def write_model(tensors: Mapping[str, Tensor], config: Any, folder: Path) -> Non
     config: of the model, as without a file of it transformers 5.24 reads no causal language model.
     """
     config.save_pretrained(folder)
-    apart = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}  # tied ones may share memory
+    apart = {}  # as tied ones may share memory
+    for name, tensor in tensors.items():
+        apart[name] = tensor.clone(memory_format=torch.contiguous_format)
     save_file(apart, folder / "model.safetensors", {"format": "pt"})
 
 
