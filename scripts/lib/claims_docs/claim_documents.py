@@ -59,11 +59,11 @@ PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where so
 MOST_WANTED = (
     "rmsnorm-parity",
     "rmsnorm-faster-shipped",
-    "dyt-parity-lm",
+    "dyt-parity-lm-whole",
     "rmsnorm-faster-eager",
     "derf-best",
     "warmup",
-    "peri-better-stem",
+    "peri-better-stem-whole",
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
