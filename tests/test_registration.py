@@ -206,12 +206,14 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_commit_of_runs_is_a_witness_where_it_holds_the_registration(checkout: str) -> None:
     for digest in ("a" * 64, "b" * 64):
-        assert find_witness("tiny", digest, checkout) == checkout
-        assert find_witness("tiny", digest, f"{checkout}+changes") == checkout
-        assert find_witness("other", digest, checkout) == ""
-    assert find_witness("tiny", "c" * 64, checkout) == ""
+        assert find_witness("tiny", digest, [checkout]) == checkout
+        assert find_witness("tiny", digest, [f"{checkout}+changes"]) == checkout
+        assert find_witness("other", digest, [checkout]) == ""
+    assert find_witness("tiny", "c" * 64, [checkout]) == ""
     for unknown in (None, "", "f" * 40, "--output=x", checkout[:9]):
-        assert find_witness("tiny", "a" * 64, unknown) == ""
+        assert find_witness("tiny", "a" * 64, [unknown]) == ""
+        assert find_witness("tiny", "a" * 64, [checkout, unknown]) == ""  # each process counts
+    assert find_witness("tiny", "a" * 64, []) == ""
     registered_in.cache_clear()
 
 

@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -153,20 +153,21 @@ def tell_digest(folder: Path) -> str:
     return f"the sha256 of {path} ({count(len(lines), 'line')}) is {digest}: published, {why}; {check} gives it again"
 
 
-def find_witness(name: str, digest: str, commit: str | None) -> str:
-    """Return the commit of the runs of a claim of ours where it holds the registration, which is then older than they.
+def find_witness(name: str, digest: str, commits: Sequence[str | None]) -> str:
+    """Return the first commit of the runs of a claim of ours where all hold the registration, which is older than they.
 
-    Empty where it does not, or this checkout has no such commit: that the registration is older is then our own word.
+    Empty where one does not, or is not in this checkout: that the registration is older is then our own word.
 
     Args:
         name: of the claim.
         digest: of the registration for which the runs were made.
-        commit: with which they were made, as their record names it.
+        commits: with which they were made, as their records name them.
     """
-    commit = str(commit or "").removesuffix(CHANGES)
-    if not re.fullmatch(r"[0-9a-f]{40}", commit):
-        return ""
-    return commit if (name, digest) in registered_in(commit) else ""
+    known = [str(commit or "").removesuffix(CHANGES) for commit in commits]
+    for commit in known:
+        if not re.fullmatch(r"[0-9a-f]{40}", commit) or (name, digest) not in registered_in(commit):
+            return ""
+    return known[0] if known else ""
 
 
 @cache

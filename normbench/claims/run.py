@@ -361,6 +361,7 @@ class ClaimRun(ClaimStanding):
             report=os.path.relpath(self.report_page, self.folder),
             worth=measure_worth(self.claim, measured),
             tuning=measured.tuning,
+            commits=self.list_commits(measured, seeds),
         )
         if measured.missing:
             reason = "; ".join(measured.missing[:3])
@@ -369,9 +370,9 @@ class ClaimRun(ClaimStanding):
             return replace(result, status=Status.NOT_COMPLETE, reason=reason)
         if self.way.trial:
             return replace(result, status=Status.TRIAL)
-        changed = self.find_changed_code(measured, seeds)
+        changed = [commit for commit in result.commits if is_changed(commit)]
         if changed:
-            reason = f"its runs were made with uncommitted changes of normbench's code or conf ({changed})"
+            reason = f"its runs were made with uncommitted changes of normbench's code or conf ({changed[0]})"
             return replace(result, status=Status.UNCOMMITTED, reason=f"{reason}, which gives no verdict: {self.cure}")
         return replace(result, status=Status.COMPLETE)
 
@@ -382,8 +383,8 @@ class ClaimRun(ClaimStanding):
         places = " and ".join(str(folder) for folder in folders if folder.is_dir())
         return f"commit or undo the changes, remove {places}, and run the claim again"
 
-    def find_changed_code(self, measured: Measured, seeds: Sequence[int]) -> str:
-        """Return the commit, ending in `+changes`, of any process that has worked on runs or rows; empty for none.
+    def list_commits(self, measured: Measured, seeds: Sequence[int]) -> tuple[str, ...]:
+        """Return the commits of all processes that have worked on runs or rows, each once; empty where none is known.
 
         Runs that choose learning rates count too.
         """
@@ -393,10 +394,7 @@ class ClaimRun(ClaimStanding):
             for entry in SweepFolder(folder).read_plans():
                 if suffix or entry.seed in seeds:
                     sessions += RunDirectory(folder / entry.run).sessions()
-        for session in sessions:
-            if is_changed(session.get("commit")):
-                return str(session["commit"])
-        return ""
+        return tuple(sorted({str(session["commit"]) for session in sessions if session.get("commit")}))
 
     def empty_result(self, reason: str) -> ClaimResult:
         """Return a result of the claim without values. reason: why its runs cannot be made."""

@@ -336,7 +336,9 @@ def read_suite(
     for name, claim in claims.items():
         before = [result for result in older if result.name == name]
         found = current.get(name)
-        witness = find_witness(name, found.digest, found.machine.get("commit")) if found else ""
+        witness = ""
+        if found:
+            witness = find_witness(name, found.digest, found.commits or [found.machine.get("commit")])
         entries.append(RegisteredClaim(name, claim, found, before, witness=witness, changed=changes.get(name, "")))
     corrected = correct_verdicts({entry.name: entry.judgement for entry in entries})
     entries = [replace(entry, corrected=corrected[entry.name]) for entry in entries]

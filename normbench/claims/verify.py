@@ -72,7 +72,7 @@ def list_not_compared(scheme: int) -> dict[str, str]:
 
 
 BY_RUNS = "by its runs "  # begins what is told of a value that runs give otherwise
-LATER_FIELDS = ("unreached", "worth", "tuning")  # which results of before 2026-11-28, or 2026-11-29, lack
+LATER_FIELDS = ("unreached", "worth", "tuning", "commits")  # which results of before 2026-11-28 to 30 lack
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,7 @@ def compare_results(
         now["machine"] = before["machine"] if before["machine"] in others else others[0]
     else:
         now["machine"] = before["machine"]
+        now["commits"] = before["commits"]
     for path in not_compared:
         *sections, key = path.split(".")
         for content in (before, now):
