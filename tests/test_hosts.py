@@ -23,6 +23,7 @@ from support import REPOSITORY, WHOLE, build
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import normbench
 from normbench import hosts
 from normbench.config.rules import Rule
 from normbench.config.signatures import import_target
@@ -304,6 +305,19 @@ def test_a_norm_of_ones_own_is_read_by_its_form(norm: nn.Module, shape: tuple[in
 def test_a_norm_that_computes_something_else_is_left(norm: nn.Module, reason: str) -> None:
     findings = hosts.find(nn.Sequential(norm), call_on(2, 3, 6))
     assert not findings.found and reasons(findings) == {type(norm).__name__: reason}
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["BatchNorm", "InstanceNorm"])
+def test_norms_between_convolutions_over_one_to_three_axes_are_found(kind: str, axes: int) -> None:
+    norm = getattr(nn, f"{kind}{axes}d")(4, affine=kind == "BatchNorm")
+    model = nn.Sequential(getattr(nn, f"Conv{axes}d")(3, 4, 1), norm)
+    x = torch.randn(2, 3, *[3] * axes, generator=torch.Generator().manual_seed(0))
+    model(x)  # so that running statistics are not those of the start
+    before = model.eval()(x)
+    model, table = normbench.swap(model, kind.lower(), example=x)
+    assert table["features"].tolist() == [4] and not isinstance(model[1], type(norm))
+    torch.testing.assert_close(model(x), before)
 
 
 def test_a_norm_that_is_not_called_is_left() -> None:
