@@ -11,7 +11,6 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from normbench.evidence.run import LARGEST_RATE, Curve, RecordedRun
 from normbench.record.directory import extended_runs
@@ -279,7 +278,8 @@ def gradient_noise(run: RecordedRun) -> GradientNoise:
 def mean_since(curve: Curve, step: int) -> float:
     """Return the mean of a curve from a step on; NaN where it is not above 0."""
     curve = finite_points(curve)
-    mean = pd.Series(curve.values[curve.steps >= step]).mean()
+    values = curve.values[curve.steps >= step]
+    mean = float(values.mean()) if len(values) else NAN
     return mean if mean > 0 else NAN
 
 

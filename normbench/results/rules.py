@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import special
+import scipy
 
 from normbench.results.statistics import ALPHA, POWER, Interval, Sample
 
@@ -159,9 +159,9 @@ class ClaimRule:
         above_lower = (sample.mean - self.bounds.lower) / sample.standard_error
         below_upper = (self.bounds.upper - sample.mean) / sample.standard_error
         nearest = min(above_lower, below_upper)
-        tail = float(special.stdtr(df, -nearest))
+        tail = float(scipy.special.stdtr(df, -nearest))
         above_contradiction = (sample.mean + self.margin) / sample.standard_error if self.tells_signs else nearest
-        opposite = float(special.stdtr(df, above_contradiction))
+        opposite = float(scipy.special.stdtr(df, above_contradiction))
         sides = self.level / self.one_sided  # 2: both are tested at once
         return min(1.0, sides * tail), min(1.0, sides * opposite)
 
@@ -232,10 +232,10 @@ class ClaimRule:
         """
         df = n - 1
         quantiles = (np.arange(200) + 0.5) / 200
-        spread = np.sqrt(special.chdtri(df, quantiles) / df)
-        half = float(special.stdtrit(df, 1 - self.one_sided)) * spread
-        upper = special.ndtr((bounds.upper - truth) * math.sqrt(n) / sd - half)
-        lower = special.ndtr((bounds.lower - truth) * math.sqrt(n) / sd + half)
+        spread = np.sqrt(scipy.special.chdtri(df, quantiles) / df)
+        half = float(scipy.special.stdtrit(df, 1 - self.one_sided)) * spread
+        upper = scipy.special.ndtr((bounds.upper - truth) * math.sqrt(n) / sd - half)
+        lower = scipy.special.ndtr((bounds.lower - truth) * math.sqrt(n) / sd + half)
         return float(np.maximum(upper - lower, 0.0).mean())
 
 
@@ -247,12 +247,12 @@ def level_over_looks(p: float, looks: int) -> float:
     """
     if looks == 1 or p in (0, 1):
         return p
-    z = -float(special.ndtri(p / 2))
+    z = -float(scipy.special.ndtri(p / 2))
     nodes, weights = np.polynomial.legendre.leggauss(100)
     first = z * nodes
     conditional_sd = math.sqrt(0.5)
-    upper = special.ndtr((z - conditional_sd * first) / conditional_sd)
-    lower = special.ndtr((-z - conditional_sd * first) / conditional_sd)
+    upper = scipy.special.ndtr((z - conditional_sd * first) / conditional_sd)
+    lower = scipy.special.ndtr((-z - conditional_sd * first) / conditional_sd)
     density = np.exp(-(first**2) / 2) / math.sqrt(2 * math.pi)
     inside = z * float(np.sum(weights * density * (upper - lower)))
     return min(max(1 - inside, p), 2 * p, 1.0)

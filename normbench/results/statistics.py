@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy  # whose parts are imported where they are first used: stats alone takes half as long as torch
 
 from normbench.errors import UsageError
 from normbench.wording import short
@@ -108,7 +108,7 @@ class Sample:
         """Return Student's interval of 1 − level, mean ± t_{1 − level/2, n−1}·sd/√n."""
         if not self.sd:
             return None
-        quantile = float(special.stdtrit(self.n - 1, 1 - level / 2))
+        quantile = float(scipy.special.stdtrit(self.n - 1, 1 - level / 2))
         half = quantile * self.sd / math.sqrt(self.n)
         return Interval(self.mean - half, self.mean + half)
 
@@ -119,7 +119,7 @@ class Sample:
             are_all_zero = self.n > 1 and self.mean == 0
             return 1.0 if are_all_zero else None
         t = self.mean / self.standard_error
-        return 2 * float(special.stdtr(self.n - 1, -abs(t)))
+        return 2 * float(scipy.special.stdtr(self.n - 1, -abs(t)))
 
     @property
     def effect_size(self) -> float | None:
@@ -130,7 +130,7 @@ class Sample:
         df = self.n - 1
         if df < 2 or not self.sd:
             return None
-        correction = float(special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2)
+        correction = float(scipy.special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2)
         return correction * self.mean / self.sd
 
     def without(self, place: int) -> Sample:
@@ -163,7 +163,7 @@ class Sample:
         """Tell whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
         if self.n < 3 or not self.sd:
             return False
-        return float(stats.shapiro(self.values).pvalue) < ALPHA
+        return float(scipy.stats.shapiro(self.values).pvalue) < ALPHA
 
 
 def signed_rank_p(values: Sequence[float], resolution: float) -> float | None:
@@ -180,7 +180,7 @@ def signed_rank_p(values: Sequence[float], resolution: float) -> float | None:
         return None
     rounded = np.rint(np.divide(values, resolution or 1))
     moved = rounded[rounded != 0]
-    ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
+    ranks = (2 * scipy.stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
     chances = np.ones(1)  # of each sum of the positive ranks
     for rank in ranks:
         negative = np.pad(chances, (0, rank))
@@ -240,7 +240,7 @@ def fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
     """Return the two-sided p of Fisher's exact test of how many runs two sides lost, of how many (Fisher 1922)."""
     first = [lost[0], runs[0] - lost[0]]
     second = [lost[1], runs[1] - lost[1]]
-    return float(stats.fisher_exact([first, second]).pvalue)
+    return float(scipy.stats.fisher_exact([first, second]).pvalue)
 
 
 def least_fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
@@ -268,10 +268,10 @@ def paired_power(difference: float, sd: float, n: int, *, family: int = 1) -> fl
     is next to nothing, and NaN for some that are so large that the power is 1.
     """
     level = ALPHA / family
-    critical = float(special.stdtrit(n - 1, 1 - level / 2))
+    critical = float(scipy.special.stdtrit(n - 1, 1 - level / 2))
     noncentrality = math.sqrt(n) * abs(difference) / sd
     noncentrality = min(max(noncentrality, 1e-5), 1e100)
-    missed = float(special.ncfdtr(1, n - 1, noncentrality**2, critical**2))
+    missed = float(scipy.special.ncfdtr(1, n - 1, noncentrality**2, critical**2))
     return 1.0 if math.isnan(missed) else 1 - missed
 
 
@@ -300,7 +300,7 @@ def detectable_difference(n: int, sd: float, *, family: int = 1) -> float:
     def excess(size: float) -> float:
         return paired_power(size, 1.0, n, family=family) - POWER
 
-    size = float(optimize.brentq(excess, 0, 1e6, xtol=1e-12))
+    size = float(scipy.optimize.brentq(excess, 0, 1e6, xtol=1e-12))
     return sd * size
 
 
@@ -311,8 +311,8 @@ def detectable_interval(n: int, sd: float, *, family: int = 1) -> Interval:
     """
     detectable = detectable_difference(n, sd, family=family)
     df = n - 1
-    high = float(special.chdtri(df, ALPHA / 2))
-    low = float(special.chdtri(df, 1 - ALPHA / 2))
+    high = float(scipy.special.chdtri(df, ALPHA / 2))
+    low = float(scipy.special.chdtri(df, 1 - ALPHA / 2))
     return Interval(detectable * math.sqrt(df / high), detectable * math.sqrt(df / low))
 
 
@@ -323,5 +323,5 @@ def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:
     cases; with this limit it holds in 80 % (Browne 1995).
     """
     df = n - 1
-    quantile = float(special.chdtri(df, confidence))
+    quantile = float(scipy.special.chdtri(df, confidence))
     return sd * math.sqrt(df / quantile)
