@@ -48,7 +48,7 @@ def load(
         run_directory: as `normbench train` names it at its end.
         which: `last`, the weights of the last checkpoint, or `best`, those of the lowest validation loss
             (of a run with trainer.keep_checkpoint=best).
-        ema: the moving average of the weights instead (of a run with trainer.ema).
+        ema: the average of the weights instead (of a run with trainer.ema or trainer.swa).
         device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto`: a GPU where there is one.
         trust: whether the run may have classes that are neither normbench's nor torch's.
 

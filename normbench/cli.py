@@ -409,7 +409,7 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
-@flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
+@flag("ema", "Use the average of the weights (of a run with trainer.ema or trainer.swa).")
 @TRUST
 def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.

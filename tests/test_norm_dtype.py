@@ -22,7 +22,7 @@ from normbench.probes.probes import LOST_STEPS
 from normbench.results.caveat import CaveatKind
 from normbench.runs.summary import closing_rows
 from normbench.training.checkpoint import read as read_checkpoint
-from normbench.training.optimizer import WeightAverage, make_optimizer
+from normbench.training.optimizer import MovingAverage, make_optimizer
 
 WORDS = [*TINY, "norm=layernorm", "trainer.norm_dtype=bf16", "schedule=constant"]
 STEPS = ["trainer.steps=4", "trainer.epochs=null", "probes.every=2", "trainer.checkpoint_every=2"]
@@ -178,7 +178,7 @@ def test_an_average_of_16_bits_would_stand_still() -> None:
     """Which is why trainer.ema is refused with them."""
     norm = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     norm.weight.data.fill_(1.0)
-    average = WeightAverage(norm, decay=0.999)
+    average = MovingAverage(norm, decay=0.999)
     average.updates = 10**6
     norm.weight.data.fill_(1.5)
     for _ in range(10):

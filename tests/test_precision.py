@@ -14,6 +14,7 @@ import torch
 from support import TEXT, build, random_batch, reason_against_in_a_fork, refused
 from test_runs import TINY, losses, metrics_of, summary_of, train
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from normbench.cli import main
 from normbench.errors import UsageError
@@ -21,7 +22,7 @@ from normbench.models.transformer import Head
 from normbench.training import precision
 from normbench.training.checkpoint import read
 from normbench.training.devices import make_current
-from normbench.training.optimizer import WeightAverage
+from normbench.training.optimizer import MovingAverage, PlainAverage
 from normbench.training.precision import (
     Precision,
     check_step,
@@ -68,7 +69,7 @@ def test_an_average_follows_the_formula() -> None:
     """Running statistics are averaged as weights are, and a tied weight once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
-    average = WeightAverage(model, 0.9)
+    average = MovingAverage(model, 0.9)
     expected = {name: value.double() for name, value in copy.deepcopy(model.state_dict()).items()}
     for step in range(50):
         with torch.no_grad():
@@ -85,6 +86,37 @@ def test_an_average_follows_the_formula() -> None:
         assert torch.allclose(found[name].double(), expected[name], atol=1e-4), name
 
 
+@pytest.mark.parametrize("skipped", [0, 7])
+def test_a_plain_average_is_torchs_of_the_steps_after_its_start(skipped: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
+    average = PlainAverage(model, skipped)
+    theirs = AveragedModel(model, use_buffers=True)
+    for step in range(20):
+        with torch.no_grad():
+            model[0].weight.add_(torch.randn(3, 3))
+        model(torch.randn(4, 3).double() + step)
+        average.update()
+        assert average.begun == (step >= skipped)
+        if step >= skipped:
+            theirs.update_parameters(model)
+        else:
+            torch.testing.assert_close(average.model.state_dict(), model.state_dict())
+    found = average.model.state_dict()
+    expected = theirs.module.state_dict()
+    for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var"):
+        torch.testing.assert_close(found[name], expected[name])
+
+
+def test_a_run_judges_a_plain_average_from_its_start_on(tmp_path: Path) -> None:
+    words = [*MLP, "norm=batchnorm", "trainer.steps=10", "trainer.eval_every=2", "data.eval_batch_size=64"]
+    run = train(tmp_path, *words, "trainer.swa=0.5")
+    lines = metrics_of(run)
+    assert [line["step"] for line in lines if "loss/val_swa" in line] == [6, 8, 10]
+    assert summary_of(run)["metrics"]["loss/val_swa"] != summary_of(run)["metrics"]["loss/val"]
+    assert read(run / "checkpoint.pt")["average"]["updates"] == 10
+    assert losses(train(tmp_path, *words)) == losses(run), "an average changes nothing"
+
+
 def test_a_run_judges_the_average_beside_the_weights(tmp_path: Path) -> None:
     run = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=10", "trainer.ema=0.9")
     found = summary_of(run)["metrics"]
@@ -98,7 +130,7 @@ def test_an_average_says_when_its_decay_is_not_reached(tmp_path: Path, capsys: p
     """0.9 after 80 updates, as (1 + 80) / (10 + 80) is 0.9."""
     model = nn.Linear(1, 1)
     for decay, rise in {0.9: 80, 0.99: 890, 0.999: 8_990, 0.05: 0}.items():
-        average = WeightAverage(model, decay)
+        average = MovingAverage(model, decay)
         assert average.rise == rise and (1 + rise) / (10 + rise) >= decay - 1e-9
     loud = [word for word in MLP if word != "quiet=true"]
     train(tmp_path, *loud, "trainer.steps=10", "trainer.ema=0.9")

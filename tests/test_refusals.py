@@ -27,6 +27,7 @@ WITHOUT_STACK = SimpleNamespace(hosted=False, recompute=None)
 SIDES: dict[str, dict[str, Any]] = {
     "trainer.shard=true": {"trainer.shard": True},
     "trainer.ema": {"trainer.ema": 0.9},
+    "trainer.swa": {"trainer.swa": 0.5},
     "probes.updates=true": {"probes.updates": True},
     "trainer.compile": {"trainer.compile": True},
     "trainer.compile=cudagraphs or graph": {"trainer.compile": "cudagraphs"},

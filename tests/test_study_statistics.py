@@ -4,21 +4,138 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
 import torch
 from support import IMAGES, TEXTS, build, random_batch, refused
+from test_runs import train
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 
 from normbench.cli import main
-from normbench.studies.running_statistics import in_pieces, use_batch_statistics
+from normbench.runs.load import TrainedRun, load_model
+from normbench.studies.running_statistics import copy_statistics, in_pieces, use_batch_statistics
+from normbench.training.optimizer import MovingAverage, PlainAverage
 from normbench.training.recalibration import average
+from normbench.types import Batch
 
 pytest_plugins = ["trained_runs"]
+
+
+# ---- averaged weights
+
+
+class Drift(NamedTuple):
+    """What running means are off by, for weights that have been averaged."""
+
+    averaged: float
+    copied: float
+    recomputed: float
+
+
+def mean_errors(momentum: float, decay: float) -> Drift:
+    """Let a weight rise by 1 a step in front of BatchNorm, whose inputs are then 3 times the weight on average."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, momentum=momentum)).double()
+    batch = Batch(torch.tensor([[1.0], [3.0], [5.0]], dtype=torch.float64), torch.zeros(3))
+    ema = MovingAverage(model, decay)
+    for step in range(3000):
+        with torch.no_grad():
+            model[0].weight.fill_(step)
+            model(*batch.arguments)
+        ema.update()
+    linear, norm = ema.model
+    true_mean = 3 * linear.weight.item()
+    averaged = norm.running_mean.item() - true_mean
+    copy_statistics([model[1]], [norm])
+    copied = norm.running_mean.item() - true_mean
+    average(ema.model, [norm], [batch] * 2)
+    return Drift(averaged, copied, norm.running_mean.item() - true_mean)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.1, 0.95), (0.1, 0.9), (0.02, 0.95)])
+def test_running_means_of_averaged_weights_under_a_drift_known_by_hand(momentum: float, decay: float) -> None:
+    """A running mean lags by (1-m)/m steps, the averaged weights by d/(1-d), and averaged running means by both."""
+    errors = mean_errors(momentum, decay)
+    lag_of_norm = (1 - momentum) / momentum
+    lag_of_weights = decay / (1 - decay)
+    assert errors.averaged == pytest.approx(-3 * lag_of_norm, rel=1e-6)
+    assert errors.copied == pytest.approx(3 * (lag_of_weights - lag_of_norm), rel=1e-6, abs=1e-3)
+    assert errors.recomputed == pytest.approx(0, abs=1e-9)
+
+
+def test_averaged_variances_are_too_large_for_weights_that_swing() -> None:
+    """Of weights 1 ± a the average is 1, and that of their variances 1 + a² times the one that belongs to it."""
+    swing = 0.5
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, momentum=0.1)).double()
+    batch = Batch(torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64), torch.zeros(3))  # whose variance is 1
+    swa = PlainAverage(model, skipped=100)
+    for step in range(500):
+        with torch.no_grad():
+            model[0].weight.fill_(1 + swing * (-1) ** step)
+            model(*batch.arguments)
+        swa.update()
+    linear, norm = swa.model
+    assert linear.weight.item() == pytest.approx(1)
+    assert norm.running_var.item() == pytest.approx(1 + swing**2, rel=1e-3)
+    average(swa.model, [norm], [batch])
+    assert norm.running_var.item() == pytest.approx(1)
+
+
+def loss_of(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the mean cross-entropy of a classifier, by torch alone."""
+    with torch.no_grad():
+        losses = [F.cross_entropy(model(batch.inputs), batch.targets, reduction="none") for batch in batches]
+    return torch.cat(losses).mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pages_alone")
+@pytest.mark.parametrize("word", ["trainer.ema=0.9", "trainer.swa=0.5"])
+def test_the_study_of_a_run_that_averages_its_weights(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied statistics are those of torch's AveragedModel as it is by default, recomputed ones update_bn's."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "model=cnn",
+        "model.width=4",
+        "norm=batchnorm",
+        "data=digits",
+        "trainer.epochs=2",
+        "device=cpu",
+        "quiet=true",
+    ]
+    path = train(tmp_path, *words, word)
+    assert main(["study", "statistics", str(path), "study.batches=3"]) == 0
+    rows = pd.read_csv(path / "studies" / "statistics" / "rows.csv").set_index(["weights", "statistics"])
+    assert [*rows.loc["last"].index] == ["running", "batch", "cumulative", "recomputed"]
+    found = rows.loc["average"]
+    assert [*found.index] == ["averaged", "copied", "batch", "cumulative", "recomputed"]
+    assert found["gap"].tolist() == pytest.approx((found["loss"] - found.loc["averaged", "loss"]).tolist())
+    logged = json.loads((path / "summary.json").read_text())["metrics"]
+    tag = "loss/val_" + word.removeprefix("trainer.").partition("=")[0]
+    assert found.loc["averaged", "loss"] == pytest.approx(logged[tag], rel=1e-6)
+
+    run = TrainedRun(path)
+    data = run.data()
+    averaged = load_model(run, ema=True)
+    last = load_model(run)
+    copied = as_torch(averaged)
+    copied.load_state_dict({**averaged.state_dict(), **dict(last.named_buffers())})
+    expected = loss_of(copied.eval(), data.eval_batches("val"))
+    assert found.loc["copied", "loss"] == pytest.approx(expected, rel=1e-5)
+    recomputed = as_torch(averaged)
+    update_bn([batch.inputs for batch in data.eval_batches("train", 3)], recomputed)
+    expected = loss_of(recomputed.eval(), data.eval_batches("val"))
+    assert found.loc["recomputed", "loss"] == pytest.approx(expected, rel=1e-5)
+
+
+# ---- all weights
 
 
 def as_torch(model: nn.Module) -> nn.Module:

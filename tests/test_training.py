@@ -25,7 +25,7 @@ from normbench.runs.session import Session, prepare_torch
 from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
-from normbench.training.optimizer import WeightAverage, make_optimizer, parameter_groups, without_compiler
+from normbench.training.optimizer import MovingAverage, make_optimizer, parameter_groups, without_compiler
 from normbench.training.precision import make_precision
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Ramp, Schedule
 from normbench.types import Batch
@@ -116,7 +116,7 @@ def test_every_optimizer_is_fused_unless_told_otherwise(settings: dict[str, bool
 def test_an_average_of_weights_begins_with_a_short_memory() -> None:
     """After n updates its decay is (1 + n) / (10 + n), as long as that is less than the one that is asked for."""
     model = nn.Linear(1, 1, bias=False)
-    average = WeightAverage(model, decay=0.2)
+    average = MovingAverage(model, decay=0.2)
     expected = model.weight.item()
     for number, decay in enumerate((0.1, 2 / 11, 0.2, 0.2)):
         model.weight.data.fill_(float(number))

@@ -371,6 +371,7 @@ def chooses_twice(run: Combination) -> bool:
 
 SHARDED = Side("trainer.shard", "trainer.shard=true")
 AVERAGED = Side("trainer.ema", "trainer.ema")
+PLAINLY_AVERAGED = Side("trainer.swa", "trainer.swa")
 UPDATES = Side("probes.updates", "probes.updates=true")
 COMPILED = Side("trainer.compile", "trainer.compile")
 REPLAYED = Side(
@@ -407,6 +408,10 @@ CUTS = "the one cuts weights between processes, and the other needs them whole"
 REPLAYS = "a graph is replayed as it was recorded"
 AS_ONE_MODEL = "seeds become one model, of which each step is the same computation for all"
 ONE_OF_BOTH = "leave one of them out"
+STANDS_STILL = (
+    "the average would be in 16 bits too, where it stands still: its steps are smaller than those of the weights"
+)
+LOOKS_AT_STEPS = "the study looks at the weights of each step, and not at their average"
 NO_STACK = "leave sweep.stack out"
 NO_GRAPH = "use trainer.compile=true or false"
 
@@ -418,16 +423,14 @@ OF_SETTINGS = (
     clash(SHARDED, TREATED, CUTS, ONE_OF_BOTH),
     clash(SHARDED, OF_MATRICES, CUTS, ONE_OF_BOTH),
     clash(SHARDED, AVERAGED, CUTS, ONE_OF_BOTH),
+    clash(SHARDED, PLAINLY_AVERAGED, CUTS, ONE_OF_BOTH),
+    clash(AVERAGED, PLAINLY_AVERAGED, "a run keeps one average of the weights", ONE_OF_BOTH),
     clash(SHARDED, COMPILED, CUTS, ONE_OF_BOTH),
     clash(SHARDED, UPDATES, CUTS, ONE_OF_BOTH),
     clash(SHARDED, FP16, CUTS, ONE_OF_BOTH),
     clash(SHARDED, NORMS_IN_16_BITS, "a sharded block keeps its weights in one number format", ONE_OF_BOTH),
-    clash(
-        NORMS_IN_16_BITS,
-        AVERAGED,
-        "the average would be in 16 bits too, where it stands still: its steps are smaller than those of the weights",
-        ONE_OF_BOTH,
-    ),
+    clash(NORMS_IN_16_BITS, AVERAGED, STANDS_STILL, ONE_OF_BOTH),
+    clash(NORMS_IN_16_BITS, PLAINLY_AVERAGED, STANDS_STILL, ONE_OF_BOTH),
     clash(
         RECORDED,
         IN_PLACE,
@@ -497,12 +500,8 @@ OF_SETTINGS = (
         "seeds that share a run that chooses share its luck, which no interval then sees",
         "give sweep.lr_seeds further apart than the reported seeds, such as 1000,2000",
     ),
-    clash(
-        AVERAGED,
-        OF_STUDY,
-        "the study looks at the weights of each step, and not at their average",
-        "leave trainer.ema out",
-    ),
+    clash(AVERAGED, OF_STUDY, LOOKS_AT_STEPS, "leave trainer.ema out"),
+    clash(PLAINLY_AVERAGED, OF_STUDY, LOOKS_AT_STEPS, "leave trainer.swa out"),
     clash(
         FP16,
         OF_STUDY,

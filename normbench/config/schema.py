@@ -59,6 +59,10 @@ class TrainerConfig:
     norm_dtype: Annotated[
         Literal["fp32", "bf16"], Setting("in which the norms' parameters are kept; bf16 loses small steps")
     ] = "fp32"
+    swa: Annotated[
+        float | None,
+        Setting("share of the steps after which the weights' plain average begins; null: none", above=0, below=1),
+    ] = None
 
     @property
     def torch_compiles(self) -> bool:

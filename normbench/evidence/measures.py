@@ -19,10 +19,15 @@ from normbench.wording import whole
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
 STEP_TIME = "time/step_ms"
-SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": "averaged weights' validation"}
+AVERAGED = "averaged weights' validation"
+SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": AVERAGED, "val_swa": AVERAGED}
 BEST = "best"  # the word for the best validation loss during training
 NOTHING = Curve(np.array([], int), np.array([]))
-IN_TRAINING = ("/val", "/val_ema")  # splits that are evaluated during training, perhaps on some batches alone
+IN_TRAINING = (
+    "/val",
+    "/val_ema",
+    "/val_swa",
+)  # splits that are evaluated during training, perhaps on some batches alone
 
 # What probes measure in each block, by the form of their tags, which has the number of the block as its group.
 IN_BLOCKS = {

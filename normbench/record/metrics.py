@@ -13,7 +13,7 @@ from normbench.record.files import keep_damaged, read_bytes, write_atomically
 
 UNREADABLE = math.inf
 
-EVALUATIONS = ("val", "val_ema", "train_eval", "test")  # what follows the metric in a tag of theirs
+EVALUATIONS = ("val", "val_ema", "val_swa", "train_eval", "test")  # what follows the metric in a tag of theirs
 
 
 class LoggedLine(NamedTuple):

@@ -20,8 +20,8 @@ from normbench.types import Data
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", LOGGER)
 # What of the trainer may not be changed, since the checkpoint holds states that belong to it.
-FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema", "trainer.train",
-              "trainer.norm_dtype")  # fmt: skip
+FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema", "trainer.swa",
+              "trainer.train", "trainer.norm_dtype")  # fmt: skip
 
 
 def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
@@ -55,7 +55,7 @@ def apply_word(tree: dict[str, Any], word: str, config: Config) -> None:
     """
     path = key_of(word)
     if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
-        why = "everything but trainer.* is the run's own, and of that precision, accumulate, ema and train"
+        why = "everything but trainer.* is the run's own, and of that precision, accumulate, ema, swa and train"
         raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")
     section, _, key = path.rpartition(".")
     values = lookup(tree, section) if section else tree

@@ -118,7 +118,8 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
         cure = "it must be written and whole; train the run further with its own command, or again with rerun=true"
         raise UsageError(f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and {cure}")
     if ema and state.get("average") is None:
-        raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
+        cure = "the last ones of a run with trainer.ema=0.999 or trainer.swa=0.5 have them"
+        raise UsageError(f"{run.path} has no averaged weights: {cure}")
     target = resolve_device(str(device))
     try:
         model, _ = build.build_model(Recipe(run.tree), run.task(), run.tree["seed"])

@@ -15,6 +15,7 @@ from normbench.models import unsafe_convolutions
 from normbench.runs.ledger import parameter_counts
 from normbench.runs.plan import Run
 from normbench.training.loop import Loop
+from normbench.training.optimizer import MovingAverage
 from normbench.types import Model, Norm
 from normbench.wording import count, short, whole
 
@@ -140,7 +141,7 @@ def length_notes(run: Run, loop: Loop) -> list[str]:
     steps = run.steps
     lines = []
     average = loop.average
-    if average is not None and average.rise >= steps:
+    if isinstance(average, MovingAverage) and average.rise >= steps:
         full = f"trainer.ema={short(average.decay)}, which takes {whole(average.rise)}"
         never = f"within {count(steps, 'step')} the average never reaches {full}"
         lines.append(f"warning: {never}; until then it is over the last tenth of the steps or so")

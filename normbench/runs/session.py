@@ -133,7 +133,8 @@ class Session:
             weights += parameter.nbytes
             if parameter.requires_grad:
                 trained += parameter.nbytes
-        average = 0 if self.settings.trainer.ema is None else weights
+        trainer = self.settings.trainer
+        average = 0 if trainer.ema is None and trainer.swa is None else weights
         number = len(self.seeds)
         needs = {
             "weights": number * weights,

@@ -94,15 +94,25 @@ class Subject:
         """Return what the norm declares about itself."""
         return build.norm_facts(self.recipe)
 
-    def build(self) -> tuple[Model, dict[str, nn.Module]]:
+    @property
+    def has_average(self) -> bool:
+        """Tell whether it is a trained run that has kept an average of its weights."""
+        trainer = self.tree["trainer"]
+        kept = trainer["ema"] is not None or trainer.get("swa") is not None  # which older runs do not have
+        return kept and self.path is not None
+
+    def build(self, averaged: bool = False) -> tuple[Model, dict[str, nn.Module]]:
         """Return a model of its own, in evaluation mode, which calls every norm, and its norms by site.
+
+        Args:
+            averaged: with the average of a run's weights in place of the last ones.
 
         Raises:
             UsageError: the run has no such weights.
         """
         model, norms = build.make_model(self.recipe, self.task, self.seed)
         if self.path:
-            trained = load_model(TrainedRun(self.path, self.trust))
+            trained = load_model(TrainedRun(self.path, self.trust), ema=averaged)
             model.load_state_dict(trained.state_dict())
         model.call_every_norm()
         return model.to(self.device).eval(), norms

@@ -67,7 +67,7 @@ def say_training(setup: Setup) -> list[str]:
         f"{setup.schedule}, {setup.clip}, {setup.precision}."
     ]
     if setup.average:
-        parts.append(f"A moving average of the weights, with a decay of {setup.average}, was evaluated as well.")
+        parts.append(f"Averaged weights ({setup.average}) were evaluated as well.")
     return parts
 
 

@@ -21,7 +21,7 @@ from normbench.evidence.study import RecordedStudy, candidate_settings
 from normbench.results.caveats import asked_for, keys_of_schemes
 from normbench.settings import Setting, either, flat
 from normbench.tell.references import in_brackets, works_of
-from normbench.wording import count, in_prose, join_first, list_words, one_line
+from normbench.wording import count, in_prose, join_first, list_words, one_line, percent
 
 MOST_AMOUNTS = 4
 SHOWN_GROUPS = ("data", "model", "optim")
@@ -62,7 +62,7 @@ class Setup:
         schedule: its class and its settings.
         clip: at which norm gradients are clipped.
         precision: that in which runs compute.
-        average: the decay of a moving average of the weights.
+        average: what average of the weights was kept, such as `a moving average with a decay of 0.999`.
         rate_choice: on what learning rates were chosen.
         choice_length: the length of the runs that chose them, as a share of those that are reported.
         rates: the learning rate of each arm that is judged, after its name.
@@ -287,9 +287,14 @@ def precision_in_words(run: RecordedRun) -> str:
 
 
 def average_in_words(run: RecordedRun) -> str:
-    """Write the decay of a run's moving average of the weights; nothing where it has none."""
+    """Write which average of the weights a run keeps; nothing where it has none."""
     decay = run.config.get("trainer.ema")
-    return in_prose(decay) if decay else ""
+    share = run.config.get("trainer.swa")
+    if decay:
+        return f"a moving average with a decay of {in_prose(decay)}"
+    if share:
+        return f"the plain average over the steps after the first {percent(share)}"
+    return ""
 
 
 def part_in_words(study: RecordedStudy, run: RecordedRun, group: str, aside: Iterable[str]) -> str:

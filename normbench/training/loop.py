@@ -29,7 +29,7 @@ from normbench.training.feed import Feed
 from normbench.training.graph import StepGraph
 from normbench.training.guard import GRADIENT_NORM, Diverged, first_nonfinite
 from normbench.training.launches import EarlySteps
-from normbench.training.optimizer import WeightAverage, check_shapes, parameters_of
+from normbench.training.optimizer import check_shapes, make_average, parameters_of
 from normbench.training.parallel import shard_like, unshard
 from normbench.training.recalibration import recalibrate
 from normbench.training.step import LocalBatch, Stepper
@@ -86,7 +86,7 @@ class Loop:
         evaluation_is_due: whether the evaluation of the last step is still to be made.
         first_step: how many steps were done when this process took the run up.
         compile_seconds: what the first step took where torch.compile works in it.
-        average: a moving average of the weights, if `trainer.ema` wants one.
+        average: of the weights, if `trainer.ema` or `trainer.swa` wants one.
         graph: a CUDA graph of the step, if `trainer.compile=graph` wants one.
     """
 
@@ -119,9 +119,7 @@ class Loop:
         self.clock = Clock(self.device)
         self.early = EarlySteps(self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.average: WeightAverage | None = None
-        if self.trainer.ema is not None:
-            self.average = WeightAverage(self.model, self.trainer.ema)
+        self.average = make_average(self.model, self.trainer, self.steps)
         self.graph: StepGraph | None = None
         if self.trainer.compile == "graph":
             self.graph = StepGraph(self.model, self.optimizer, self.device)
@@ -514,8 +512,8 @@ class Loop:
         limit = self.trainer.eval_batches
         val_limit = None if last else limit
         yield Evaluation("val", self.model, data.eval_batches("val", val_limit))
-        if self.average is not None:
-            yield Evaluation("val_ema", self.average.model, data.eval_batches("val", val_limit))
+        if self.average is not None and self.average.begun:
+            yield Evaluation(self.average.name, self.average.model, data.eval_batches("val", val_limit))
         if self.trainer.eval_train:
             train_limit = limit or 20
             yield Evaluation("train_eval", self.model, data.eval_batches("train", train_limit))

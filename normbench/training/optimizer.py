@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
+from normbench.config.schema import TrainerConfig
 from normbench.errors import ContractError, UsageError
 from normbench.types import NOT_TREATED, Treatment
 
@@ -197,16 +199,22 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return parameters
 
 
-class WeightAverage:
-    """A copy of the model whose weights follow the trained ones: average ← d·average + (1−d)·weights, d = `decay`.
+class WeightAverage(ABC):
+    """A copy of the model whose weights follow the trained ones: average ← (1−s)·average + s·weights.
 
-    At the start d = (1+n)/(10+n) where that is less, n being the number of updates, so that the first weights are soon
-    forgotten (TensorFlow's ExponentialMovingAverage). Running statistics are averaged like weights: those of the newest
-    batches belong to the newest weights, and would not fit the average.
+    Running statistics are averaged like weights, as torch.optim.swa_utils.AveragedModel does with `use_buffers=True`:
+    those of the newest batches belong to the newest weights, and would not fit the average. The study `statistics`
+    measures what else they could be.
+
+    Attributes:
+        name: what follows the metric in the tag of its evaluation.
+        updates: how many weights it has taken in.
+        model: the copy.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module) -> None:
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.averages = list[torch.Tensor]()
@@ -222,16 +230,19 @@ class WeightAverage:
                 self.others.append((average, source))
 
     @property
-    def rise(self) -> int:
-        """Return how many updates it takes until d is `decay`: from n = (10·decay − 1) / (1 − decay) on."""
-        updates = (10 * self.decay - 1) / (1 - self.decay)
-        return max(0, math.ceil(updates - 1e-6))  # a product is rounded
+    @abstractmethod
+    def share(self) -> float:
+        """Return the share s of the weights that are taken in next."""
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether there is an average to be evaluated."""
+        return True
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        torch._foreach_lerp_(self.averages, self.sources, 1 - decay)
+        torch._foreach_lerp_(self.averages, self.sources, self.share)
         for average, source in self.others:
             average.copy_(source)
         self.updates += 1
@@ -244,3 +255,57 @@ class WeightAverage:
         """Go back to where `state` was taken."""
         self.updates = state["updates"]
         self.model.load_state_dict(state["model"])
+
+
+class MovingAverage(WeightAverage):
+    """An exponential average: s = 1−d with d = `decay`, or (1+n)/(10+n) where that is less, after n updates.
+
+    So the first weights are soon forgotten (TensorFlow's ExponentialMovingAverage).
+    """
+
+    name = "val_ema"
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model)
+        self.decay = decay
+
+    @property
+    def share(self) -> float:
+        return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @property
+    def rise(self) -> int:
+        """Return how many updates it takes until d is `decay`: from n = (10·decay − 1) / (1 − decay) on."""
+        updates = (10 * self.decay - 1) / (1 - self.decay)
+        return max(0, math.ceil(updates - 1e-6))  # a product is rounded
+
+
+class PlainAverage(WeightAverage):
+    """The mean of the weights after each step later than the first `skipped` ones: s = 1/k for the k-th of them.
+
+    Until then it is the weights themselves. Source: Izmailov et al. 2018, algorithm 1 (stochastic weight averaging),
+    with every step in place of the end of every cycle.
+    """
+
+    name = "val_swa"
+
+    def __init__(self, model: nn.Module, skipped: int) -> None:
+        super().__init__(model)
+        self.skipped = skipped
+
+    @property
+    def share(self) -> float:
+        return 1 / max(1, self.updates + 1 - self.skipped)
+
+    @property
+    def begun(self) -> bool:
+        return self.updates > self.skipped
+
+
+def make_average(model: nn.Module, trainer: TrainerConfig, steps: int) -> WeightAverage | None:
+    """Return the average that a run of so many steps keeps of a model's weights, if it wants one."""
+    if trainer.ema is not None:
+        return MovingAverage(model, trainer.ema)
+    if trainer.swa is not None:
+        return PlainAverage(model, math.floor(trainer.swa * steps))
+    return None
