@@ -24,7 +24,7 @@ from normbench.results.claimed import ClaimResult, Corrected, RegisteredClaim, S
 from normbench.results.luck import AT_MOST
 from normbench.results.rules import ClaimKind, ClaimRule, Verdict
 from normbench.results.statistics import holm
-from normbench.tell.claim_sentences import write_effect, write_interval, write_settling, write_suite
+from normbench.tell.claim_sentences import list_notes, write_effect, write_interval, write_settling, write_suite
 from normbench.wording import short, write_minutes
 
 pytest_plugins = ["browser_fixtures"]
@@ -311,3 +311,16 @@ class TestInBrowser:
     def test_it_prints(self, browser: Any, folder: Path) -> None:
         opened(browser, folder / "claims.html", "paper", media="print")
         assert ask(browser, "cut()") == 0
+
+
+def test_what_holds_by_less_than_matters_or_in_spite_of_harm_is_said_to() -> None:
+    def notes_of(kind: ClaimKind, mean: float) -> str:
+        claim = content("A claim", kind, 0.05)
+        return " ".join(list_notes(RegisteredClaim("tiny", claim, complete("tiny", claim, mean))))
+
+    # the standard deviation is 0.01 with ten seeds, so that an interval of 95 % reaches 0.007 to either side
+    assert "real, but smaller than 0.05" in notes_of(ClaimKind.ANY, 0.02)
+    assert "smaller than" not in notes_of(ClaimKind.ANY, 0.05)
+    assert "A harm is real, but smaller than 0.05" in notes_of(ClaimKind.AT_LEAST, -0.02)
+    assert "harm" not in notes_of(ClaimKind.AT_LEAST, -0.005)
+    assert "harm" not in notes_of(ClaimKind.AT_LEAST, 0.02)

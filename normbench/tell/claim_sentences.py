@@ -9,7 +9,7 @@ from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
 from normbench.results.luck import AT_MOST
-from normbench.results.rules import OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
+from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
 from normbench.wording import (
@@ -29,6 +29,7 @@ from normbench.wording import (
 
 NEW_RULE = "2026-11-29"  # the day from which on claims are of kind sized or any, and not larger
 SEEDS_OF_MOST = 10  # that most claims have
+DECIDED = (*IN_FAVOUR, Verdict.CONTRADICTED)  # which more seeds would not have found sooner
 SMALL = 1e-4  # an effect below it is written with an exponent
 
 
@@ -313,7 +314,9 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
     judgement, result = entry.judgement, entry.result
     if judgement and judgement.note:
         notes.append(f"{judgement.note[0].upper()}{judgement.note[1:]}.")
-    if judgement and judgement.is_underpowered:
+    if judgement:
+        notes += tell_trifle(judgement, entry.unit)
+    if judgement and judgement.is_underpowered and judgement.verdict not in DECIDED:
         power = write_power(judgement)
         seeds = f"with this spread {judgement.n} seeds would find what it says in {power} of repetitions"
         notes.append(f"Underpowered: {seeds} if {say_assumed(judgement, entry.unit)}.")
@@ -340,6 +343,19 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
     if entry.changed:
         notes.append(f"{entry.changed}. Its verdict is of the runs that were registered.")
     return notes
+
+
+def tell_trifle(judgement: ClaimedEffect, unit: str) -> list[str]:
+    """Return that a claim holds by less than matters, or in spite of a harm that is real: a sentence, or none."""
+    interval = judgement.interval
+    if judgement.verdict is not Verdict.REPRODUCED or interval is None:
+        return []
+    margin = with_unit(short(judgement.rule.margin), unit)
+    if judgement.rule.kind is ClaimKind.ANY and interval.upper < judgement.rule.margin:
+        return [f"The effect is real, but smaller than {margin}, the smallest that was registered to matter."]
+    if judgement.rule.kind is ClaimKind.AT_LEAST and interval.upper < 0:
+        return [f"A harm is real, but smaller than {margin}, the smallest that was registered to matter."]
+    return []
 
 
 def tell_unlike_rates(result: ClaimResult, unit: str) -> list[str]:
