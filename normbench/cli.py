@@ -467,6 +467,7 @@ MARGIN = "A difference that does not matter, in nats or percentage points: are a
 @flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("width", "Width of the figures: column (3.5 inches), page (7), or a number of inches.", default="column")
 @flag("metric", "Judge by this logged tag first, such as loss/val_ema or act/stream03/rms; or by best.", metavar="TAG")
+@flag("arms", "For TensorBoard: write the mean of each arm's seeds, and a band, to arms beside its runs.")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 

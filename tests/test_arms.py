@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_runs import make_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
+from normbench.cli import main
 from normbench.commands.report import report_of_sweep
 from normbench.evidence import study as studies
 from normbench.evidence.run import read_run
@@ -75,6 +77,18 @@ def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest
     assert sorted(names) == sorted(run_directories(study))
     assert {path.name for path in (study / "arms").iterdir()} == {".normbench", "layernorm", "rmsnorm"}
     assert (study / "report/report.html").exists()
+
+
+def test_a_report_writes_arms_where_they_are_wanted(study: Path) -> None:
+    words = ["report", str(study), "--out", str(study.parent / "page")]
+    assert main(words) == 0
+    assert not (study / "arms").exists()
+    assert main([*words, "--arms"]) == 0
+    written = {path.relative_to(study / "arms").parts[0] for path in study.glob("arms/*/events*")}
+    assert written == {"layernorm", "rmsnorm"}
+    assert main(words) == 0
+    runs = pd.read_csv(study.parent / "page" / "runs.csv")
+    assert len(runs) == 6, "which are those that were trained"
 
 
 def test_a_folder_of_the_user_s_own_named_arms_stays_and_one_seed_needs_no_arms(tmp_path: Path) -> None:
