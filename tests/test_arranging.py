@@ -285,6 +285,27 @@ def test_repeats_are_those_of_the_examples_that_are_used(share: float, holdout: 
     assert note.startswith(f"note: {repeats} of the {len(used)} texts of texts repeat another; ")
 
 
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("{stem} common end{number}", {"context": 2}),  # of which the end is cut
+        ("{stem} common end{number}", {"vocabulary_size": 7}),  # or is a word of no vocabulary
+    ],
+)
+def test_texts_that_a_model_cannot_tell_apart_are_told_of(
+    written: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [written.format(stem=WORDS[number % 4], number=number) for number in range(80)]
+    write_rows(tmp_path / "my.csv", rows, [number % 2 for number in range(80)])
+    data = texts(tmp_path / "my.csv", level="lowercase_word", **options)
+    judging = len(data.examples["val"])
+    assert data.describe()["val_texts_seen_in_training"] == judging
+    warning, note = data.notes()
+    assert warning.startswith(f"warning: {judging} of the {judging} texts of val are equal to some that train")
+    assert note.startswith(f"note: {judging} of these {judging} texts of val differ from those that train behind")
+    assert "val_texts_seen_in_training" not in texts(tmp_path / "my.csv", level="lowercase_word").describe()
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 1])
 @pytest.mark.parametrize("holdout", [0, 0.4])
 def test_what_was_seen_is_among_the_examples_that_are_used(share: float, holdout: float, tmp_path: Path) -> None:

@@ -202,9 +202,9 @@ def count_repeats(kinds: Iterable[Kinds]) -> int:
     return len(shared) - len(np.unique(shared))
 
 
-def count_seen(trained: Kinds, judging: Kinds) -> int:
-    """Return how many of the examples that judge are equal to one that trains; of both the kinds, as in `add_kinds`."""
-    return int(np.isin(judging[judging > 0], trained).sum())
+def find_seen(trained: Kinds, judging: Kinds) -> Bool[np.ndarray, " rows"]:
+    """Return which examples that judge are equal to one that trains; of both the kinds, as in `add_kinds`."""
+    return np.isin(judging, trained[trained > 0])
 
 
 def choose_val(classes: Int64[np.ndarray, " rows"], kinds: Kinds) -> Bool[np.ndarray, " rows"]:

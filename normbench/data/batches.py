@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from normbench.data.arranging import Kinds, Places, count_repeats, count_seen, find_alike, tell_apart
+from normbench.data.arranging import Kinds, Places, count_repeats, find_alike, find_seen, tell_apart
 from normbench.data.cache import KINDS, Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -219,11 +219,17 @@ class ContentData(Data):
         """How many examples of a split are equal to one that is trained on, for each split that has such ones."""
         counts = dict[Split, int]()
         for split in self.examples:
-            if split != "train" and self.knows_equal:
-                count = count_seen(self.kinds_at(*self.trained_places()), self.kinds_at(*self.judging_places(split)))
+            if split != "train":
+                count = int(self.find_seen(split).sum())
                 if count:
                     counts[split] = count
         return counts
+
+    def find_seen(self, split: Split) -> Bool[np.ndarray, " examples"]:
+        """Return which examples of a split are equal to one that is trained on."""
+        if not self.knows_equal:
+            return np.zeros(len(self.examples[split]), dtype=bool)
+        return find_seen(self.kinds_at(*self.trained_places()), self.kinds_at(*self.judging_places(split)))
 
     def trained_places(self) -> tuple[str, Places]:
         """Return the split of the content that holds the examples that train, and their places in it."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from normbench.data.arranging import find_kinds
 from normbench.data.batches import ContentData, generator
 from normbench.data.cache import SPLITS, Content
 from normbench.data.vocabulary import Tokens, recall
@@ -200,6 +202,28 @@ class Texts(TokenData):
         reached = self.order(0)[:batches].tolist()
         shortest = min(reached, key=lambda place: len(texts[place]))
         return self.batch("train", torch.tensor([shortest]), 0)
+
+    def find_seen(self, split: Split) -> Bool[np.ndarray, " examples"]:
+        """Return which texts of a split are to the model one that it is trained on: in whole, or in what it reads."""
+        return super().find_seen(split) | self.find_read(split)
+
+    def find_read(self, split: Split) -> Bool[np.ndarray, " examples"]:
+        """Return which texts of a split have the tokens of one that is trained on, as far as the model reads both."""
+        trained = self.examples["train"]
+        cut = (text[: self.train_length] for text in trained)
+        kinds = find_kinds(text[: self.context].long().numpy() for text in chain(cut, self.examples[split]))
+        return np.isin(kinds[len(trained) :], kinds[: len(trained)])
+
+    def notes(self) -> list[str]:
+        lines = super().notes()
+        for split, count in self.seen.items():
+            added = count - int(super().find_seen(split).sum())
+            if added:
+                where = f"behind the first {self.context:,} tokens (model.context), or in words out of the vocabulary"
+                lines.append(
+                    f"note: {added:,} of these {count:,} texts of {split} differ from those that train {where}"
+                )
+        return lines
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `cut` counts texts longer than the context, `empty` those without a token."""
