@@ -15,13 +15,22 @@ import claim_documents
 import pandas as pd
 import pytest
 from conftest import draw_for_pages_alone
-from made_claims import claims_and_digests, complete
+from made_claims import claims_and_digests, complete, content
 from support import REPOSITORY
 from test_claims import read_one, write_claim, write_rows
 from test_damage import damaged
 
 from normbench.claims.claim import read_claims
-from normbench.claims.files import find_other_rule, load_result, name_of_place, read_results, write_result
+from normbench.claims.files import (
+    effects_again,
+    find_faults,
+    find_other_rule,
+    load_result,
+    name_of_place,
+    read_results,
+    write_result,
+)
+from normbench.claims.measuring import Measured
 from normbench.claims.page import write_page
 from normbench.claims.registering import register
 from normbench.claims.registration import SCHEME
@@ -31,6 +40,8 @@ from normbench.claims.verify import list_not_compared, verify
 from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
+from normbench.results.effects import ArmValue
+from normbench.results.rules import ClaimKind
 from normbench.studies.study import read_journal, write_journal
 
 EFFECTS = (0.21, 0.2, 0.25)
@@ -383,3 +394,26 @@ def test_a_journal_of_before_digests_goes_on(tmp_path: Path) -> None:
     assert again.rows == {**found.rows, "c": [{"loss": 2.0}]} and again.notes == []
     path.write_bytes(path.read_bytes().replace(b"1.0", b"1.5"))
     assert [*read_journal(path).rows] == ["b", "c"], "from now on a change of them is told"
+
+
+def test_values_of_an_arm_that_has_several_at_a_seed_are_kept_and_give_the_effect_again() -> None:
+    measured = Measured()
+    for seed in (0, 1, 2):
+        for depth in (2, 4, 8):
+            keys = {"model.depth": str(depth), "norm": "rmsnorm", "ms": str(depth + seed)}  # ms: measured as well
+            measured.add("one", [ArmValue(seed, keys, seed + 0.5 * depth)])
+        measured.add("two", [ArmValue(seed, {}, 1.0)])
+    cells = measured.cells(["ms"])
+    assert [dict(cell.keys) for cell in cells] == [{"model.depth": depth} for depth in ("2", "4", "8")]
+    assert cells[1].values == {0: 2.0, 1: 3.0, 2: 4.0}
+    assert measured.cells() == ()  # with that column no place has all seeds
+    claim = content("A claim", ClaimKind.ANY, 0.02, effect="slope(one, model.depth) - 0 * two", seeds=[3])
+    values = dict.fromkeys((0, 1, 2), 0.5)
+    result = complete("tiny", claim, 0.5, values=values, arms=measured.values_by_arm(), cells=cells)
+    assert effects_again(result) == pytest.approx(values)
+    assert not list(find_faults(result))
+    changed = replace(cells[0], values={**cells[0].values, 1: 7.0})
+    (fault,) = find_faults(replace(result, cells=(changed, *cells[1:])))
+    assert fault == "values.1 is −0.214286, and not 0.5"  # of a line through 7, 3 and 5 at 2, 4 and 8
+    fewer = replace(cells[0], values={0: 1.0})
+    assert "a cell of one has other seeds than values" in list(find_faults(replace(result, cells=(fewer, *cells[1:]))))

@@ -243,7 +243,7 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
         yield f"minutes is {show_value(result.minutes)}"
     if result.date and not re.fullmatch(r"\d{4}-\d\d-\d\d", result.date):
         yield f"date is {show_value(result.date)}, which is not a date"
-    counted = {*result.lost, *(result.unreached or {}), *result.arms}
+    counted = {*result.lost, *(result.unreached or {}), *result.arms, *(cell.arm for cell in result.cells)}
     for arm in sorted(counted - {*result.claim.get("arms", ())}):
         yield f"{arm} is not an arm of the claim"
     for arm, number in (result.unreached or {}).items():
@@ -265,6 +265,9 @@ def find_faults(result: ClaimResult) -> Iterator[str]:
     for arm, measured in result.arms.items():
         if result.judgement and {*measured} != {*result.values}:
             yield f"arms.{arm} has other seeds than values"
+    for cell in result.cells:
+        if result.judgement and not {*result.values} <= {*cell.values}:
+            yield f"a cell of {cell.arm} has other seeds than values"
     if result.judgement is None:
         return
     if is_changed(result.machine.get("commit")):
@@ -293,17 +296,19 @@ def find_other_rule(result: ClaimResult, claim: Mapping[str, Any]) -> list[str]:
 
 
 def effects_again(result: ClaimResult) -> Mapping[int, float]:
-    """Return the effect by seed from the arms' values; as it is where it rests on more than a value for each arm."""
+    """Return the effect by seed from what was measured of the arms; as it is where it rests on more, such as steps."""
     claim = result.claim
     effect = parse_effect(claim["effect"], [*claim["arms"]])
-    if not {*claim["arms"]} <= {*result.arms}:
+    points: dict[str, list[ArmValue]] = {arm: [] for arm in claim["arms"]}
+    for arm, values in result.arms.items():
+        points[arm] += [ArmValue(seed, {}, value) for seed, value in values.items()]
+    for cell in result.cells:
+        points[cell.arm] += [ArmValue(seed, cell.keys, value) for seed, value in cell.values.items()]
+    if not all(points.values()):
         return result.values
-    points = {}
-    for arm in claim["arms"]:
-        points[arm] = [ArmValue(seed, {}, result.arms[arm][seed]) for seed in result.values]
     try:
         return effect.of(points).values
-    except EffectError:  # it is over steps, or over keys
+    except EffectError:  # it is over steps, or over keys that were not noted
         return result.values
 
 

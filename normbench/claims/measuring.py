@@ -24,8 +24,8 @@ from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
 from normbench.record.files import read_form
 from normbench.record.forms import CHOICE_FILE, DIGESTS
-from normbench.results.claimed import Tuning
-from normbench.results.effects import ArmValue, Descent, EffectError, Operation
+from normbench.results.claimed import ArmCell, Tuning
+from normbench.results.effects import ArmValue, Descent, EffectError, Operation, differing_keys
 from normbench.results.search import RateChoice, read_choice
 from normbench.results.worth import Worth, fall_of, worth_of
 from normbench.settings import drop_keys, either, show
@@ -33,6 +33,7 @@ from normbench.show.studied import STUDY_FILE
 from normbench.sweep.folder import Entry
 from normbench.sweep.words import settings_in
 
+MOST_IN_CELLS = 2_000  # values of an arm, beyond which a result does not list them
 ROUND = "round"  # the column of repeated measurements within a process, of which the median counts
 WILDCARD = re.compile(r"\{(\w+)\}")  # in a measure: the numbers that may stand there are a key of this name
 
@@ -107,6 +108,29 @@ class Measured:
             if len(by_seed) == len(points):
                 by_arm[arm] = dict(sorted(by_seed.items()))
         return by_arm
+
+    def cells(self, measured_columns: Sequence[str] = ()) -> tuple[ArmCell, ...]:
+        """Return the measure of arms that have several values at a seed, by what tells these apart.
+
+        Nothing of an arm with thousands of them, or where a place has two at one seed, or none.
+
+        Args:
+            measured_columns: columns that hold what was measured, and tell no rows apart.
+        """
+        cells: list[ArmCell] = []
+        for arm in self.points.keys() - self.values_by_arm().keys():
+            points = self.points[arm]
+            if len(points) > MOST_IN_CELLS:
+                continue
+            telling = [key for key in differing_keys(points) if key not in measured_columns]
+            values = defaultdict[tuple[str, ...], dict[int, float]](dict)
+            for point in points:
+                values[tuple(point.keys.get(key, "") for key in telling)][point.seed] = point.value
+            if len(points) != len(values) * len(self.seeds_of(arm)):
+                continue
+            for place, by_seed in values.items():
+                cells.append(ArmCell(arm, dict(zip(telling, place, strict=True)), dict(sorted(by_seed.items()))))
+        return tuple(sorted(cells, key=lambda cell: (cell.arm, [*cell.keys.items()])))
 
 
 def effects_of(claim: Claim, measured: Measured, seeds: Sequence[int]) -> dict[int, float]:

@@ -352,6 +352,7 @@ class ClaimRun(ClaimStanding):
             result,
             values=values,
             arms=measured.values_by_arm(),
+            cells=measured.cells(self.measured_columns),
             lost={arm: number for arm, number in measured.lost.items() if number},
             unreached=dict(measured.unreached),
             minutes=round(self.read_note().minutes, 2),
@@ -375,6 +376,12 @@ class ClaimRun(ClaimStanding):
             reason = f"its runs were made with uncommitted changes of normbench's code or conf ({changed[0]})"
             return replace(result, status=Status.UNCOMMITTED, reason=f"{reason}, which gives no verdict: {self.cure}")
         return replace(result, status=Status.COMPLETE)
+
+    @property
+    def measured_columns(self) -> Sequence[str]:
+        """Return the columns of its study that hold what was measured; none of runs."""
+        kind = study_of(self.owner)
+        return list(kind.columns) if kind else []
 
     @property
     def cure(self) -> str:

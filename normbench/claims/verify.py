@@ -72,7 +72,7 @@ def list_not_compared(scheme: int) -> dict[str, str]:
 
 
 BY_RUNS = "by its runs "  # begins what is told of a value that runs give otherwise
-LATER_FIELDS = ("unreached", "worth", "tuning", "commits")  # which results of before 2026-11-28 to 30 lack
+LATER_FIELDS = ("unreached", "worth", "tuning", "commits", "cells")  # which results of before 2026-11-28 to 30 lack
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,21 @@ class PairedSpread:
 
 
 @dataclass(frozen=True)
+class ArmCell:
+    """What was measured of an arm at one place, where it has several values at each seed: a depth, a batch size.
+
+    Attributes:
+        arm: its name in the claim.
+        keys: settings or columns, with their values, that tell it from the arm's other cells.
+        values: of the measure, by seed.
+    """
+
+    arm: str
+    keys: Mapping[str, str]
+    values: BySeed
+
+
+@dataclass(frozen=True)
 class Tuning:
     """How the learning rates of the runs of an arm of a claim were chosen.
 
@@ -288,6 +303,8 @@ class ClaimResult:
         claim: the claim as it was then: key and value of its YAML, the defaults included.
         values: the effect by seed, in the claim's unit.
         arms: what was measured, by arm and seed, where that is one number.
+        cells: the same of arms that have several values at a seed, where these are not thousands; empty where that was
+            not noted.
         lost: how many runs were lost, by arm: those counted with the loss at initialization.
         unreached: at how many seeds an arm never comes down to the loss of its reference in `steps`, by arm: those
             counted with the length of the run; None where that was not noted.
@@ -324,6 +341,7 @@ class ClaimResult:
     worth: Worth | None = None
     tuning: tuple[Tuning, ...] | None = None
     commits: tuple[str, ...] = ()
+    cells: tuple[ArmCell, ...] = ()
 
     @cached_property
     def judgement(self) -> ClaimedEffect | None:
