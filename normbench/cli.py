@@ -586,6 +586,35 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
 
 
 @cli.command()
+@click.argument("name", required=False, metavar="[FAMILY]", shell_complete=later("completion", "complete_families"))
+@flag("check", "Measure again here, and tell what the installed versions changed; exit status 1 if they did.")
+@flag("markdown", "Print Markdown, as in docs/atlas.md.")
+@flag(
+    "out",
+    "Measure all families that are installed, and write them to FILE, as docs/atlas.json.",
+    type=click.Path(),
+    metavar="FILE",
+)
+def atlas(name: str | None, check: bool, markdown: bool, out: str | None) -> int:
+    """Tell what norms the models of other libraries really have.
+
+    Shows what was measured of families of models of transformers, timm and torchvision: which norms there are, their
+    eps and its place, in which order they cast, how gamma enters and starts, where they stand, whether queries and keys
+    have some, which settings they follow, and what folds. docs/atlas.md has it by question. FAMILY is one of them, such
+    as hf/llama or llama; without it all are listed, a line each.
+
+    \b
+    Examples:
+      normbench atlas
+      normbench atlas hf/gemma2
+      normbench atlas hf/gemma2 --check
+    """
+    from normbench.commands.atlas import atlas as show_atlas
+
+    return show_atlas(name, check, markdown, None if out is None else Path(out))
+
+
+@cli.command()
 @flag("json", "Print the same as JSON.")
 def doctor(json: bool) -> int:
     """Say what is wrong with this installation and machine, and how to fix it.

@@ -236,7 +236,7 @@ def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_dir
     source, installed = tmp_path / "source", tmp_path / "installed"
     for name in ("normbench", "conf", "docs/claims"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "docs/atlas.json"):
         shutil.copy(REPOSITORY / name, source / name)
     build = f"'{sys.executable}' -m pip wheel --no-deps --no-build-isolation -w . ./source"
     subprocess.run(build, shell=True, check=True, capture_output=True, cwd=tmp_path)
@@ -249,6 +249,7 @@ def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_dir
     published = {f"normbench/published/{path.name}" for path in (REPOSITORY / "docs" / "claims").glob("*.json")}
     registered = {f"normbench/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "conf").rglob("*.json")}
     assert all((code, yamls, published, registered)) and held >= code | yamls | published | registered
+    assert "normbench/atlas/atlas.json" in held
     assert all(name.startswith("normbench/") for name in held)
     line, environment = [sys.executable, "-m", "normbench", "list"], {**os.environ, "PYTHONPATH": str(installed)}
     outcome = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -14,6 +14,7 @@ from types import NoneType
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
+from normbench.atlas.page import read_published
 from normbench.config.groups import chosen_options, find_own_classes, option_settings, options, other_names
 from normbench.config.rules import group_of, is_rule, words_for
 from normbench.config.schema import KEYS, SWAP_KEYS
@@ -161,6 +162,12 @@ def complete_names(context: Context, parameter: Parameter, current: str) -> list
         for name in listed.split(", "):
             others[name] = f"{option}: {known[option]}"
     return offer(others, current)
+
+
+def complete_families(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
+    """Complete the name of a family of the atlas."""
+    families = read_published()["families"]
+    return offer({name: row["placement"] for name, row in families.items()}, current)
 
 
 def complete_claims(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:

@@ -1,0 +1,1 @@
+"""What norms the models of other libraries really have: each family is built tiny, and its norms are measured."""

@@ -1,0 +1,651 @@
+"""What stands where in a whole model of another library, measured by what changes when a norm or a branch is held.
+
+A pass is made with two samples that differ. What gives both of them the first one's output is held: what depends on the
+sample behind it shows what went around it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from normbench.atlas.behaviour import Behaviour, Probe, measure
+from normbench.errors import UsageError
+from normbench.hosts.adapters import may_be_norm, qualified_name
+from normbench.hosts.exact import to_rms
+from normbench.hosts.finding import Findings, Found, find
+from normbench.hosts.sites import SHORTCUT, HostBlock, has_map
+from normbench.hosts.tape import evaluating, look_at, tensors_in, without_fast_path
+
+CallModel = Callable[[nn.Module], object]
+
+SAME = 1e-5  # relative, of two outputs in float32 that are alike
+MOST_TRIED = 4  # of blocks with the same norms, of which some have a residual and others change the size
+FOLDS = 1e-4  # relative, of an output whose γ is in another weight: some models compute in float32 alone
+SKIPPED = 6  # positions at the start that short convolutions see otherwise than those behind
+HEADS = ("q", "k", "qk", "kq", "qv", "kv", "qkv", "v")  # what a slot inside of attention begins with
+MOST_LAYER_NORMS = 40  # of a model whose mean is taken out, which is slow
+
+
+# ---- one pass, with something held
+
+
+@contextmanager
+def hooked(model: nn.Module) -> Iterator[ExitStack]:
+    """Run passes in evaluation mode without gradients and fused layers; hooks that the stack is given go at the end."""
+    with ExitStack() as stack:
+        for context in (evaluating(model), without_fast_path(), torch.no_grad()):
+            stack.enter_context(context)
+        yield stack
+
+
+def hold(value: Any, keep_first: bool = False) -> Any:
+    """Return tensors in which both samples have what the first one has; keep_first: but for the first tensor."""
+    is_kept = keep_first
+
+    def hold_one(item: Any) -> Any:
+        nonlocal is_kept
+        if not isinstance(item, Tensor) or not item.is_floating_point() or item.ndim == 0 or item.shape[0] % 2:
+            return item
+        if is_kept:
+            is_kept = False
+            return item
+        half = item.shape[0] // 2
+        return torch.cat([item[:half], item[:half]])
+
+    return tree_map(hold_one, value)
+
+
+def depends_around(model: nn.Module, call: CallModel, held: Iterable[nn.Module], block: nn.Module) -> bool | None:
+    """Tell whether a block's output depends on the sample by a way around some modules; None where it has no tensor."""
+    seen: list[Tensor] = []
+
+    def hold_output(module: nn.Module, given: Any, output: Any) -> Any:
+        return hold(output)
+
+    def hold_context(module: nn.Module, given: Any, named: Any) -> Any:
+        return hold((given, named), keep_first=True)
+
+    def see(module: nn.Module, given: Any, output: Any) -> None:
+        seen.extend(list(tensors_in(output))[:1])
+
+    with hooked(model) as stack:
+        for module in held:
+            stack.callback(module.register_forward_hook(hold_output).remove)
+        stack.callback(block.register_forward_pre_hook(hold_context, with_kwargs=True).remove)
+        stack.callback(block.register_forward_hook(see).remove)
+        call(model)
+    if not seen or seen[0].shape[0] % 2:
+        return None
+    first, second = seen[0].float().chunk(2)
+    return not torch.allclose(first, second, rtol=SAME, atol=SAME * float(first.abs().max()))
+
+
+def input_of(model: nn.Module, call: CallModel, watched: nn.Module, emptied: Iterable[nn.Module]) -> Tensor | None:
+    """Return the first tensor of floating point that a module is given, where others give zeros."""
+    seen: list[Tensor] = []
+
+    def zero(item: Any) -> Any:
+        return torch.zeros_like(item) if isinstance(item, Tensor) and item.is_floating_point() else item
+
+    def empty_output(module: nn.Module, given: Any, output: Any) -> Any:
+        return tree_map(zero, output)
+
+    def see(module: nn.Module, given: Any, named: Any) -> None:
+        for tensor in tensors_in((given, named)):
+            if tensor.is_floating_point():
+                seen.append(tensor.clone())
+                return
+
+    with hooked(model) as stack:
+        for module in emptied:
+            stack.callback(module.register_forward_hook(empty_output).remove)
+        stack.callback(watched.register_forward_pre_hook(see, with_kwargs=True).remove)
+        call(model)
+    return seen[0] if seen else None
+
+
+# ---- placement
+
+
+def modules_of(branch: nn.Module) -> list[nn.Module]:
+    """Return the module of a branch, or those that it is a list of."""
+    return list(branch) if isinstance(branch, nn.ModuleList) else [branch]
+
+
+def maps_of(block: nn.Module) -> Iterator[nn.Module]:
+    """Give the innermost modules of a block that have a matrix or a kernel, but for those of a learned shortcut."""
+    for path, module in block.named_modules():
+        is_innermost = not any(has_map(child) for child in module.children())
+        if is_innermost and has_map(module) and not SHORTCUT.search(path):
+            yield module
+
+
+def has_skip(model: nn.Module, call: CallModel, block: HostBlock) -> bool:
+    """Tell whether a block's input reaches its output by a way around all of its maps."""
+    return bool(depends_around(model, call, list(maps_of(block.module)), block.module))
+
+
+def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Collection[Found]) -> dict[str, str]:
+    """Return the word for the placement of each branch of a block, and `together` where they stand side by side.
+
+    Args:
+        model: the model.
+        call: runs one pass.
+        block: of it.
+        norms: those that stand in the block.
+    """
+    around = [found for found in norms if found.site.slot in ("in", "out")]
+    before = defaultdict[str, int](int)
+    after = defaultdict[str, int](int)
+    carrying = defaultdict[str, int](int)
+    for found in around:
+        roles = (found.site.role, *found.site.also)
+        if depends_around(model, call, [found.module], block.module) is False:
+            carrying[found.site.role] += 1
+        elif found.site.slot == "in":
+            for role in roles:
+                before[role] += 1
+        else:
+            after[found.site.role] += 1
+    is_residual = has_skip(model, call, block)
+    words: dict[str, str] = {}
+    for name in block.branches:
+        role = name.partition(".")[0]
+        word = word_for(before[role], after[role], carrying[role], is_residual)
+        has_inside = any(found.site.role == role for found in norms)
+        words[name] = "inside" if word == "none" and has_inside else word
+    if stand_side_by_side(model, call, block):
+        words["together"] = "parallel"
+    return words
+
+
+def word_for(before: int, after: int, carrying: int, is_residual: bool) -> str:
+    """Return the word for a placement, by how many norms stand before and behind a branch and carry the stream."""
+    if not is_residual:
+        return "no residual" if before + after + carrying else "none"
+    if carrying:
+        return "post" if not before else "pre and post"
+    if before and after:
+        return "sandwich"
+    if before:
+        return "pre"
+    return "post_inside" if after else "none"
+
+
+def stand_side_by_side(model: nn.Module, call: CallModel, block: HostBlock) -> bool:
+    """Tell whether attention and the MLP of a block read the same stream: neither sees what the other gives."""
+    names = [name for name in ("attention", "mlp") if name in block.branches]
+    if len(names) < 2:
+        return False
+    attention, mlp = (modules_of(block.branches[name]) for name in names)
+    for one, other in ((attention, mlp), (mlp, attention)):
+        with_it = input_of(model, call, other[0], [])
+        without_it = input_of(model, call, other[0], one)
+        if with_it is None or without_it is None or not torch.allclose(with_it, without_it, rtol=SAME, atol=SAME):
+            return False
+    return True
+
+
+def place_model(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, int]:
+    """Return how many branches have each placement, by word; of blocks with the same norms one is tried."""
+    by_path = {found.path: found for found in findings.found}
+    alike: dict[tuple[Any, ...], list[tuple[HostBlock, list[Found]]]] = defaultdict(list)
+    for block in findings.blocks:
+        norms = [found for path, found in by_path.items() if path.startswith(f"{block.path}.")]
+        form = [(found.site.role, found.site.slot, qualified_name(found.module)) for found in norms]
+        key = (type(block.module), block.side, tuple(block.branches), *form)
+        alike[key].append((block, norms))
+    counts = Counter[str]()
+    for blocks in alike.values():
+        block, norms = next(
+            (one for one in blocks[: -1 - MOST_TRIED : -1] if has_skip(model, call, one[0])), blocks[-1]
+        )
+        words = place_block(model, call, block, norms)
+        together = words.pop("together", "")
+        for name, word in words.items():
+            role = name.partition(".")[0]
+            phrase = f"{role}: {word}"
+            if together and role in ("attention", "mlp"):
+                phrase += ", parallel"
+            counts[phrase] += len(blocks)
+    return dict(counts)
+
+
+def say_placement(counts: Mapping[str, int]) -> str:
+    """Return one word where all branches have the same placement, else a phrase for each."""
+    words = dict.fromkeys(phrase.partition(": ")[2] for phrase in counts)
+    if len(words) == 1:
+        (word,) = words
+        return "parallel" if word == "pre, parallel" else word
+    shown = []
+    for word in words:
+        roles = dict.fromkeys(phrase.partition(": ")[0] for phrase in counts if phrase.endswith(f": {word}"))
+        shown.append(f"{word} ({', '.join(roles)})")
+    return "; ".join(shown)
+
+
+# ---- queries and keys
+
+
+class Scores(TorchFunctionMode):
+    """Keeps the queries that attention reads."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.queries: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            self.queries.append((args or tuple((kwargs or {}).values()))[0])
+        elif name in ("matmul", "bmm", "einsum", "__matmul__", "baddbmm") and isinstance(result, Tensor):
+            is_of_scores = result.ndim > 2 and result.shape[-2:] == (self.length, self.length)
+            operands = [arg for arg in args if isinstance(arg, Tensor)]
+            if is_of_scores and operands:
+                self.queries.append(operands[0])
+        return result
+
+
+def differs_by_position(x: Tensor, length: int) -> bool | None:
+    """Tell whether a tensor is another at each position; None where no axis is that of the positions."""
+    axes = [axis for axis in range(1, x.ndim) if x.shape[axis] == length]
+    if not axes:
+        return None
+    steps = x.float().movedim(axes[0], 0)[SKIPPED:]
+    return not torch.allclose(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-4 * float(steps.abs().max()))
+
+
+def order_of_rotary(model: nn.Module, call_alike: CallModel, length: int, norm: nn.Module, block: nn.Module) -> str:
+    """Return whether a norm of queries stands before or after they are turned by position.
+
+    All tokens are the same, so that nothing differs by position before something turns it.
+
+    Args:
+        model: the model.
+        call_alike: calls it with one token at all positions.
+        length: how many there are.
+        norm: of queries, or of queries and keys.
+        block: in which it stands.
+    """
+    given: list[Tensor] = []
+    entered: list[Tensor] = []
+    scores = Scores(length)
+
+    def see(kept: list[Tensor]) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            kept.extend(list(tensors_in((args, kwargs)))[:1])
+
+        return keep
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        scores.queries.clear()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        found.extend(scores.queries)
+
+    found: list[Tensor] = []
+    with hooked(model) as stack:
+        stack.callback(norm.register_forward_pre_hook(see(given), with_kwargs=True).remove)
+        stack.callback(block.register_forward_pre_hook(see(entered), with_kwargs=True).remove)
+        stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        stack.callback(block.register_forward_hook(end).remove)
+        stack.enter_context(scores)
+        call_alike(model)
+    before_block = differs_by_position(entered[0], length) if entered else None
+    before_norm = differs_by_position(given[0], length) if given else None
+    if before_block is not False or before_norm is None:
+        return "not told"
+    if before_norm:
+        return "after rotary"
+    turned = [differs_by_position(query, length) for query in found]
+    if not turned:
+        return "not told"
+    return "before rotary" if any(turned) else "no rotary"
+
+
+def describe_heads(model: nn.Module, findings: Findings, call_alike: CallModel | None, length: int) -> tuple[str, str]:
+    """Return what norms queries and keys have, and what norms values have; empty where they have none."""
+    phrases: dict[str, None] = {}
+    values: dict[str, None] = {}
+    for found in findings.found:
+        letters, _, rest = found.site.slot.partition("_")
+        if found.site.role not in ("attention", "cross") or letters not in HEADS:
+            continue
+        extent = {"all": "all heads together", "latent": "latent"}.get(rest, "per head")
+        if "v" in letters and rest != "latent":
+            values[f"{letters}, {extent}"] = None
+        if not set(letters) & {"q", "k"}:
+            continue
+        phrase = f"{letters} {extent}"
+        block = next((block for block in findings.blocks if found.path.startswith(f"{block.path}.")), None)
+        if call_alike is not None and block is not None and rest != "latent" and "q" in letters:
+            order = order_of_rotary(model, call_alike, length, found.module, block.module)
+            phrase += f", {order}" if order != "not told" else ""
+        phrases[phrase] = None
+    return "; ".join(phrases), "; ".join(values)
+
+
+# ---- what folds
+
+
+def count_folds(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, Any]:
+    """Return into which weights the γ of norms can go without a change, tried on a copy: `next`, or why `kept`.
+
+    One norm of each kind of place is tried: its γ are drawn, multiplied into the weights of the linear maps that read
+    its output, and set to 1.
+    """
+    done = Counter[str]()
+    kept = Counter[str]()
+    places: dict[str, list[Found]] = defaultdict(list)
+    for found in findings.found:
+        places[f"{place_of(found)} {qualified_name(found.module)}"].append(found)
+    for alike in places.values():
+        found = alike[0]
+        gain = found.adapter.read_gain(found.module)
+        if gain is None:
+            continue
+        fold = fold_statistics if found.adapter.running else fold_gain
+        if fold(model, call, found):
+            done[place_of(found)] += len(alike)
+        else:
+            kept[place_of(found)] += len(alike)
+    return {"folds": dict(done), "kept": dict(kept)}
+
+
+def place_of(found: Found) -> str:
+    """Return the role and slot of a norm's site, in words."""
+    return f"{found.site.side} {found.site.role} {found.site.slot}".strip().replace("  ", " ")
+
+
+@torch.no_grad()
+def fold_gain(model: nn.Module, call: CallModel, found: Found) -> bool:
+    """Tell whether a model computes the same once a norm's γ is in the weights of the linear maps that read it."""
+    trial = copy.deepcopy(model)
+    norm = trial.get_submodule(found.path)
+    weight = norm.get_parameter(found.adapter.gain)
+    generator = torch.Generator().manual_seed(3)
+    vector = 1.0 + 0.5 * torch.rand(found.features, generator=generator)
+    weight.copy_((vector - found.adapter.offset).view(weight.shape))
+    if found.adapter.read_shift(norm) is not None:
+        norm.get_parameter(found.adapter.shift).zero_()  # it goes into a bias
+    given: dict[Any, None] = {}
+    readers: dict[nn.Module, None] = {}
+
+    def note_output(module: nn.Module, args: Any, output: Any) -> None:
+        given[look_at(next(tensors_in(output))).key] = None
+
+    def note_reader(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if any(look_at(tensor).key in given for tensor in tensors_in((args, kwargs))):
+            readers[module] = None
+
+    with hooked(trial) as stack:
+        stack.callback(norm.register_forward_hook(note_output).remove)
+        for module in trial.modules():
+            if input_axis(module) is not None:
+                stack.callback(module.register_forward_pre_hook(note_reader, with_kwargs=True).remove)
+        before = first_output(call(trial))
+        if not readers:
+            return False
+        for reader in readers:
+            matrix = reader.get_parameter("weight")
+            axis = input_axis(reader)
+            assert axis is not None
+            if matrix.shape[axis] != found.features:
+                return False
+            view = [1] * matrix.ndim
+            view[axis] = found.features
+            reader.weight = nn.Parameter(matrix * vector.view(view))  # its own, where it was tied
+        weight.fill_(1.0 - found.adapter.offset)
+        after = first_output(call(trial))
+    return torch.allclose(before, after, rtol=FOLDS, atol=FOLDS * float(before.abs().max()))
+
+
+@torch.no_grad()
+def fold_statistics(model: nn.Module, call: CallModel, found: Found) -> bool:
+    """Tell whether a model computes the same once a BatchNorm is in the convolution or linear map before it."""
+    trial = copy.deepcopy(model)
+    norm: Any = trial.get_submodule(found.path)
+    makers: dict[Any, Any] = {}
+    before_norm: list[Any] = []
+
+    def note_maker(module: nn.Module, args: Any, output: Any) -> None:
+        makers[look_at(output).key] = module
+
+    def note_input(module: nn.Module, args: Any) -> None:
+        before_norm.append(makers.get(look_at(args[0]).key))
+
+    with hooked(trial) as stack:
+        stack.callback(norm.register_forward_pre_hook(note_input).remove)
+        for module in trial.modules():
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+                stack.callback(module.register_forward_hook(note_maker).remove)
+        before = first_output(call(trial))
+        layer = before_norm[0] if before_norm else None
+        if layer is None or norm.running_var is None or layer.weight.shape[0] != found.features:
+            return False
+        gain = 1.0 if norm.weight is None else norm.weight
+        shift = 0.0 if norm.bias is None else norm.bias
+        scale = gain * torch.rsqrt(norm.running_var + norm.eps)
+        bias = 0.0 if layer.bias is None else layer.bias
+        layer.bias = nn.Parameter((bias - norm.running_mean) * scale + shift)
+        layer.weight = nn.Parameter(layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)))
+        norm.running_mean.zero_()
+        norm.running_var.fill_(1.0 - norm.eps)
+        for vector, value in ((norm.weight, 1.0), (norm.bias, 0.0)):
+            if vector is not None:
+                vector.fill_(value)
+        after = first_output(call(trial))
+    return torch.allclose(before, after, rtol=FOLDS, atol=FOLDS * float(before.abs().max()))
+
+
+def input_axis(module: nn.Module) -> int | None:
+    """Return the axis of a linear map's weight that its input has; None of other modules."""
+    name = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return 1
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1:
+        return 1
+    return 0 if name == "Conv1D" and qualified_name(module).startswith("transformers.") else None
+
+
+def first_output(output: Any) -> Tensor:
+    """Return the first tensor of floating point of what a model gives."""
+    for tensor in tensors_in(output):
+        if tensor.is_floating_point():
+            return tensor.clone()
+    raise UsageError("the model gives no numbers")
+
+
+def count_exact(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, Any]:
+    """Return how many LayerNorms can become RMSNorms without a change, and why others cannot."""
+    layer_norms = [found for found in findings.found if found.adapter.formula == "layernorm"]
+    if not layer_norms:
+        return {}
+    if len(layer_norms) > MOST_LAYER_NORMS:
+        return {"of": len(layer_norms), "why": {"too many to try": len(layer_norms)}}
+    try:
+        exact = to_rms(model, call)
+    except UsageError as error:
+        return {"of": len(layer_norms), "why": {shorten(str(error)): len(layer_norms)}}
+    reasons = Counter(shorten(reason) for reason in exact.refused.values())
+    written_out = len(layer_norms) - len(exact.norms) - len(exact.refused)
+    if written_out > 0:
+        reasons["they are not computed by torch's operator"] = written_out
+    return {"of": len(layer_norms), "become": len(exact.norms), "why": dict(reasons.most_common(3))}
+
+
+def shorten(reason: str) -> str:
+    """Return a reason without the names of what stands in one place of the model alone."""
+    without_path = re.sub(r"^\S+\.\S+, a norm,", "a norm", reason)
+    return re.split(r": | \(", without_path)[0]
+
+
+# ---- all norms of a model
+
+
+def look_at_calls(model: nn.Module, call: CallModel) -> dict[nn.Module, list[tuple[int, ...]]]:
+    """Return the shape of the first tensor of each call of what may be a norm."""
+    calls: dict[nn.Module, list[tuple[int, ...]]] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
+        if shapes:
+            calls.setdefault(module, []).append(shapes[0])
+
+    with hooked(model) as stack:
+        for path, module in model.named_modules():
+            if path and may_be_norm(module):
+                stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        call(model)
+    return calls
+
+
+def settings_of(norm: nn.Module) -> tuple[Any, ...]:
+    """Return what norms have in common that are measured once: class, plain attributes, shapes of tensors."""
+    plain = []
+    for name, value in sorted(vars(norm).items()):
+        if isinstance(value, int | float | str | bool | None) and name != "training":
+            plain.append((name, value))
+    tensors = [(name, tuple(tensor.shape)) for name, tensor in [*norm.named_parameters(), *norm.named_buffers()]]
+    return (type(norm), *plain, *tensors)
+
+
+def measure_norms(model: nn.Module, call: CallModel, findings: Findings, has_low: bool) -> list[dict[str, Any]]:
+    """Return the norms of a model that are called, those together that do the same, with where they stand."""
+    by_module = {found.module: found for found in findings.found}
+    left = {one.path: one.reason for one in findings.left}
+    paths = {module: path for path, module in model.named_modules()}
+    known: dict[Any, Behaviour] = {}
+    groups: dict[Any, dict[str, Any]] = {}
+    for norm, shapes in look_at_calls(model, call).items():
+        found = by_module.get(norm)
+        axis = found.adapter.axis if found else guess_axis(norm, shapes[0])
+        key = (*settings_of(norm), len(shapes[0]), shapes[0][axis])
+        if key not in known:
+            acts = found is not None and found.adapter.acts
+            known[key] = measure_or_say(norm, shapes[0], axis, acts, has_low)
+        behaviour = known[key]
+        where = place_of(found) if found else paths[norm].rpartition(".")[2]
+        name = type(norm).__name__
+        group = groups.setdefault(
+            (name, behaviour),
+            {"class": name, "count": 0, "where": Counter(), "start": Counter(), **asdict(behaviour)},
+        )
+        group["count"] += 1
+        group["where"][where] += 1
+        group["start"][start_of(norm, shapes[0], axis, behaviour.gain)] += 1
+        if len(shapes) > 1:
+            group["calls"] = max(group.get("calls", 1), len(shapes))
+        if found and found.site.also:
+            group["serves"] = [found.site.role, *found.site.also]
+        if not found:
+            group["left"] = left.get(paths[norm], "")
+    rows = []
+    for group in groups.values():
+        group |= {"where": dict(group["where"]), "start": dict(group["start"])}
+        rows.append({name: value for name, value in group.items() if value not in (None, "", False)})
+    return rows
+
+
+def measure_or_say(norm: nn.Module, shape: tuple[int, ...], axis: int, acts: bool, has_low: bool) -> Behaviour:
+    """Return what a norm does; where it cannot be fed with one tensor, that."""
+    try:
+        return measure(norm, shape, axis, int(getattr(norm, "num_groups", 0)), acts, has_low)
+    except Exception as error:  # of another library's code, which may raise anything
+        return Behaviour(f"not measured ({type(error).__name__})")
+
+
+def guess_axis(norm: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the axis of the features of an input, by the size of the norm's vectors."""
+    sizes = {tensor.numel() for tensor in norm.parameters()}
+    if len(shape) > 2 and shape[1] in sizes and shape[-1] not in sizes:
+        return 1
+    return -1
+
+
+def start_of(norm: nn.Module, shape: tuple[int, ...], axis: int, gain: str) -> str:
+    """Return with which gain a norm starts: a number, or that they are drawn."""
+    probe = Probe(norm, shape, axis)
+    if gain not in ("γ", "1 + γ"):
+        return "none" if gain == "none" else "other"
+    values = dict([*norm.named_parameters(), *norm.named_buffers()])[probe.gain_name].detach().float()
+    if gain == "1 + γ":
+        values = values + 1.0
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}" if high - low < 1e-6 else "drawn"
+
+
+def measure_model(
+    model: nn.Module,
+    call: CallModel,
+    *,
+    causal: bool = False,
+    call_alike: CallModel | None = None,
+    length: int = 0,
+    has_low: bool = True,
+) -> dict[str, Any]:
+    """Return what norms a model has, as JSON has it.
+
+    Args:
+        model: it stays as it is.
+        call: runs one pass with two samples that differ.
+        causal: whether it predicts each position from those before it.
+        call_alike: runs one with a single token at all positions; None of images.
+        length: how many positions these are.
+        has_low: whether this CPU computes in bfloat16.
+    """
+    norms = measure_norms(model, call, find(model, call, causal), has_low)
+    model = stir(model)
+    findings = find(model, call, causal)
+    placement = place_model(model, call, findings)
+    heads, values = describe_heads(model, findings, call_alike, length)
+    outside: dict[str, list[str]] = {"stem": [], "final": []}
+    for found in findings.found:
+        if found.site.role in outside:
+            outside[found.site.role].append(type(found.module).__name__)
+    return {
+        "norms": norms,
+        "blocks": len(findings.blocks),
+        "placement": say_placement(placement) or "no blocks",
+        "placements": placement,
+        "queries_keys": heads,
+        "values": values,
+        "final": join_names(outside["final"]),
+        "embedding": join_names(outside["stem"]),
+        "functions": list(findings.warnings),
+        "gain_folds": count_folds(model, call, findings),
+        "exact_rms": count_exact(model, call, findings),
+    }
+
+
+@torch.no_grad()
+def stir(model: nn.Module) -> nn.Module:
+    """Return a copy whose vectors and statistics are not at their start, where a gain of 0 hides a branch."""
+    stirred = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(4)
+    for parameter in stirred.parameters():
+        if parameter.ndim == 1 and parameter.is_floating_point():
+            parameter.add_(0.2 * torch.rand(parameter.shape, generator=generator) + 0.1)
+    for name, buffer in stirred.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.add_(0.2 * torch.rand(buffer.shape, generator=generator))
+    return stirred
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names, each once, with how often it is there."""
+    counts = Counter(names)
+    return ", ".join(name if number == 1 else f"{name} × {number}" for name, number in counts.items())

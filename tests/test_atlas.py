@@ -1,0 +1,366 @@
+"""The atlas: what it measures of norms and blocks whose formulas are known, and whether it is still as published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbench.atlas.anatomy import fold_gain, fold_statistics, order_of_rotary, place_model, say_placement
+from normbench.atlas.atlas import differences, measure_apart, measure_family, versions
+from normbench.atlas.behaviour import Behaviour, measure
+from normbench.atlas.families import Family
+from normbench.atlas.page import questions, read_published
+from normbench.cli import main
+from normbench.commands.atlas import as_json, write_markdown
+from normbench.errors import UsageError
+from normbench.hosts.finding import find
+from normbench.hosts.libraries import LIBRARIES
+from normbench.training.precision import reason_against
+
+REPOSITORY = Path(__file__).parent.parent
+WIDTH = 16
+OF_16_BITS = ("statistics", "order", "mixed", "large")  # which not every CPU can compute
+
+# Families that are measured again, with the kind of their task.
+AGAIN = {
+    "hf/llama": "language_model",
+    "hf/gpt2": "language_model",
+    "hf/gemma2": "language_model",
+    "hf/qwen3": "language_model",
+    "hf/olmo2": "language_model",
+    "hf/cohere": "language_model",
+    "hf/bert": "language_model",
+    "hf/nanochat": "language_model",
+    "timm/vision_transformer": "image_classification",
+    "timm/resnet": "image_classification",
+}
+
+
+@pytest.fixture(scope="module")
+def has_low() -> bool:
+    return not reason_against(torch.device("cpu"), torch.bfloat16)
+
+
+# ---- norms whose formulas are known
+
+
+class Root(nn.Module):
+    """An RMSNorm, in one of several ways.
+
+    Args:
+        eps: ε.
+        place: of ε.
+        offset: added to what is stored of γ.
+        casts: before γ is multiplied.
+        wide: takes statistics in float32.
+    """
+
+    def __init__(
+        self, eps: float, place: str = "inside", offset: float = 0.0, casts: bool = False, wide: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH) - offset)
+        self.eps, self.place, self.offset, self.casts, self.wide = eps, place, offset, casts, wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if self.wide else x
+        square = wide.pow(2).mean(-1, keepdim=True)
+        if self.place == "inside":
+            normalized = wide * torch.rsqrt(square + self.eps)
+        elif self.place == "added":
+            normalized = wide / (square.sqrt() + self.eps)
+        else:
+            normalized = wide / square.sqrt().clamp_min(self.eps)
+        if self.casts or not self.wide:
+            return (self.weight + self.offset) * normalized.to(x.dtype)
+        return (normalized * (self.weight.float() + self.offset)).to(x.dtype)
+
+
+class Unit(nn.Module):
+    """A norm by F.normalize."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1, eps=1e-4)
+
+
+def measured(norm: nn.Module, has_low: bool, shape: tuple[int, ...] = (2, 5, WIDTH), axis: int = -1) -> Behaviour:
+    return measure(norm, shape, axis, int(getattr(norm, "num_groups", 0)), False, has_low)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("inside", "inside the root"), ("added", "added to the root"), ("least", "least divisor")]
+)
+@pytest.mark.parametrize("eps", [1e-5, 3e-3])
+def test_eps_and_its_place_are_measured(place: str, words: str, eps: float) -> None:
+    found = measured(Root(eps, place), False)
+    assert (found.kind, found.eps_place) == ("rmsnorm", words)
+    assert found.eps == pytest.approx(eps, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("norm", "statistics", "order", "mixed"),
+    [
+        (Root(1e-6), "float32", "γ in float32, cast last", "bfloat16"),
+        (Root(1e-6, casts=True), "float32", "cast, then γ in bfloat16", "float32"),
+        (Root(1e-6, wide=False), "bfloat16", "all in bfloat16", "float32"),
+        (nn.LayerNorm(WIDTH), "float32", "γ in float32, cast last", "bfloat16"),
+    ],
+)
+def test_casts_are_told_apart(has_low: bool, norm: nn.Module, statistics: str, order: str, mixed: str) -> None:
+    if not has_low:
+        pytest.skip("this CPU does not compute in bfloat16")
+    found = measured(norm, True)
+    assert (found.statistics, found.order, found.mixed) == (statistics, order, mixed)
+
+
+def test_a_stored_gain_less_one_is_told_from_the_gain() -> None:
+    assert measured(Root(1e-6), False).gain == "γ"
+    assert measured(Root(1e-6, offset=1.0), False).gain == "1 + γ"
+    assert measured(nn.LayerNorm(WIDTH, elementwise_affine=False), False).gain == "none"
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "axis", "kind", "eps"),
+    [
+        (nn.LayerNorm(WIDTH), (2, 5, WIDTH), -1, "layernorm", 1e-5),
+        (nn.RMSNorm(WIDTH, eps=1e-4), (2, 5, WIDTH), -1, "rmsnorm", 1e-4),
+        (nn.GroupNorm(4, WIDTH), (2, WIDTH, 5, 5), 1, "groupnorm", 1e-5),
+        (nn.BatchNorm2d(WIDTH, eps=1e-3), (2, WIDTH, 5, 5), 1, "batchnorm", 1e-3),
+        (nn.InstanceNorm2d(WIDTH), (2, WIDTH, 5, 5), 1, "instancenorm", 1e-5),
+        (Unit(), (2, 5, WIDTH), -1, "l2norm", 1e-4),
+    ],
+)
+def test_kinds_of_torch(norm: nn.Module, shape: tuple[int, ...], axis: int, kind: str, eps: float) -> None:
+    found = measured(norm, False, shape, axis)
+    assert found.kind == kind
+    assert found.eps == pytest.approx(eps, rel=0.02)
+
+
+def test_the_momentum_of_running_statistics_is_measured() -> None:
+    assert measured(nn.BatchNorm2d(WIDTH, momentum=0.03), False, (2, WIDTH, 5, 5), 1).momentum == pytest.approx(0.03)
+
+
+def test_what_a_row_of_zeros_becomes() -> None:
+    found = measured(Root(1e-6), False)
+    assert (found.zero, found.zero_half, found.slope) == ("zeros", "zeros", 1000.0)
+    assert measured(Root(0.0), False).zero == "NaN"
+
+
+# ---- blocks whose placement is known
+
+
+class Block(nn.Module):
+    """Two branches, placed as a formula says."""
+
+    def __init__(self, formula: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+        self.attn = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Linear(WIDTH, WIDTH)
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x, self.attn, self.mlp, *self.norms)
+
+
+def post(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, *rest: nn.Module) -> Tensor:
+    x = n(x + f(x))
+    return m(x + g(x))
+
+
+def pre(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, *rest: nn.Module) -> Tensor:
+    x = x + f(n(x))
+    return x + g(m(x))
+
+
+def post_inside(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, *rest: nn.Module) -> Tensor:
+    x = x + n(f(x))
+    return x + m(g(x))
+
+
+def sandwich(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, o: nn.Module, p: nn.Module) -> Tensor:
+    x = x + o(f(n(x)))
+    return x + p(g(m(x)))
+
+
+def parallel(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, *rest: nn.Module) -> Tensor:
+    return x + f(n(x)) + g(m(x))
+
+
+def plain(x: Tensor, f: nn.Module, g: nn.Module, n: nn.Module, m: nn.Module, *rest: nn.Module) -> Tensor:
+    return m(g(n(f(x))))
+
+
+class Stack(nn.Module):
+    """Blocks, of which each is named as one of a list."""
+
+    def __init__(self, formula: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Block(formula) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("formula", [pre, post, post_inside, sandwich, parallel])
+def test_placements_are_measured(formula: Callable[..., Tensor]) -> None:
+    model = Stack(formula)
+    x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    assert say_placement(place_model(model, call, find(model, call))) == formula.__name__
+
+
+def test_blocks_without_a_residual_are_told() -> None:
+    model = Stack(plain)
+    x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    assert say_placement(place_model(model, call, find(model, call))) == "no residual"
+
+
+class Turning(nn.Module):
+    """A block whose queries are turned by position before or after their norm."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.q_norm = nn.RMSNorm(WIDTH)
+        self.first = first
+
+    def turn(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[-2]).view(-1, 1) * 0.1
+        one, other = x.chunk(2, -1)
+        return torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = x.unsqueeze(1)
+        query = self.q_norm(self.turn(query)) if self.first else self.turn(self.q_norm(query))
+        return F.scaled_dot_product_attention(query, query, query).squeeze(1)
+
+
+@pytest.mark.parametrize(("first", "words"), [(True, "after rotary"), (False, "before rotary")])
+def test_whether_rotary_comes_before_a_norm_is_measured(first: bool, words: str) -> None:
+    model = nn.Sequential(Turning(first))
+    one = torch.randn(WIDTH, generator=torch.Generator().manual_seed(0)).expand(2, 13, WIDTH)
+    assert order_of_rotary(model, lambda model: model(one), 13, model[0].q_norm, model[0]) == words
+
+
+# ---- folding
+
+
+def test_a_gain_folds_into_what_reads_it_and_not_past_a_sum() -> None:
+    x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    for formula, folds in ((pre, True), (post, False)):
+        model = Stack(formula)
+        found = find(model, call).found[0]
+        assert fold_gain(model, call, found) is folds
+
+
+def test_statistics_fold_into_the_convolution_before_them() -> None:
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    after = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    apart = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8))
+    assert fold_statistics(after, call, find(after, call).found[0])
+    assert not fold_statistics(apart, call, find(apart, call).found[0])
+
+
+# ---- what is published
+
+
+def family(key: str) -> Family:
+    library, _, name = key.partition("/")
+    return Family(library, name, AGAIN[key])
+
+
+def skip_other_versions(published: dict[str, Any], library: str) -> None:
+    """Skip where a library is not here, or another than the published rows were measured with."""
+    try:
+        LIBRARIES[library].load()
+    except UsageError as reason:
+        pytest.skip(str(reason))
+    names = ("torch", LIBRARIES[library].packages[0])
+    for name in names:
+        here, there = versions()[name], published["versions"][name]
+        if here != there:
+            pytest.skip(f"{name} {here} is installed, and the atlas was measured with {there}")
+
+
+def comparable(row: dict[str, Any], has_low: bool) -> dict[str, Any]:
+    """Return a row without what this CPU cannot compute."""
+    if has_low:
+        return row
+    norms = [{name: value for name, value in norm.items() if name not in OF_16_BITS} for norm in row["norms"]]
+    return {**row, "norms": norms}
+
+
+@pytest.mark.parametrize("key", AGAIN)
+def test_families_are_still_as_they_are_published(key: str, has_low: bool) -> None:
+    published = read_published()
+    skip_other_versions(published, family(key).library)
+    before = published["families"][key]
+    row = measure_family(family(key), before.get("config", {}).get("model", ""), has_low)
+    assert differences(comparable(before, has_low), comparable(row, has_low)) == []
+
+
+def test_a_family_that_cannot_be_built_has_a_reason() -> None:
+    row = measure_apart(Family("hf", "no_such_type", "language_model"), "", False)
+    assert set(row) == {"reason"}
+
+
+def test_the_published_page_is_made_of_the_published_values() -> None:
+    published = read_published()
+    written = (REPOSITORY / "docs" / "atlas.md").read_text("utf-8")
+    assert written == write_markdown(published), "write it again: normbench atlas --markdown > docs/atlas.md"
+    assert all(published["not_built"].values())
+
+
+def test_known_facts_are_in_the_tables() -> None:
+    tables = {table.title: table for table in questions(read_published())}
+    cast_early = str(tables["Who multiplies γ in bfloat16?"].rows)
+    assert "hf/llama" in cast_early and "hf/gemma2" not in cast_early
+    assert "hf/gemma2" in str(tables["Who stores γ − 1?"].rows)
+    assert "hf/qwen3" in str(tables["Who has QK-norm?"].rows)
+
+
+def test_what_is_written_is_read_again() -> None:
+    published = read_published()
+    rows = {**published["families"], **{key: {"reason": why} for key, why in published["not_built"].items()}}
+    path = REPOSITORY / "docs" / "atlas.json"
+    assert path.read_text("utf-8") == as_json(rows, published["versions"])
+
+
+def test_the_command_shows_a_family_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["atlas", "hf/llama"]) == 0
+    assert "LlamaRMSNorm" in capsys.readouterr().out
+    assert main(["atlas", "hf/lama"]) == 2
+    assert "hf/llama" in capsys.readouterr().err
+    assert main(["atlas"]) == 0
+    assert "hf/llama" in capsys.readouterr().out
+
+
+def test_differences_name_what_changed() -> None:
+    before = {"norms": [{"eps": 1e-6}], "placement": "pre"}
+    after = {"norms": [{"eps": 1e-5}], "placement": "pre"}
+    assert differences(before, after) == ["norms[0].eps: 1e-06 → 1e-05"]
+    assert differences(before, before) == []
