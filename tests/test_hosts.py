@@ -31,6 +31,7 @@ from normbench.errors import UsageError
 from normbench.hosts import Adapter, Findings, Found
 from normbench.hosts.adapters import ACTING_INSIDE, TABLE
 from normbench.hosts.libraries import LIBRARIES
+from normbench.hosts.replacing import Keep
 from normbench.norms import BatchNorm, DyT, EvoNormS0, GroupNorm, InstanceNorm, LayerNorm, NoNorm, Own, RMSNorm
 from normbench.types import ImageClassification, LanguageModeling
 
@@ -318,6 +319,17 @@ def test_norms_between_convolutions_over_one_to_three_axes_are_found(kind: str, 
     model, table = normbench.swap(model, kind.lower(), example=x)
     assert table["features"].tolist() == [4] and not isinstance(model[1], type(norm))
     torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("keep", ["weights", "nothing"])
+def test_norms_that_share_a_weight_share_it_afterwards(keep: Keep) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4))
+    model[3].weight = model[1].weight
+    before = {name for name, _ in model.named_parameters()}
+    model, table = normbench.swap(model, "layernorm", example=torch.randn(2, 3), keep=keep)
+    assert len(table) == 3 and {name for name, _ in model.named_parameters()} == before
+    assert model[1].weight is model[3].weight and model[1].bias is not model[3].bias
+    assert model[4].weight is not model[1].weight
 
 
 def test_a_norm_that_is_not_called_is_left() -> None:

@@ -72,6 +72,7 @@ def replace(
     """
     new_of_old: dict[nn.Module, nn.Module] = {}
     by_site: dict[str, nn.Module] = {}
+    shared: dict[nn.Parameter, nn.Parameter] = {}
     for found in findings.found:
         new: Any = norm(found.features, channel_dim=found.adapter.axis, site=found.site)
         if isinstance(new, Own):
@@ -80,6 +81,7 @@ def replace(
         place_like(new, found.module, model)
         if keep == "weights":
             keep_weights(new, found)
+        share_weights(new, found, shared)
         if found.adapter.acts:
             let_act(new, found.module)
         new.stands_at = found.site
@@ -242,6 +244,23 @@ def keep_weights(new: nn.Module, found: Found) -> None:
         old = getattr(found.module, name, None)
         if isinstance(parameter, nn.Parameter) and isinstance(old, nn.Parameter):
             parameter.requires_grad_(old.requires_grad)
+
+
+def share_weights(new: nn.Module, found: Found, shared: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Let a new norm have γ and β together with those new ones whose old ones had them together.
+
+    Args:
+        new: the norm.
+        found: what it replaces.
+        shared: the parameters of the norms that were replaced before, and those that stand for them; is added to.
+    """
+    for own_name, name in (("weight", found.adapter.gain), ("bias", found.adapter.shift)):
+        parameter = getattr(new, own_name, None)
+        old = getattr(found.module, name, None)
+        if isinstance(parameter, nn.Parameter) and isinstance(old, nn.Parameter):
+            first = shared.setdefault(old, parameter)
+            if first.shape == parameter.shape:
+                setattr(new, own_name, first)
 
 
 def let_act(new: Any, old: Any) -> None:
