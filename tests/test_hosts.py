@@ -481,6 +481,8 @@ def test_each_class_in_the_table_is_what_it_is_said_to_be(name: str) -> None:
     shape = (2, 3, 8) if adapter.axis == -1 else (2, 8, 4, 3)
     if name.endswith("1d"):
         shape = (2, 8, 5)
+    elif name.endswith("3d"):
+        shape = (2, 8, 4, 3, 2)
     x = torch.randn(shape)
     model = nn.Sequential(nn.Identity(), norm)
     before = model(x)
