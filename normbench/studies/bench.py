@@ -27,7 +27,16 @@ from normbench.settings import Setting, Tree
 from normbench.show.figures.figure import Figure
 from normbench.show.study_tables import rows_table
 from normbench.show.tables import Table
-from normbench.studies.candidates import Candidate, are_alike, code_of, make_candidates, name_operators, peak_memory
+from normbench.studies.candidates import (
+    Candidate,
+    are_alike,
+    chosen_norm,
+    code_of,
+    make_candidates,
+    name_operators,
+    peak_memory,
+)
+from normbench.studies.drift import EXPORTED, INPUTS, export_norm, inputs_for, measure_drift
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
@@ -43,6 +52,7 @@ IMPLEMENTATIONS = ("torch", "native", "liger", "eager", "compile")
 FORWARD = "forward"
 FORWARD_BACKWARD = "forward and backward"
 STEP = "training step"
+DRIFT = "drift from float64"
 
 # The least that must move through memory, in tensors as large as the input: x and y; then x, ∂y and ∂x as well.
 MOVED = {FORWARD: 2, FORWARD_BACKWARD: 5}
@@ -79,6 +89,9 @@ class Bench(Study):
     start each. Where a step takes about as long as starting them all, as in small models, it compares these counts and
     not what the norms compute, and other kernels or CUDA graphs would give another answer. Times are medians over
     rounds, with a 95 % interval of order statistics.
+
+    What is fast need not be right. So each implementation, and what torch.export makes of the norm, is also held
+    against the same norm in float64, by output and gradient, on ordinary inputs and on some that tell them apart.
     """
 
     together = True
@@ -95,6 +108,7 @@ class Bench(Study):
         beyond: Annotated[
             bool | None, Setting("also an input twice as large as the last level cache; null: on a GPU")
         ] = None,
+        drift: Annotated[bool, Setting("also how far each is from float64, exported as well")] = True,
     ) -> None:
         self.sizes = list(product(rows, features))
         self.widths = set(features)
@@ -103,6 +117,7 @@ class Bench(Study):
         self.rounds = rounds
         self.steps = steps
         self.beyond = beyond
+        self.drift = drift
 
     # ---- what is measured
 
@@ -198,6 +213,11 @@ class Bench(Study):
             for rows_of_round in measured:
                 for timed_norm, row_of_norm in zip(timed, rows_of_round, strict=True):
                     yield timed_norm.subject, {**timed_norm.row, "passes": passes, **row_of_norm}
+        if self.drift and device.type != "mps":  # which has no float64
+            for timed_norm in timed:
+                yield from drift_rows(timed_norm, rows, dtype)
+            for subject in subjects:
+                yield from drift_rows_of_export(subject, place, dtype)
 
     def time_passes(
         self, norms: Sequence[Candidate], x: Tensor, dy: Tensor | None, source: Tensor, moved: int
@@ -302,6 +322,47 @@ class TimedNorm(NamedTuple):
     subject: Subject
     candidate: Candidate
     row: Row
+
+
+def drift_rows(timed_norm: TimedNorm, rows: int, dtype: str, exported: bool = False) -> Iterator[tuple[Subject, Row]]:
+    """Yield how far a norm is from float64 on each input.
+
+    Args:
+        timed_norm: the norm, with what stands in each row.
+        rows: of the input.
+        dtype: of the input.
+        exported: whether it is in evaluation mode, as exported norms are.
+    """
+    subject = timed_norm.subject
+    features = timed_norm.row["features"]
+    eager = next(make_candidates(subject, features, ["eager"]))
+    reference = eager.norm.double().train(not exported)
+    generator = torch.Generator().manual_seed(1)
+    dy = torch.randn(1, rows, features, generator=generator).to(subject.device, getattr(torch, dtype))
+    for name, x in inputs_for(rows, features, getattr(torch, dtype)):
+        output, gradient = measure_drift(timed_norm.candidate.norm, reference, x.to(subject.device), dy)
+        found: Row = {"input": name, "torch": torch.__version__, "drift": output, "gradient_drift": gradient}
+        yield subject, {**timed_norm.row, "passes": DRIFT, **found}
+
+
+def drift_rows_of_export(subject: Subject, place: Row, dtype: str) -> Iterator[tuple[Subject, Row]]:
+    """Yield how far a subject's norm is from float64 on each input after torch.export, or a row that says why not.
+
+    Args:
+        subject: whose norm it is, with the implementation that was chosen for it.
+        place: what stands in each row.
+        dtype: of the input.
+    """
+    rows, features = place["rows"], place["features"]
+    example = torch.randn(1, rows, features).to(subject.device, getattr(torch, dtype))
+    row = {**place, "implementation": EXPORTED}
+    try:
+        candidate = export_norm(chosen_norm(subject, features), example)
+    except Exception as error:  # torch.export may raise anything
+        yield subject, {**row, "code": f"not exported: {explain(error.__cause__ or error)}"}
+        return
+    exported = TimedNorm(subject, candidate, {**row, "code": candidate.code})
+    yield from drift_rows(exported, rows, dtype, exported=True)
 
 
 class TimedSteps(NamedTuple):
@@ -421,7 +482,9 @@ def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Ta
         numbers = [name for name in OF_STEPS if name in training]  # an earlier study has counted no operators
         by = [*varied_settings(rows), "code"]
         tables.append(medians_table(f"steps{suffix}", f"Norms in a training step{at}", training, by, numbers))
-    failed = rows[rows["time_us"].isna()]
+    if "drift" in rows:
+        tables += drift_tables(rows[rows["passes"] == DRIFT], varied_settings(rows), at, suffix)
+    failed = rows[rows["time_us"].isna() & (rows["passes"] != DRIFT)]
     if len(failed):
         cells = failed[["dtype", "code"]].to_dict("records")
         tables.append(rows_table(f"left-out{suffix}", f"Not measured{at}", cells, 2))
@@ -436,6 +499,44 @@ def costs_tables(norms: pd.DataFrame, arms: Sequence[str], at: str, suffix: str)
         caches = tell_caches(rows_of_size)
         title = f"{whole(count)} rows × {whole(width)} features, {dtype}{caches}{at}"
         yield medians_table(key, title, rows_of_size, by, COSTS)
+
+
+def drift_tables(rows: pd.DataFrame, arms: Sequence[str], at: str, suffix: str) -> Iterator[Table]:
+    """Yield how far norms are from float64, a table for each size, format and version of torch.
+
+    Args:
+        rows: of the drift.
+        arms: the settings that tell norms apart.
+    """
+    by = [*arms, "implementation", "code"]
+    for (dtype, count, width, version), rows_of_size in rows.groupby(
+        ["dtype", "rows", "features", "torch"], sort=False
+    ):
+        cells = []
+        for values, rows_of_norm in rows_of_size.groupby(by, sort=False, dropna=False):
+            inputs = rows_of_norm.set_index("input")
+            for result, column in (("output", "drift"), ("gradient", "gradient_drift")):
+                row: Row = {name: str(value) for name, value in zip(by, values, strict=True)}
+                row["of the"] = result
+                for name in INPUTS:
+                    if name in inputs.index:
+                        row[name] = tell_drift(inputs.loc[name, column])
+                cells.append(row)
+        key = f"drift-{dtype}-{count:.0f}-{width:.0f}{suffix}"
+        title = f"Drift from float64: {whole(count)} rows × {whole(width)} features, {dtype}, torch {version}{at}"
+        rounding = torch.finfo(getattr(torch, str(dtype))).eps / 2
+        note = (
+            "The largest difference, as a share of the largest value (of an output, at least of 1). What is rounded "
+            f"once is off by at most {rounding:.1e} of its own size."
+        )
+        yield rows_table(key, title, cells, len(by) + 1, note)
+
+
+def tell_drift(drift: float) -> str:
+    """Write a drift with two digits."""
+    if math.isinf(drift):
+        return "not finite"
+    return f"{drift:.1e}" if drift else "0"
 
 
 def pair_tables(norms: pd.DataFrame, at: str, suffix: str) -> Iterator[Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,16 +34,18 @@ class Candidate(NamedTuple):
         return forward_and_backward(norm, x, dy)
 
 
+def chosen_norm(subject: Subject, features: int, impl: str | None = None) -> Any:
+    """Return a subject's norm by itself. impl: in place of the implementation that was chosen, if the norm has any."""
+    section = subject.tree["norm"]
+    chosen = {**section, "impl": impl} if impl and "impl" in section else section
+    factory = build.factory(resolve("norm", chosen))
+    return factory(features, channel_dim=-1, site=None).to(subject.device)
+
+
 def make_candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
     """Yield a subject's norm in each implementation that there is."""
-    section = subject.tree["norm"]
-    is_ours = "impl" in section
-
-    def make(impl: str) -> Any:
-        chosen = {**section, "impl": impl} if is_ours else section
-        factory = build.factory(resolve("norm", chosen))
-        return factory(features, channel_dim=-1, site=None).to(subject.device)
-
+    is_ours = "impl" in subject.tree["norm"]
+    make = partial(chosen_norm, subject, features)
     make("eager")  # every norm has this one: if it fails, other settings are wrong, and the person is told so
     if not is_ours:
         implementations = [word for word in implementations if word in ("eager", "compile")]
