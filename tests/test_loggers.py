@@ -22,7 +22,7 @@ from normbench.config.recipe import Recipe
 from normbench.errors import RunFailure, UsageError
 from normbench.record.loggers import Logger, quiet_loggers
 from normbench.record.recorder import Recorder
-from normbench.record.services import Csv, MLflow, Wandb
+from normbench.record.services import Csv, MLflow, Trackio, Wandb
 from normbench.runs.plan import prepare
 
 TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=12", "trainer.eval_every=6",
@@ -76,7 +76,7 @@ def test_loggers_are_chosen_together_and_change_no_run_s_name(words: list[str], 
     [
         ("logger=wandb logger.wandb.mode=of", "logger.wandb.mode=of is not allowed: use online, offline, "),
         ("logger=csv logger.csv.x=1", "logger.csv.x is unknown"),
-        ("logger=[csv,excel]", "logger=excel is unknown: allowed are csv, mlflow, none, tensorboard, wandb"),
+        ("logger=[csv,excel]", "logger=excel is unknown: allowed are csv, mlflow, none, tensorboard, trackio, wandb"),
         ("logger.mine._target_=torch.nn.Linear", "logger._target_=torch.nn.Linear makes no Logger"),
     ],
 )  # fmt: skip
@@ -191,6 +191,36 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     diverging.close("finished")
     (lost,) = client.get_metric_history(found.info.run_id, "loss/val")
     assert math.isnan(lost.value)
+
+
+@pytest.mark.slow
+@OTHERS
+def test_a_run_is_one_run_of_trackio_however_often_it_goes_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(run / "store"))  # which trackio reads when it is imported
+    trackio = pytest.importorskip("trackio", reason="needs the extra trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for steps, ended in ((range(1, 9), ""), (range(1, 26), ""), (range(21, 31), "finished")):
+        record(Trackio(run, steps.start - 1), run, steps, ended)
+    (found,) = trackio.Api().runs("normbench")
+    assert found.name == f"study/{run.name}"
+    choices = {"norm": "rmsnorm", "norm@qk": "dyt", "optim.lr": 1e-3, "norm.groups": None}
+    assert found.config.items() >= choices.items()
+    logged = SQLiteStorage.get_logs("normbench", found.name, run_id=found.id)
+    assert {line["step"]: line["loss/train"] for line in logged} == {step: step / 8 for step in range(1, 31)}
+    assert len(logged) == 35  # steps 21 to 25 were made twice, and the first run was replaced
+
+    together = [run.with_name(f"rmsnorm-pre-s{seed}-3f2a9c1b") for seed in (1, 2)]
+    loggers = [Trackio(directory, 0) for directory in together]
+    for logger in loggers:
+        logger.scalars(1, {"loss/train": 1.0})
+    for logger in loggers:
+        logger.close("finished")
+    for directory in together:
+        assert len(SQLiteStorage.get_logs("normbench", f"study/{directory.name}")) == 1
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

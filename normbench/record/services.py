@@ -1,10 +1,13 @@
-"""Loggers beside TensorBoard: CSV, Weights & Biases, MLflow. Their packages are imported when one is made."""
+"""Loggers beside TensorBoard: CSV, Weights & Biases, MLflow, trackio. Their packages are imported when one is made."""
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Collection, Mapping
+from contextlib import redirect_stdout, suppress
+from contextvars import copy_context
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -146,3 +149,42 @@ class MLflow(Logger):
     def close(self, ended: str) -> None:
         self.flush()
         self.client.set_terminated(self.id, "FINISHED" if ended else "KILLED")
+
+
+class Trackio(Logger):
+    """Sends to trackio: to its database on this machine, or to a Space of the hub; no histograms.
+
+    TRACKIO_* variables say the rest, such as the folder of the database, TRACKIO_DIR. A run has the name FOLDER/RUN.
+    One that goes on is the same run there, where steps that are made again come again, with the same numbers; on this
+    machine one that begins again replaces it.
+
+    Args:
+        space_id: of the Space; None: that of TRACKIO_SPACE_ID, or this machine.
+    """
+
+    package = "trackio"
+
+    def __init__(self, directory: Path, step: int, *, project: str = "normbench", space_id: str | None = None) -> None:
+        trackio: Any = import_module("trackio")
+        folder = directory.parent.name
+        name = f"{folder}/{directory.name}"
+        if not step and space_id is None:
+            with suppress(ValueError):  # the project is a new one
+                for old in trackio.Api().runs(project):
+                    if old.name == name:
+                        old.delete()
+        settings = {"project": project, "name": name, "group": folder, "space_id": space_id, "embed": False}
+        settings |= {"auto_log_cpu": False, "auto_log_gpu": False, "resume": "allow" if step else "never"}
+        # trackio ends the run that is current in a context when another begins there, as of seeds that train together
+        with redirect_stdout(io.StringIO()):  # where it advertises its dashboard
+            self.run = copy_context().run(trackio.init, **settings)
+
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
+        self.run.config.update(choices)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self, ended: str) -> None:
+        with redirect_stdout(io.StringIO()):
+            self.run.finish()
