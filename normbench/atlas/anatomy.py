@@ -131,9 +131,9 @@ def maps_of(block: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def has_skip(model: nn.Module, call: CallModel, block: HostBlock) -> bool:
-    """Tell whether a block's input reaches its output by a way around all of its maps."""
-    return bool(depends_around(model, call, list(maps_of(block.module)), block.module))
+def has_skip(model: nn.Module, call: CallModel, block: HostBlock) -> bool | None:
+    """Tell whether a block's input reaches its output by a way around all of its maps; None where samples are mixed."""
+    return depends_around(model, call, list(maps_of(block.module)), block.module)
 
 
 def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Collection[Found]) -> dict[str, str]:
@@ -170,8 +170,10 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
     return words
 
 
-def word_for(before: int, after: int, carrying: int, is_residual: bool) -> str:
+def word_for(before: int, after: int, carrying: int, is_residual: bool | None) -> str:
     """Return the word for a placement, by how many norms stand before and behind a branch and carry the stream."""
+    if is_residual is None:
+        return "not told"
     if not is_residual:
         return "no residual" if before + after + carrying else "none"
     if carrying:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normbench.atlas.anatomy import measure_model, measure_norms
+from normbench.atlas.anatomy import first_output, measure_model, measure_norms
 from normbench.atlas.families import LENGTH, Built, Family, list_families, norm_settings
 from normbench.errors import UsageError, explain
 from normbench.hosts.finding import find
@@ -115,12 +115,14 @@ def measure_family(family: Family, model: str = "", has_low: bool = True) -> Row
         )
     except UsageError as error:  # the model cannot be called so
         return {"reason": str(error)[:300]}
+    except Exception as error:  # of the model's code, which may raise anything
+        return {"reason": f"it cannot be measured ({explain(error)})"[:300]}
     row["class"] = type(built.module).__name__
     if family.library == "hf":
         row["settings"] = try_settings(family, built, row)
     else:
         row["config"] = dict(built.config)
-    return {name: value for name, value in row.items() if value not in ("", [], {})}
+    return {name: value for name, value in row.items() if name == "norms" or value not in ("", [], {})}
 
 
 def try_settings(family: Family, built: Built, row: Row) -> Row:
@@ -141,7 +143,8 @@ def try_settings(family: Family, built: Built, row: Row) -> Row:
             settings[name] = {"value": value, "refused": explain(error)[:120]}
             continue
         if isinstance(value, bool):
-            settings[name] = {"value": value, "changes": outline(norms, findings.warnings) != usual}
+            is_other = outline(norms, findings.warnings) != usual
+            settings[name] = {"value": value, "changes": is_other or gives_other(built, other)}
         else:
             follow = [norm for norm in norms if "eps" in norm and abs(norm["eps"] / OTHER_EPS - 1) < 0.1]
             settings[name] = {
@@ -151,6 +154,13 @@ def try_settings(family: Family, built: Built, row: Row) -> Row:
                 "others": sorted(describe_norm(norm) for norm in norms if norm not in follow),
             }
     return settings
+
+
+@torch.no_grad()
+def gives_other(built: Built, other: Built) -> bool:
+    """Tell whether two models that were drawn from the same seed give something else in evaluation."""
+    outputs = [first_output(one.run(one.module)) for one in (built, other)]
+    return outputs[0].shape != outputs[1].shape or not torch.equal(*outputs)
 
 
 def outline(norms: Iterable[Row], functions: Iterable[str]) -> list[str]:

@@ -56,7 +56,7 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"mamba_d_ssm", 128),
     (r"linear_num_key_heads|linear_num_heads", 4),
     (r"n_group|topk_group|num_kv_shared_layers|n_groups|mamba_n_groups", 1),
-    (r"vocab_size|vocab_size_per_layer_input", VOCABULARY),
+    (r"\w*vocab_size(_per_layer_input)?", VOCABULARY),
     (r"max_position_embeddings|n_positions|n_ctx|max_sequence_length|max_seq_len|seq_length", 64),
 )
 
@@ -274,5 +274,6 @@ def norm_settings(built: Built) -> Iterator[tuple[str, Any]]:
     config = getattr(built.module, "config", None)
     for name, value in vars(config).items() if config is not None else ():
         speaks_of_norms = re.search(r"eps|norm", name) and "topk" not in name
-        if speaks_of_norms and not name.startswith("_") and type(value) in (bool, float):
+        is_eps = type(value) is float and value > 0
+        if speaks_of_norms and not name.startswith("_") and (is_eps or type(value) is bool):
             yield name, value

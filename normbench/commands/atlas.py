@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Grid
@@ -17,6 +17,9 @@ from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.settings import nearest
 from normbench.show.templating import environment
+
+if TYPE_CHECKING:  # imports torch
+    from normbench.atlas.families import Family
 
 FORM = 1  # of the file
 
@@ -151,15 +154,14 @@ def as_words(value: Any) -> str:
 # ---- what is measured
 
 
-def measure_here(keys: set[str], known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rows of families that can be measured here; keys: of these alone, unless it is empty.
+def measure(families: Sequence[Family], known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rows of families by their keys, and say how far it is.
 
     Raises:
-        UsageError: none can.
+        UsageError: there are none.
     """
-    from normbench.atlas.atlas import all_families, measure_families  # imports torch
+    from normbench.atlas.atlas import measure_families  # imports torch
 
-    families = [family for family in all_families() if not keys or family.key in keys]
     if not families:
         raise UsageError("none of it is installed: pip install 'normbench[hf,timm]'")
     rows: dict[str, dict[str, Any]] = {}
@@ -172,9 +174,9 @@ def measure_here(keys: set[str], known: Mapping[str, Any]) -> dict[str, dict[str
 
 def write_measured(out: Path) -> int:
     """Measure all families, and write them as JSON, a line each."""
-    from normbench.atlas.atlas import versions
+    from normbench.atlas.atlas import all_families, versions
 
-    rows = measure_here(set(), {})
+    rows = measure(all_families(), {})
     write_bytes(out, as_json(rows, versions()).encode())
     return 0
 
@@ -195,21 +197,25 @@ def as_json(rows: Mapping[str, Mapping[str, Any]], of_what: Mapping[str, str]) -
 
 def check_published(published: Mapping[str, Any], key: str) -> int:
     """Print what is measured here otherwise than it is published; return 1 where something is."""
-    from normbench.atlas.atlas import differences, versions
+    from normbench.atlas.atlas import all_families, differences, versions
 
     changed = differences(dict(published["versions"]), versions())
     console().print(Text("; ".join(changed) or "The installed versions are those that were measured."))
-    rows = measure_here({key} if key else set(), published["families"])
+    reasons = {name: {"reason": why} for name, why in published["not_built"].items()}
+    rows_there = {**published["families"], **reasons}
+    here = {family.key: family for family in all_families()}
+    wanted = [key] if key else list(rows_there)
+    rows = measure([here[name] for name in wanted if name in here], rows_there)
     count = 0
     for name, row in rows.items():
-        before = published["families"].get(name) or {"reason": published["not_built"].get(name, "not there")}
-        found = differences(before, row)
+        found = differences(rows_there[name], row)
         count += bool(found)
         for phrase in found:
             console().print(Text(f"{name} {phrase}"))
-    if not key:
-        missing = [name for name in published["families"] if name not in rows]
-        if missing:
-            console().print(Text(f"not installed here, or gone: {', '.join(missing)}"))
+    missing = [name for name in wanted if name not in here]
+    new = [name for name in here if name not in rows_there]
+    for words, names in (("not installed here, or gone", missing), ("here, and not published", new)):
+        if names and not key:
+            console().print(Text(f"{words}: {', '.join(names)}"))
     console().print(Text(f"{count} of {len(rows)} families differ from what is published."))
     return 1 if count else 0
