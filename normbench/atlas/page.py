@@ -166,9 +166,10 @@ def config_tables(published: Row) -> Iterator[Table]:
     note = "Set to 3e-4, it is the ε of none of the norms that run, at the default of all else."
     yield Table("Which settings of ε does no norm follow?", note, ["family", "setting", "norms"], deaf)
     note = (
-        "Set to the other value, the same norms stand at the same places with the same ε, γ and β; training may differ."
+        "Set to the other value, at the default of all else: the norms are the same, and so is the output of a model "
+        "from the same seed, in evaluation."
     )
-    yield Table("Which switches that speak of norms change no norm?", note, ["family", "setting"], switches)
+    yield Table("Which switches that speak of norms change nothing?", note, ["family", "setting"], switches)
 
 
 def count_eps(row: Row) -> int:
