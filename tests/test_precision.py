@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from normbench.models.transformer import Head
 from normbench.training import precision
 from normbench.training.checkpoint import read
 from normbench.training.devices import make_current
-from normbench.training.optimizer import MovingAverage, PlainAverage
+from normbench.training.optimizer import MovingAverage, PlainAverage, make_average
 from normbench.training.precision import (
     Precision,
     check_step,
@@ -105,6 +106,34 @@ def test_a_plain_average_is_torchs_of_the_steps_after_its_start(skipped: int) ->
     expected = theirs.module.state_dict()
     for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var"):
         torch.testing.assert_close(found[name], expected[name])
+
+
+def mean_of_plain(average: PlainAverage, model: nn.Linear, steps: range) -> float:
+    """Take in a weight that is the number of its step; return the average."""
+    for step in steps:
+        model.weight.data.fill_(float(step))
+        average.update()
+    return average.model.weight.item()
+
+
+@pytest.mark.parametrize(("skipped", "first"), [(75, 101), (200, 201)])  # of the longer run
+def test_a_plain_average_of_a_longer_run_holds_no_step_before_its_start(skipped: int, first: int) -> None:
+    model = nn.Linear(1, 1, bias=False).double()
+    shorter = PlainAverage(model, 50)
+    assert mean_of_plain(shorter, model, range(1, 101)) == pytest.approx((51 + 100) / 2)
+    longer = PlainAverage(model, skipped)
+    longer.load_state_dict(shorter.state_dict())
+    assert mean_of_plain(longer, model, range(101, 251)) == pytest.approx((first + 250) / 2)
+    resumed = PlainAverage(model, skipped)
+    resumed.load_state_dict(longer.state_dict())
+    assert mean_of_plain(resumed, model, range(251, 301)) == pytest.approx((first + 300) / 2)
+
+
+def test_a_share_of_the_steps_is_not_a_step_too_few() -> None:
+    """0.29 · 100 is 28.999999999999996."""
+    trainer: Any = SimpleNamespace(ema=None, swa=0.29)
+    average = make_average(nn.Linear(1, 1), trainer, 100)
+    assert isinstance(average, PlainAverage) and average.skipped == 29
 
 
 def test_a_run_judges_a_plain_average_from_its_start_on(tmp_path: Path) -> None:

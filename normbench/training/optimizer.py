@@ -284,7 +284,8 @@ class PlainAverage(WeightAverage):
     """The mean of the weights after each step later than the first `skipped` ones: s = 1/k for the k-th of them.
 
     Until then it is the weights themselves. Source: Izmailov et al. 2018, algorithm 1 (stochastic weight averaging),
-    with every step in place of the end of every cycle.
+    with every step in place of the end of every cycle. In a run that extends another it begins again where the other's
+    had begun too early for the longer run, since what it has taken in does not come out of a mean.
     """
 
     name = "val_swa"
@@ -301,11 +302,22 @@ class PlainAverage(WeightAverage):
     def begun(self) -> bool:
         return self.updates > self.skipped
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        skipped = state.get("skipped", self.skipped)  # the first runs with trainer.swa did not note it
+        if skipped >= self.skipped:
+            self.skipped = skipped
+        else:
+            self.skipped = max(self.skipped, self.updates)
+
 
 def make_average(model: nn.Module, trainer: TrainerConfig, steps: int) -> WeightAverage | None:
     """Return the average that a run of so many steps keeps of a model's weights, if it wants one."""
     if trainer.ema is not None:
         return MovingAverage(model, trainer.ema)
     if trainer.swa is not None:
-        return PlainAverage(model, math.floor(trainer.swa * steps))
+        return PlainAverage(model, math.floor(trainer.swa * steps + 1e-6))  # a product is rounded
     return None
