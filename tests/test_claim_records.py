@@ -417,3 +417,10 @@ def test_values_of_an_arm_that_has_several_at_a_seed_are_kept_and_give_the_effec
     assert fault == "values.1 is −0.214286, and not 0.5"  # of a line through 7, 3 and 5 at 2, 4 and 8
     fewer = replace(cells[0], values={0: 1.0})
     assert "a cell of one has other seeds than values" in list(find_faults(replace(result, cells=(fewer, *cells[1:]))))
+
+
+def test_a_place_that_has_two_values_at_one_seed_while_another_has_none_is_not_kept() -> None:
+    measured = Measured()
+    for depth, seed in ((2, 0), (2, 0), (2, 1), (4, 0)):
+        measured.add("one", [ArmValue(seed, {"model.depth": str(depth)}, 1.0)])
+    assert measured.cells() == ()

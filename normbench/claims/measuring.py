@@ -126,7 +126,9 @@ class Measured:
             values = defaultdict[tuple[str, ...], dict[int, float]](dict)
             for point in points:
                 values[tuple(point.keys.get(key, "") for key in telling)][point.seed] = point.value
-            if len(points) != len(values) * len(self.seeds_of(arm)):
+            seeds = self.seeds_of(arm)
+            has_one_each = all(by_seed.keys() == seeds for by_seed in values.values())
+            if not has_one_each or len(points) != len(values) * len(seeds):
                 continue
             for place, by_seed in values.items():
                 cells.append(ArmCell(arm, dict(zip(telling, place, strict=True)), dict(sorted(by_seed.items()))))
