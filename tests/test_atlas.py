@@ -364,3 +364,9 @@ def test_differences_name_what_changed() -> None:
     after = {"norms": [{"eps": 1e-5}], "placement": "pre"}
     assert differences(before, after) == ["norms[0].eps: 1e-06 → 1e-05"]
     assert differences(before, before) == []
+
+
+@pytest.mark.parametrize("words", [["hf/llama", "--markdown"], ["--check", "--out", "a.json"]])
+def test_what_does_not_go_together_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["atlas", *words]) == 2
+    assert "do not go together" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from torch import nn
 
 from normbench.norms import BatchNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 from normbench.norms.fitting import fit_lines, fit_norm
+from normbench.studies.swaps import part
 
 
 def test_lines_are_those_of_numpy_column_by_column() -> None:
@@ -83,3 +84,14 @@ def test_running_statistics_serve_as_they_are() -> None:
     norm = BatchNorm(4).eval()
     assert fit_norm(norm, x, 3 * x - 1) < 1e-10
     torch.testing.assert_close(norm(x), 3 * x - 1, rtol=0, atol=1e-4)
+
+
+def test_norms_that_share_a_gain_are_fitted_each_by_itself() -> None:
+    first, second = nn.LayerNorm(4), nn.LayerNorm(4)
+    second.weight = first.weight
+    part([first, second])
+    assert second.weight is not first.weight
+    with torch.no_grad():
+        second.weight.fill_(3.0)
+    assert first.weight.tolist() == [1.0] * 4
+    assert [name for name, _ in second.named_parameters()] == ["weight", "bias"]

@@ -154,7 +154,7 @@ def tell_digest(folder: Path) -> str:
 
 
 def find_witness(name: str, digest: str, commits: Sequence[str | None]) -> str:
-    """Return the first commit of the runs of a claim of ours where all hold the registration, which is older than they.
+    """Return a commit of the runs of a claim of ours where all hold the registration, which is older than they.
 
     Empty where one does not, or is not in this checkout: that the registration is older is then our own word.
 

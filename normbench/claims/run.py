@@ -391,9 +391,9 @@ class ClaimRun(ClaimStanding):
         return f"commit or undo the changes, remove {places}, and run the claim again"
 
     def list_commits(self, measured: Measured, seeds: Sequence[int]) -> tuple[str, ...]:
-        """Return the commits of all processes that have worked on runs or rows, each once; empty where none is known.
+        """Return the commits of all processes that have worked on runs or rows, each once, in no order.
 
-        Runs that choose learning rates count too.
+        Runs that choose learning rates count too; a process of an installed package has the empty one.
         """
         sessions = list(measured.sessions)
         for suffix in SUFFIXES:
@@ -401,7 +401,7 @@ class ClaimRun(ClaimStanding):
             for entry in SweepFolder(folder).read_plans():
                 if suffix or entry.seed in seeds:
                     sessions += RunDirectory(folder / entry.run).sessions()
-        return tuple(sorted({str(session["commit"]) for session in sessions if session.get("commit")}))
+        return tuple(sorted({str(session.get("commit") or "") for session in sessions if session}))
 
     def empty_result(self, reason: str) -> ClaimResult:
         """Return a result of the claim without values. reason: why its runs cannot be made."""

@@ -17,6 +17,7 @@ from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.settings import nearest
 from normbench.show.templating import environment
+from normbench.wording import list_words
 
 if TYPE_CHECKING:  # imports torch
     from normbench.atlas.families import Family
@@ -58,6 +59,11 @@ def atlas(name: str | None, check: bool, markdown: bool, out: Path | None) -> in
     Raises:
         UsageError: there is no such family, or none is installed.
     """
+    given = [flag for flag, is_given in (("FAMILY", name), ("--check", check), ("--markdown", markdown)) if is_given]
+    if out is not None:
+        given.append("--out")
+    if len(given) > 1 and given != ["FAMILY", "--check"]:
+        raise UsageError(f"{list_words(given)} do not go together: give one of them, or FAMILY with --check")
     if out is not None:
         return write_measured(out)
     published = read_published()

@@ -316,8 +316,8 @@ class ClaimResult:
         worth: of a difference in loss between two arms, what it is worth in steps and time; None of other effects, and
             where that was not noted.
         tuning: how learning rates were chosen, by arm and kind of run; None where none was, or that was not noted.
-        commits: of the code, of all processes that have worked on its runs, those that chose rates too; empty where
-            that was not noted, or of an installed package.
+        commits: of the code, of all processes that have worked on its runs, those that chose rates too, in no order; of
+            an installed package the empty one. Empty where that was not noted.
     """
 
     # What claim.json has with what follows from it.
@@ -433,7 +433,7 @@ class RegisteredClaim:
         result: of its runs for this registration; None where there are none.
         older: results that do not count: of earlier registrations, or of a claim that is withdrawn.
         corrected: its verdict among all that are registered.
-        witness: the first commit of its runs, where all of theirs hold its registration; empty where nothing but the
+        witness: a commit of its runs, where all of theirs hold its registration; empty where nothing but the
             word of whoever registered it says that it is older than they.
         changed: in which settings its words ask for other runs now than when it was registered; empty for none.
         on_gpu: the claim that tests the same sentence on a GPU; None where there is none.

@@ -6,7 +6,7 @@ import copy
 import os
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -281,7 +281,19 @@ def fit_all(own: Model, fitted: Model, sites: Sequence[str], batch: Batch) -> di
     for hook in hooks:
         hook.remove()
     new = fitted.anatomy().norms
+    part([new[site] for site in sites])
     return {site: fit_one(old[site], new[site], entered.pop(site)) for site in sites}
+
+
+def part(norms: Iterable[nn.Module]) -> None:
+    """Give each norm parameters of its own: one γ for several cannot fit what each of them was."""
+    seen = set[nn.Parameter]()
+    for norm in norms:
+        for name, parameter in list(norm.named_parameters(recurse=False)):
+            if parameter in seen:
+                own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                setattr(norm, name, own)
+            seen.add(parameter)
 
 
 @torch.no_grad()
