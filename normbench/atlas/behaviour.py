@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -278,6 +279,10 @@ def formulas(probe: Probe) -> Iterator[tuple[str, Formula]]:
         dims = tuple(range(2, parts.ndim))
         return standardize(parts, dims).flatten(1, 2).movedim(1, axis)
 
+    def scale_in_groups(x: Tensor, groups: int) -> Tensor:
+        parts = x.movedim(axis, -1).unflatten(-1, (groups, -1))
+        return scale(parts, (-1,)).flatten(-2).movedim(-1, axis)
+
     yield "layernorm", lambda x: standardize(x, (axis,))
     yield "rmsnorm", lambda x: scale(x, (axis,))
     yield "l2norm", lambda x: x / x.norm(dim=axis, keepdim=True)
@@ -290,12 +295,7 @@ def formulas(probe: Probe) -> Iterator[tuple[str, Formula]]:
         yield "groupnorm", lambda x: grouped(x, probe.groups)
     for groups in (2, 4, 8):
         if probe.features % groups == 0:
-            yield (
-                f"rmsnorm in {groups} groups",
-                lambda x, groups=groups: (  # type: ignore[misc]
-                    scale(x.movedim(axis, -1).unflatten(-1, (groups, -1)), (-1,)).flatten(-2).movedim(-1, axis)
-                ),
-            )
+            yield f"rmsnorm in {groups} groups", partial(scale_in_groups, groups=groups)
     if others:
         yield "instancenorm", lambda x: standardize(x, others)
         yield "groupnorm", lambda x: grouped(x, 1)

@@ -212,10 +212,10 @@ def check_published(published: Mapping[str, Any], key: str) -> int:
     here = {family.key: family for family in all_families()}
     wanted = [key] if key else list(rows_there)
     rows = measure([here[name] for name in wanted if name in here], rows_there)
-    count = 0
+    differing = 0
     for name, row in rows.items():
         found = differences(rows_there[name], row)
-        count += bool(found)
+        differing += bool(found)
         for phrase in found:
             console().print(Text(f"{name} {phrase}"))
     missing = [name for name in wanted if name not in here]
@@ -223,5 +223,5 @@ def check_published(published: Mapping[str, Any], key: str) -> int:
     for words, names in (("not installed here, or gone", missing), ("here, and not published", new)):
         if names and not key:
             console().print(Text(f"{words}: {', '.join(names)}"))
-    console().print(Text(f"{count} of {len(rows)} families differ from what is published."))
-    return 1 if count else 0
+    console().print(Text(f"{differing} of {len(rows)} families differ from what is published."))
+    return 1 if differing else 0

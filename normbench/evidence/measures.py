@@ -23,11 +23,8 @@ AVERAGED = "averaged weights' validation"
 SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": AVERAGED, "val_swa": AVERAGED}
 BEST = "best"  # the word for the best validation loss during training
 NOTHING = Curve(np.array([], int), np.array([]))
-IN_TRAINING = (
-    "/val",
-    "/val_ema",
-    "/val_swa",
-)  # splits that are evaluated during training, perhaps on some batches alone
+# Splits that are evaluated during training, perhaps on some batches alone.
+IN_TRAINING = ("/val", "/val_ema", "/val_swa")
 
 # What probes measure in each block, by the form of their tags, which has the number of the block as its group.
 IN_BLOCKS = {

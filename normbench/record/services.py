@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import time
 from collections.abc import Collection, Mapping
 from contextlib import redirect_stdout, suppress
@@ -168,11 +169,14 @@ class Trackio(Logger):
         trackio: Any = import_module("trackio")
         folder = directory.parent.name
         name = f"{folder}/{directory.name}"
-        if not step and space_id is None:
+        is_local = space_id is None and not os.environ.get("TRACKIO_SPACE_ID")
+        if not step and is_local:
+            earlier: list[Any] = []
             with suppress(ValueError):  # the project is a new one
-                for old in trackio.Api().runs(project):
-                    if old.name == name:
-                        old.delete()
+                earlier = list(trackio.Api().runs(project))
+            for run in earlier:
+                if run.name == name:
+                    run.delete()
         settings = {"project": project, "name": name, "group": folder, "space_id": space_id, "embed": False}
         settings |= {"auto_log_cpu": False, "auto_log_gpu": False, "resume": "allow" if step else "never"}
         # trackio ends the run that is current in a context when another begins there, as of seeds that train together
