@@ -62,7 +62,7 @@ MOST_WANTED = (
     "rmsnorm-faster-eager",
     "dyt-parity-lm-whole",
     "rmsnorm-faster-shipped",
-    "derf-best",
+    "derf-best-whole",
     "warmup-more",
     "peri-better-stem-whole",
     "lns-more",
