@@ -141,11 +141,23 @@ def test_a_run_of_a_given_model_is_swapped_and_written(tmp_path: Path, swap: Swa
     assert loss_of(TrainedRun(run), hosted) == pytest.approx(losses_in(told)["fitted"], rel=1e-4)
 
 
+def test_a_norm_is_added_where_there_was_none(layernorm: Path, swap: Swap) -> None:
+    """A gain of 1 changes nothing, a fitted tanh works near 0, and a length can be fitted in part alone."""
+    told = swap(str(layernorm), "norm@hidden=scale")
+    losses = losses_in(told)
+    assert "1 NoNorm → Scale, 3 LayerNorm as it is" in told
+    assert len(losses) == 4 and len({*losses.values()}) == 1
+    losses = losses_in(swap(str(layernorm), "norm@v=dyt"))
+    assert losses["fitted"] == pytest.approx(losses["as they are"], rel=1e-4) != losses["fresh"]
+    losses = losses_in(swap(str(layernorm), "norm@logits=rmsnorm"))
+    assert losses["as they are"] != losses["fitted"] < losses["fresh"] == losses["γ and β kept"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["norm=layernorm", "norm@qk=rmsnorm"], "changes nothing"),
-        (["norm@hidden=rmsnorm"], "has no norm at block00.mlp.hidden"),
+        (["norm@hidden=none"], "changes nothing"),
         (["norm=rmsnorm", "data.batch_size=3"], "data.batch_size=3 would change more of the run"),
         (["norm.eps=1e-3", "norm@final=rmsnorm"], "norm.eps=1e-3 is a setting of norm="),
         (["norm=rmsnorm", "--out", "out"], "--out writes models of other libraries"),

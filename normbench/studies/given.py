@@ -208,6 +208,8 @@ def own_tree(tree: Tree) -> dict[str, Any]:
 def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     """Return the model of a run with its trained weights, and the same with the norms that words ask for.
 
+    Where a rule adds a norm to places that have none, what stood there before is a `NoNorm`.
+
     Raises:
         UsageError: the run cannot be loaded, words ask for more than norms, or these do not go with its model.
     """
@@ -223,13 +225,16 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     build.check_parts(recipe)
     data = run.data()
     seed = tree["seed"]
-    own_model = load_model(run, device=device)
-    own_model.call_every_norm()
     made = build.assemble(recipe, data.task, seed)
     made.treat_weights(seed)
+    has_norm = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
+    sections_added = [part.section for site, part in made.norm_parts.items() if part and site.name not in has_norm]
+    run.tree = with_nothing_at(run.tree, sections_added)
     before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
     after = norms_by_site(made)
-    refuse_other_places(before, after, path)
+    refuse_missing_places(before, after, path)
+    own_model = load_model(run, device=device)
+    own_model.call_every_norm()
     staying = [site for site in before if before[site] == after[site]]
     own_norms = find_norms(own_model, to_device(data.train_batch(0), device))
     made.model.to(device)
@@ -320,15 +325,25 @@ def norms_by_site(made: Assembled) -> dict[str, tuple[str, dict[str, Any]]]:
     return norms
 
 
-def refuse_other_places(before: Collection[str], after: Collection[str], path: Path) -> None:
-    """Refuse norms that make a model with norms at other places.
+def with_nothing_at(tree: Tree, sections: Collection[str]) -> Tree:
+    """Return a run's configuration with `none` where rules add norms: a module there, which passes its input on.
+
+    Args:
+        tree: the configuration.
+        sections: of these rules, such as `norm@qk`.
+    """
+    if not sections:
+        return tree
+    nothing = {section: section_of("norm", "none") for section in sections}
+    return {**tree, RULES: {**tree.get(RULES, {}), **nothing}}
+
+
+def refuse_missing_places(before: Collection[str], after: Collection[str], path: Path) -> None:
+    """Refuse norms that leave a place of the run's norms without one.
 
     Raises:
         UsageError: with the first place.
     """
-    for site in after:
-        if site not in before:
-            raise UsageError(f"the run {path} has no norm at {site}, which could be swapped: leave that place out")
     for site in before:
         if site not in after:
             raise UsageError(f"the run {path} has a norm at {site}, and none is made there: choose another norm")
