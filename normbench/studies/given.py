@@ -325,7 +325,7 @@ def norms_by_site(made: Assembled) -> dict[str, tuple[str, dict[str, Any]]]:
     return norms
 
 
-def with_nothing_at(tree: Tree, sections: Collection[str]) -> Tree:
+def with_nothing_at(tree: Tree, sections: Collection[str]) -> dict[str, Any]:
     """Return a run's configuration with `none` where rules add norms: a module there, which passes its input on.
 
     Args:
@@ -333,7 +333,7 @@ def with_nothing_at(tree: Tree, sections: Collection[str]) -> Tree:
         sections: of these rules, such as `norm@qk`.
     """
     if not sections:
-        return tree
+        return dict(tree)
     nothing = {section: section_of("norm", "none") for section in sections}
     return {**tree, RULES: {**tree.get(RULES, {}), **nothing}}
 
