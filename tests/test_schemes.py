@@ -72,6 +72,11 @@ def authors_model(scheme: str) -> Any:
     kinds = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"rms_norm_eps": 1e-6}),
         "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {"rms_norm_eps": 1e-5}),
+        "exaone4": (
+            transformers.Exaone4Config,
+            transformers.Exaone4ForCausalLM,
+            {"rms_norm_eps": 1e-5, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+        ),
         "qwen3": (
             transformers.Qwen3Config,
             transformers.Qwen3ForCausalLM,
@@ -189,7 +194,7 @@ def copy_affine(theirs: nn.Module, ours: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "qwen3", "gemma2", "gemma3", "gemma4"])
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "exaone4", "qwen3", "gemma2", "gemma3", "gemma4"])
 def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     """The same logits from the same stored numbers, γ − 1 where they store that, to 1e-5 in float32.
 
