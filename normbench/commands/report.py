@@ -237,17 +237,16 @@ def print_details(details: Sequence[str]) -> None:
 
 def print_table(table: Table) -> None:
     """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
+    from normbench.show.narrow import grids
+
     if table.rows:
-        console().print(Text(table.title, style="bold"))
+        screen = console()
         columns = len(table.frame.columns)
         if columns > WIDEST and columns > len(table.rows):
             table = table.transposed()
-        grid = Grid()
-        for place, column in enumerate(table.frame.columns):
-            grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
-        for row in table.rows:
-            grid.add_row(*map(Text, row))
-        console().print(grid)
+        for title, grid in grids(table, screen.width):
+            screen.print(Text(title, style="bold"))
+            screen.print(grid)
     for note in (*table.warnings, *table.notes):
         console().print(Text(note))
     print()

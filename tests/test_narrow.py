@@ -1,0 +1,77 @@
+"""Tables in the width of a terminal: no word is cut, no number is lost, and no line is longer than the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from normbench.show.narrow import grids
+from normbench.show.tables import Table
+
+COSTS = pd.DataFrame(
+    {
+        "norm": ["layernorm"] * 2,
+        "implementation": ["torch", "compile"],
+        "code": ["torch.nn.functional.layer_norm", "torch.compile"],
+        "time (µs)": ["30.8 [26.7, 61.8]", "71.3 [58.2, 1,149]"],
+        "× torch.nn.LayerNorm": ["1.97 [1.54, 3.92]", "3.84 [3.36, 7.51]"],
+        "peak memory (× input)": ["1.00", "3.00"],
+    }
+)
+
+
+def drawn(table: Table, width: int) -> str:
+    """What a terminal of a width shows of a table."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False)
+    for title, grid in grids(table, width):
+        console.print(Text(title))
+        console.print(grid)
+    return out.getvalue()
+
+
+def test_what_fits_is_as_it_is() -> None:
+    lines = drawn(Table("costs", "Costs", COSTS, heads=3), 200).splitlines()
+    assert lines[0] == "Costs" and re.split(r"  +", lines[1].strip()) == [*COSTS.columns]
+    assert [re.split(r"  +", line.strip()) for line in lines[3:]] == COSTS.to_numpy().tolist()
+
+
+def test_what_is_the_same_everywhere_goes_into_the_title() -> None:
+    shown = drawn(Table("costs", "Costs", COSTS, heads=3), 120)
+    assert shown.startswith("Costs; norm layernorm") and "torch.nn.functional.layer_norm" in shown
+
+
+def test_words_that_tell_no_rows_apart_are_left_out_where_there_is_no_room() -> None:
+    shown = drawn(Table("costs", "Costs", COSTS, heads=3), 60)
+    assert "functional" not in shown and "implementation" in shown
+    assert {"[26.7, 61.8]", "[58.2, 1,149]", "[3.36, 7.51]"} <= {*re.findall(r"\[.*?\]", shown.replace("\xa0", " "))}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_word_is_cut(width: int) -> None:
+    shown = drawn(Table("costs", "Costs", COSTS, heads=3), width)
+    words = {word for cell in (*COSTS.columns, *COSTS.to_numpy().ravel()) for word in cell.split()}
+    assert {*shown.split()} - words <= {"Costs", "Costs;", "─" * width, *re.findall("─+", shown)}
+    assert max(map(len, shown.splitlines())) <= width
+
+
+@given(
+    st.integers(30, 90),
+    st.integers(1, 3),
+    st.lists(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), min_size=1, max_size=4),
+)
+def test_every_number_is_shown_once(width: int, heads: int, numbers: list[list[int]]) -> None:
+    """Beside words that name its row."""
+    rows = [[*(f"w{row}x{column}" for column in range(heads)), *map(str, values)] for row, values in enumerate(numbers)]
+    columns = [*(f"word{place}" for place in range(heads)), *(f"number {place}" for place in range(6))]
+    shown = drawn(Table("some", "Some", pd.DataFrame(rows, columns=columns), heads=heads), width)
+    lines = [line for line in shown.splitlines() if re.match(r"w\d", line)]
+    found = sorted(int(word) for line in lines for word in line.split() if word.isdigit())
+    assert found == sorted(number for values in numbers for number in values)
