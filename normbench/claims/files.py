@@ -82,8 +82,20 @@ class CheckedResult:
     can_be_judged: bool
 
 
-def check_result(path: Path) -> CheckedResult:
-    """Return what a claim.json holds, with what of it does not follow from its values and its claim.
+def read_published_result(path: Path) -> ClaimResult | None:
+    """Return a published result as its digest says; None where it is missing, damaged or was changed.
+
+    That its values follow from each other, which takes a list of all of them half a second, is for `check_result`.
+    """
+    try:
+        _, result = read_form(path)
+    except ValueError:
+        return None
+    return None if differs_from_digest(path) else result
+
+
+def read_form(path: Path) -> tuple[Mapping[str, Any], ClaimResult]:
+    """Return what a claim.json holds, as it is written and as a result.
 
     Raises:
         ValueError: it is missing, damaged, or of another claim than its place says.
@@ -98,9 +110,24 @@ def check_result(path: Path) -> CheckedResult:
     name = name_of_place(path)
     if result.name != name:
         raise ValueError(f"{path} is the result of claim {result.name}, and lies where that of {name} belongs")
-    is_altered = True
+    return content, result
+
+
+def differs_from_digest(path: Path) -> bool:
+    """Tell whether a claim.json is not as its digest says, or has none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
-        is_altered = bool(find_altered(path))
+        return bool(find_altered(path))
+    return True
+
+
+def check_result(path: Path) -> CheckedResult:
+    """Return what a claim.json holds, with what of it does not follow from its values and its claim.
+
+    Raises:
+        ValueError: it is missing, damaged, or of another claim than its place says.
+    """
+    content, result = read_form(path)
+    is_altered = differs_from_digest(path)
     try:
         faults = list(find_faults(result))
         again = to_json(result.as_record())

@@ -16,6 +16,7 @@ from normbench.claims.files import (
     find_other_rule,
     load_result,
     published_directory,
+    read_published_result,
     read_result,
     read_results,
 )
@@ -244,7 +245,7 @@ class ClaimStanding:
         """Return its published result; None where there is none for its registration of today, or in another way."""
         if self.claim.is_own or self.way.trial or self.way.at_scale:
             return None
-        result = read_result(published_directory() / f"{self.claim.name}.json")
+        result = read_published_result(published_directory() / f"{self.claim.name}.json")
         is_current = result is not None and result.digest == self.claim.digest
         return result if is_current and result is not None and result.judgement is not None else None
 
