@@ -233,16 +233,15 @@ def read_metrics(path: Path) -> RecordedMetrics:
         lines = logged_lines(path)
     except OSError as error:
         return RecordedMetrics({}, is_torn=False, damage=f"metrics.jsonl cannot be read ({error.strerror})")
-    points = defaultdict[str, list[tuple[float, float]]](list)
+    steps = defaultdict[str, list[float]](list)
+    values = defaultdict[str, list[float]](list)
     good = 0  # lines
     for _, step, numbers in takewhile(lambda line: line.step != UNREADABLE, lines):
         good += 1
         for tag, value in numbers.items():
-            points[tag].append((step, value))
-    curves = {}
-    for tag, points_of_tag in points.items():
-        steps, values = zip(*points_of_tag, strict=True)
-        curves[tag] = Curve(np.array(steps), np.array(values))
+            steps[tag].append(step)
+            values[tag].append(value)
+    curves = {tag: Curve(np.array(steps[tag]), np.array(values[tag])) for tag in steps}
     unread = len(lines) - good
     damage = f"metrics.jsonl is damaged at line {good + 1} of {len(lines)}" if unread > 1 else ""
     return RecordedMetrics(curves, is_torn=unread == 1, damage=damage)
