@@ -324,3 +324,5 @@ def test_what_holds_by_less_than_matters_or_in_spite_of_harm_is_said_to() -> Non
     assert "A harm is real, but smaller than 0.05" in notes_of(ClaimKind.AT_LEAST, -0.02)
     assert "harm" not in notes_of(ClaimKind.AT_LEAST, -0.005)
     assert "harm" not in notes_of(ClaimKind.AT_LEAST, 0.02)
+    assert "below 0; whether by more than 0.05 nats is open" in notes_of(ClaimKind.PARITY, -0.05)
+    assert "is open" not in notes_of(ClaimKind.PARITY, -0.005)

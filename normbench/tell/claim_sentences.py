@@ -315,7 +315,7 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
     if judgement and judgement.note:
         notes.append(f"{judgement.note[0].upper()}{judgement.note[1:]}.")
     if judgement:
-        notes += tell_trifle(judgement, entry.unit)
+        notes += tell_size(judgement, entry.unit)
     if judgement and judgement.is_underpowered and judgement.verdict not in DECIDED:
         power = write_power(judgement)
         seeds = f"with this spread {judgement.n} seeds would find what it says in {power} of repetitions"
@@ -345,12 +345,21 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
     return notes
 
 
-def tell_trifle(judgement: ClaimedEffect, unit: str) -> list[str]:
-    """Return that a claim holds by less than matters, or in spite of a harm that is real: a sentence, or none."""
+def tell_size(judgement: ClaimedEffect, unit: str) -> list[str]:
+    """Return what a word leaves unsaid of the size of an effect: a sentence, or none.
+
+    That a claim holds by less than matters, or in spite of a harm that is real, or that an inconclusive one differs
+    from 0 all the same.
+    """
     interval = judgement.interval
-    if judgement.verdict is not Verdict.REPRODUCED or interval is None:
+    if interval is None:
         return []
     margin = with_unit(short(judgement.rule.margin), unit)
+    if judgement.verdict is Verdict.INCONCLUSIVE and (interval.lower > 0 or interval.upper < 0):
+        side = "above" if interval.lower > 0 else "below"
+        return [f"By itself the effect is {side} 0; whether by more than {margin} is open."]
+    if judgement.verdict is not Verdict.REPRODUCED:
+        return []
     if judgement.rule.kind is ClaimKind.ANY and interval.upper < judgement.rule.margin:
         return [f"The effect is real, but smaller than {margin}, the smallest that was registered to matter."]
     if judgement.rule.kind is ClaimKind.AT_LEAST and interval.upper < 0:
