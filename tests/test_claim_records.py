@@ -396,7 +396,7 @@ def test_a_journal_of_before_digests_goes_on(tmp_path: Path) -> None:
     assert [*read_journal(path).rows] == ["b", "c"], "from now on a change of them is told"
 
 
-def test_values_of_an_arm_that_has_several_at_a_seed_are_kept_and_give_the_effect_again() -> None:
+def test_values_of_an_arm_that_has_several_at_a_seed_are_kept_and_give_the_effect_again(tmp_path: Path) -> None:
     measured = Measured()
     for seed in (0, 1, 2):
         for depth in (2, 4, 8):
@@ -412,6 +412,9 @@ def test_values_of_an_arm_that_has_several_at_a_seed_are_kept_and_give_the_effec
     result = complete("tiny", claim, 0.5, values=values, arms=measured.values_by_arm(), cells=cells)
     assert effects_again(result) == pytest.approx(values)
     assert not list(find_faults(result))
+    path = tmp_path / "tiny.json"
+    write_result(result, path)
+    assert load_result(path).cells == cells
     changed = replace(cells[0], values={**cells[0].values, 1: 7.0})
     (fault,) = find_faults(replace(result, cells=(changed, *cells[1:])))
     assert fault == "values.1 is −0.214286, and not 0.5"  # of a line through 7, 3 and 5 at 2, 4 and 8

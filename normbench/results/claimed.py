@@ -383,6 +383,7 @@ class ClaimResult:
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         content["judgement"] = self.judgement.derive() if self.judgement else None
         content["worth"] = with_derived(self.worth, self.worth) if self.worth else None
+        content["cells"] = to_builtins(self.cells, str_keys=True)
         if self.tuning is not None:
             content["tuning"] = [with_derived(tuning, tuning.search) for tuning in self.tuning]
         return content
