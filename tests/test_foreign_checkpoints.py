@@ -67,6 +67,12 @@ def recompute_stem(network: nn.Module) -> nn.Module:
     return network
 
 
+def divide_stem(network: nn.Module) -> nn.Module:
+    """Divide the batches of a part alone, as PyTorch's ImageNet example does with the features of AlexNet and VGG."""
+    network.stem = nn.DataParallel(network.stem)  # type: ignore[arg-type]
+    return network
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "none": lambda network: network,
     "compiled": torch.compile,
@@ -78,6 +84,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "held, compiled and parallel": lambda network: nn.DataParallel(torch.compile(Lit(network))),  # type: ignore[arg-type]
     "compiled within": compile_stem,
     "recomputed within": recompute_stem,
+    "parallel within": divide_stem,
+    "parallel, and parallel within": lambda network: nn.DataParallel(divide_stem(network)),
+    "compiled, and parallel within": lambda network: torch.compile(divide_stem(network)),
 }
 
 
@@ -159,6 +168,27 @@ def test_what_may_lack_is_what_torch_says_of_the_version(tmp_path: Path, nested:
             make_network(1).load_state_dict(state)
         with pytest.raises(UsageError, match=f"stem.norm.{COUNT} is missing"):
             load(tmp_path / "given.pth", make_network(1))
+
+
+def test_a_version_is_found_where_a_part_was_divided(tmp_path: Path) -> None:
+    state = divide_stem(make_network(3)).state_dict()
+    del state[f"stem.module.norm.{COUNT}"]
+    torch.save(state, tmp_path / "given.pth")
+    with pytest.raises(UsageError, match=f"stem.norm.{COUNT} is missing"):
+        load(tmp_path / "given.pth", make_network(1))
+
+
+def test_a_module_of_that_name_is_the_model_s_own(tmp_path: Path) -> None:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.ModuleDict({"module": nn.Linear(2, 2), "part": nn.ModuleDict({"module": nn.Embedding(2, 2)})})
+
+    for number, network in enumerate((make(1), nn.DataParallel(make(1)))):
+        path = tmp_path / f"{number}.pth"
+        torch.save(network.state_dict(), path)
+        loaded = load(path, make(2)).state_dict()
+        for name, tensor in make(1).state_dict().items():
+            assert torch.equal(loaded[name], tensor), name
 
 
 KEYS = [("model", "model_ema"), ("state_dict", "ema_state_dict"), ("student", "teacher"), ("net", "ema.shadow")]

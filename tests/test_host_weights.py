@@ -86,6 +86,86 @@ def test_an_output_layer_for_other_classes_starts_anew(tmp_path: Path) -> None:
     assert torch.equal(host.module.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
 
 
+FOR_OTHER_TASKS = {
+    "masked words": ("bert", "BertForMaskedLM"),
+    "masked words and next sentences": ("bert", "BertForPreTraining"),
+    "answers in texts": ("bert", "BertForQuestionAnswering"),
+    "nothing": ("bert", "BertModel"),
+    "masked words, roberta": ("roberta", "RobertaForMaskedLM"),
+    "masked words, distilbert": ("distilbert", "DistilBertForMaskedLM"),
+    "replaced words": ("electra", "ElectraForPreTraining"),
+}
+
+
+@pytest.mark.parametrize("trained_on", FOR_OTHER_TASKS)
+@pytest.mark.parametrize("older", [False, True], ids=["folder", "older folder"])
+def test_weights_for_another_task_train_a_classifier(trained_on: str, older: bool, tmp_path: Path) -> None:
+    """What the classes of both tasks have is read, as transformers reads it; all else starts anew, or is left out."""
+    import transformers
+
+    name, kind = FOR_OTHER_TASKS[trained_on]
+    config = transformers.AutoConfig.for_model(name, **BERT)
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config)
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    if older:
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(state, tmp_path / "pytorch_model.bin")
+    host = build_host("hf", name, {}, TEXTS, weights=str(tmp_path))
+    before = f"{model.base_model_prefix}." if kind.endswith("Model") else ""
+    given = {f"{before}{key}": tensor for key, tensor in state.items()}
+    own = dict(host.module.named_parameters())
+    assert sorted(host.anew) == sorted(own.keys() - given.keys())
+    assert {"classifier.weight", "classifier.out_proj.weight"} & {*host.anew}
+    shared = own.keys() & given.keys()
+    assert shared
+    for key in shared:
+        assert torch.equal(own[key], given[key]), key
+
+
+def test_what_a_file_has_beyond_its_class_for_other_tasks_is_left_out(tmp_path: Path) -> None:
+    """As of bert-base-uncased and roberta-base, whose files have more than the class that their config.json names."""
+    import transformers
+
+    for kind, name, more in (
+        ("BertForMaskedLM", "bert", ["cls.seq_relationship.weight", "bert.pooler.dense.weight"]),
+        ("RobertaForMaskedLM", "roberta", ["roberta.pooler.dense.weight"]),
+    ):
+        model = getattr(transformers, kind)(transformers.AutoConfig.for_model(name, **BERT))
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        state = safetensors.torch.load_file(folder / "model.safetensors")
+        for key in more:
+            state |= {key: torch.ones(16, 16), key.replace("weight", "bias"): torch.ones(16)}
+        state |= {key: tensor[:2].clone() for key, tensor in state.items() if "relationship" in key}
+        safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+        host = build_host("hf", name, {}, TEXTS, weights=str(folder))
+        assert "classifier.weight" in host.anew or "classifier.out_proj.weight" in host.anew
+        state["more"] = torch.ones(1)
+        del state[f"{name}.encoder.layer.0.output.dense.weight"]
+        safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+        message = refusal("hf", name, {}, TEXTS, weights=str(folder))
+        assert "layer.0.output.dense.weight is missing" in message and "more is not the model's" in message
+
+
+def test_a_stem_without_an_output_layer_trains_a_classifier_of_images(tmp_path: Path) -> None:
+    """As training without labels leaves it, bare or with an output layer of its own in that place."""
+    model = build_host("timm", "vit_tiny_patch16_224", VIT, IMAGES).module
+    bare = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("head.")}
+    projected = {**bare, "head.0.weight": torch.ones(8, 16), "head.2.weight": torch.ones(4, 8)}
+    for number, state in enumerate((bare, projected)):
+        path = tmp_path / f"{number}.pth"
+        torch.save({"model": {f"module.{key}": tensor for key, tensor in state.items()}}, path)
+        host = build_host("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
+        assert sorted(host.anew) == ["head.bias", "head.weight"]
+        for key, tensor in bare.items():
+            assert torch.equal(host.module.state_dict()[key], tensor), key
+    torch.save({**bare, "head.bias": model.head.bias.detach()}, tmp_path / "half.pth")
+    message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(tmp_path / "half.pth"))
+    assert "(head.weight is missing)" in message
+
+
 def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:
     """Its weights are in a pickle, of which tensors alone are read."""
     folder, model = gpt2

@@ -349,7 +349,9 @@ class Hosted(Model):
 
     def notes(self) -> list[str]:
         left = [f"{path}, a {what}, is left as it is" for path, what in self.left.items()]
-        anew = [f"{name} starts at random, as its weights are for other classes" for name in self.anew]
+        anew = [
+            f"{name} starts at random, as the weights have none for this task and its classes" for name in self.anew
+        ]
         return [*left, *self.warnings, *anew]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +135,7 @@ class Transformers(Library):
                     tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
                     write_model(tensors, config, Path(folder))
                     module, loaded = type(module).from_pretrained(folder, **reads)
-        anew = self.check_loaded(module, call, loaded, where)
+            anew = self.check_loaded(module, call, loaded, config, where)
         refuse_not_finite(module, where)
         return Host(module, call, self.versions(), {}, anew)
 
@@ -154,24 +156,71 @@ class Transformers(Library):
             what = f"{where} takes {longest:,} tokens at once, and the data have {task.context:,}"
             raise UsageError(f"{what}: set model.context={longest}")
 
-    def check_loaded(self, module: nn.Module, call: Caller, loaded: Mapping[str, Any], where: str) -> list[str]:
-        """Refuse weights that do not fit; return the names of what starts anew, which only an output layer may.
+    def modules_as_saved(self, config: Any) -> set[str] | None:
+        """Return the paths of the modules of the model whose weights were saved, as the configuration names its class.
+
+        It is None where it names none of the library's own.
+        """
+        for kind in self.kinds_of(config):
+            if kind.__name__ in (config.architectures or ()):
+                return paths_in(kind, config)
+        return None
+
+    def modules_for_tasks(self, config: Any) -> set[str]:
+        """Return the paths of the modules of all models that the library has for a configuration, whatever the task.
+
+        Files often have more than the class that their configuration names, such as two output layers of BERT.
+        """
+        paths = set[str]()
+        for kind in self.kinds_of(config):
+            with suppress(Exception):  # some refuse a configuration that is for another task
+                paths |= paths_in(kind, config)
+        return paths
+
+    def kinds_of(self, config: Any) -> list[Any]:
+        """Return the classes of models that the library has for a configuration."""
+        transformers: Any = self.load()
+        module: Any = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+        kinds = []
+        for name in module.__all__:
+            kind = getattr(module, name)
+            is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+            if is_model and kind.config_class is type(config) and not name.endswith("PreTrainedModel"):
+                kinds.append(kind)
+        return kinds
+
+    def check_loaded(
+        self, module: nn.Module, call: Caller, loaded: Mapping[str, Any], config: Any, where: str
+    ) -> list[str]:
+        """Refuse weights that do not fit; return the names of what starts anew.
+
+        That is an output layer for other classes, and what the model has for its task alone, where the one that was
+        saved was for another task, such as finding masked words. What that one had for its own is left out.
 
         Args:
             module: the model.
             call: how it is called.
             loaded: what transformers says of loading it.
+            config: of the weights.
             where: the weights come from.
 
         Raises:
             UsageError: with the first names.
         """
         head = call.head(module)
-        head_paths = [path for path, submodule in module.named_modules() if submodule is head]
+        own_modules = {path for path, _ in module.named_modules()}
+        anew_paths = {path for path, submodule in module.named_modules() if submodule is head}
+        saved_modules = self.modules_as_saved(config) if loaded["missing_keys"] else None
+        if saved_modules is not None:
+            anew_paths |= own_modules - saved_modules
+        for_other_tasks = set[str]()
+        if loaded["unexpected_keys"]:
+            for_other_tasks = self.modules_for_tasks(config) - own_modules
         mismatched = [str(key[0]) for key in loaded["mismatched_keys"]]
-        other_in_head, other = split_names(mismatched, head_paths)
-        missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), head_paths)
-        check_fit(where, missing=missing, unknown=sorted(loaded["unexpected_keys"]), other=other)
+        other_in_head, other = split_names(mismatched, anew_paths)
+        missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), anew_paths)
+        _, unknown = split_names(sorted(loaded["unexpected_keys"]), for_other_tasks)
+        check_fit(where, missing=missing, unknown=unknown, other=other)
         return [*other_in_head, *missing_in_head]
 
     def decide(self, default: Any, options: Options, task: LanguageModeling | TextClassification) -> dict[str, Any]:
@@ -196,6 +245,14 @@ class Transformers(Library):
             if is_there and own_name(default, key) not in names:
                 not_given[own_name(default, key)] = value
         return not_given
+
+
+def paths_in(kind: Any, config: Any) -> set[str]:
+    """Return the paths of the modules of a class of transformers, as a model for a task has them; nothing is drawn."""
+    with torch.device("meta"):
+        model = kind(copy.deepcopy(config))
+    before = f"{model.base_model_prefix}." if model.base_model is model else ""
+    return {f"{before}{path}" for path, _ in model.named_modules()}
 
 
 def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str], list[str]]:

@@ -59,6 +59,7 @@ NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 MARK = "normbench_swap"  # of its config.json and its files of weights, which say so too
 # What stands in names of tensors of a model that was compiled, sharded or recomputed, wherever such a module was in it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+PARALLEL = "module"  # what DataParallel puts around a module, where people also have modules of that name
 FEWEST = 0.5  # of a model's names, which a part of a file has that holds weights of the model
 
 
@@ -443,13 +444,14 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
         UsageError: there are several such parts, or not the one that is asked for; with those that there are.
     """
     unwrapped = StateDict()
+    paths = paths_of(names)
     for name, tensor in found.items():
-        unwrapped[without_wrappers(name)] = tensor
+        unwrapped[without_wrappers(name, paths)] = tensor
     if len(unwrapped) < len(found):  # what is the same without wrappers is not the same
         return found
-    unwrapped.others = {without_wrappers(name): what for name, what in found.others.items()}
+    unwrapped.others = {without_wrappers(name, paths): what for name, what in found.others.items()}
     for path, version in found._metadata.items():
-        unwrapped._metadata[without_wrappers(path)] = version
+        unwrapped._metadata[without_wrappers(path, paths)] = version
     parts = find_parts(unwrapped, names)
     fitting = [part] if part in parts else [candidate for candidate in parts if is_below(candidate, part)]
     if len(fitting) > 1:
@@ -476,9 +478,27 @@ def take_weights(found: StateDict, names: Collection[str], where: str, part: str
     return taken
 
 
-def without_wrappers(path: str) -> str:
-    """Return a path without what wrappers have put into it."""
-    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+def paths_of(names: Collection[str]) -> set[str]:
+    """Return the names of a model's tensors, and the paths of the modules that hold them."""
+    paths = set(names)
+    for name in names:
+        keys = name.split(".")
+        paths.update(".".join(keys[:number]) for number in range(1, len(keys)))
+    return paths
+
+
+def without_wrappers(path: str, known: Collection[str]) -> str:
+    """Return a path without what wrappers have put into it, as in `features.module.0.weight`.
+
+    known: names and paths of the model, which tell a wrapper's `module` from one of the model's own.
+    """
+    keys = [key for key in path.split(".") if key not in WRAPPERS]
+    for number, key in enumerate(keys):
+        own = keys[number:]
+        bare = [part for part in own if part != PARALLEL]
+        if key != PARALLEL and bare != own and ".".join(own) not in known and ".".join(bare) in known:
+            return ".".join([*keys[:number], *bare])
+    return ".".join(keys)
 
 
 def is_below(path: str, part: str) -> bool:
@@ -522,7 +542,7 @@ def explain_object(name: str) -> str:
 
 
 def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str, head: nn.Module | None) -> list[str]:
-    """Load weights into a model; an output layer of another number of classes starts anew.
+    """Load weights into a model; an output layer that they have not, or have for other classes, starts anew.
 
     Args:
         module: the model.
@@ -539,9 +559,10 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     state = module.state_dict()
     paths = {submodule: path for path, submodule in module.named_modules()}
     anew = list[str]()
-    if head is not None and has_other_shape(paths[head], state, tensors):
+    known = dict(tensors)
+    if head is not None and is_for_others(paths[head], state, tensors):
         anew = names_below(paths[head], state)
-    known = drop_keys(tensors, *anew)
+        known = drop_keys(tensors, *names_below(paths[head], tensors))
     present = [name for name in state if name in known]
     other = [name for name in present if not has_shape_of(known[name], state[name])]
     unfit = defaultdict[str, list[str]](list)  # names by what keeps torch from taking these numbers
@@ -617,9 +638,14 @@ def names_below(path: str, state: Mapping[str, Tensor]) -> list[str]:
     return [name for name in state if name.startswith(f"{path}.")]
 
 
-def has_other_shape(path: str, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether tensors for a module, by its path, are of other shapes than its own."""
-    return any(name in tensors and tensors[name].shape != own[name].shape for name in names_below(path, own))
+def is_for_others(path: str, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether weights have an output layer, by its path, of other shapes than a model's own, or none such."""
+    names = names_below(path, own)
+    if any(name in tensors and tensors[name].shape != own[name].shape for name in names):
+        return True
+    others = getattr(tensors, "others", {})
+    is_there = [name in tensors or name in others or is_shared(name, own, tensors) for name in names]
+    return bool(names) and not any(is_there)
 
 
 def is_shared(name: str, own: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> bool:
