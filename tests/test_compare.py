@@ -85,6 +85,21 @@ def test_a_plan_is_not_made_from_runs_in_two_groups(folder: Path, capsys: pytest
     assert "some of dyt did not: make them train first" in capsys.readouterr().err
 
 
+def test_a_plan_is_not_made_from_runs_that_do_not_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stuck = [4.01, 3.99, 4.0, 4.02, 3.98]
+    for name, finals in {
+        "one": {"layernorm": BASE, "dyt": stuck},
+        "both": {"layernorm": BASE[::-1], "dyt": BASE},
+    }.items():
+        constant = 4.0 if name == "one" else 2.0
+        make_study(folder / name, finals, data={"constant": {"loss/val": constant}})
+        for more in ([], ["--difference", "0.05"]):
+            assert main(["compare", "--plan", "dyt", "layernorm", "--in", name, *more]) == 2
+            said = capsys.readouterr().err
+            which = "dyt" if name == "one" else "dyt and layernorm"
+            assert f"those of {which} did not: make them train first" in said
+
+
 def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, final in enumerate((2.0, 2.1)):
         make_run(folder / "odd", norm="my[bold]norm", seed=seed, final=final, name=f"low{seed}")

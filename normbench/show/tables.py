@@ -822,10 +822,12 @@ def plan_table(one: Difference, difference: float | None) -> Table:
     one: the pilot. difference: in the metric's unit.
 
     Raises:
-        UsageError: the pilot has fewer than two pairs, or no spread, or runs of an arm end in two groups.
+        UsageError: the pilot has fewer than two pairs, or no spread, or an arm that did not train, or only in part.
     """
+    needs = "a plan needs a pilot whose runs all train"
+    if one.untrained:
+        raise UsageError(f"{needs}, and those of {' and '.join(one.untrained)} did not: make them train first")
     if one.torn:
-        needs = "a plan needs a pilot whose runs all train"
         raise UsageError(f"{needs}, and some of {one.torn[0].arm} did not: make them train first")
     n = one.n
     sd = one.sd
