@@ -139,6 +139,16 @@ def test_a_short_last_batch_is_tried_where_the_run_comes_to_it(words: str) -> No
         rehearse(words, data, batches=3)
 
 
+@pytest.mark.parametrize("norm", ["frn", "instancenorm", "switchable"])
+def test_a_single_position_is_refused_by_what_takes_statistics_of_positions(norm: str) -> None:
+    """FRN would leave the sign alone of it, and the others nothing."""
+    make = build.factory(read([f"norm={norm}"]).recipe["norm"])
+    module = make(4, channel_dim=1)
+    with pytest.raises(UsageError, match="has 1 value for a statistic, and needs at least 2: use input with time or"):
+        module(torch.randn(3, 4, 1, 1))
+    assert module(torch.randn(3, 4, 1, 2)).isfinite().all()
+
+
 def test_evaluation_batches_of_one_are_refused_where_a_norm_reads_the_batch() -> None:
     reads = "model=mlp norm=batchnorm norm.track_running_stats=false"
     rehearse(reads, Leftover(seed=0), batches=1)

@@ -331,7 +331,7 @@ class AffineNorm(Norm, ABC):
         return y.to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
-        """Refuse a statistic over one value, which would always normalize to 0."""
+        """Refuse a statistic over one value, which would always normalize to 0, or to its sign."""
         if count < 2:
             norm = f"{type(self).__name__.lower()}{self.where}"
             amount = "1 value" if count else "no real value"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ class FRN(AffineNorm):
     Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
 
     Shapes: `(batch, time, features)`, or `(batch, channels, height, width)` with channel_dim=1.
-    Raises UsageError where there are no positions.
+    Raises UsageError where there are no positions, or a single one, of whose value only the sign would be left.
     Source: Singh & Krishnan 2020; timm's `layers/filter_response_norm.py`.
     """
 
@@ -52,6 +53,7 @@ class FRN(AffineNorm):
         if x.ndim < 3:
             raise UsageError(f"frn{self.where} has no positions: use input with time or space, or another norm")
         x = x.movedim(self.channel_dim, -1)
+        self.check_count(math.prod(x.shape[1:-1]), "use input with time or space, or another norm")
         positions = tuple(range(1, x.ndim - 1))
         squares = x.square()
         if real is None:
