@@ -164,6 +164,9 @@ def test_a_stem_without_an_output_layer_trains_a_classifier_of_images(tmp_path: 
     torch.save({**bare, "head.bias": model.head.bias.detach()}, tmp_path / "half.pth")
     message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(tmp_path / "half.pth"))
     assert "(head.weight is missing)" in message
+    torch.save({**bare, "head.weight_orig": torch.ones(3, 16), "head.weight_mask": torch.ones(3, 16)}, path)
+    message = refusal("timm", "vit_tiny_patch16_224", VIT, IMAGES, weights=str(path))
+    assert "head.weight_mask" in message, "a pruned output layer is one, in another form"
 
 
 def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:

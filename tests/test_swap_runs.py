@@ -158,6 +158,7 @@ def test_a_norm_is_added_where_there_was_none(layernorm: Path, swap: Swap) -> No
     [
         (["norm=layernorm", "norm@qk=rmsnorm"], "changes nothing"),
         (["norm@hidden=none"], "changes nothing"),
+        (["norm@qkv=scale"], "norm@qkv adds norms, and the run has one at block00.attention.q already"),
         (["norm=rmsnorm", "data.batch_size=3"], "data.batch_size=3 would change more of the run"),
         (["norm.eps=1e-3", "norm@final=rmsnorm"], "norm.eps=1e-3 is a setting of norm="),
         (["norm=rmsnorm", "--out", "out"], "--out writes models of other libraries"),

@@ -244,9 +244,11 @@ def print_table(table: Table) -> None:
         columns = len(table.frame.columns)
         if columns > WIDEST and columns > len(table.rows):
             table = table.transposed()
-        for title, grid in grids(table, screen.width):
+        for title, grid, below in grids(table, screen.width):
             screen.print(Text(title, style="bold"))
             screen.print(grid)
+            if below:
+                screen.print(Text(below))
     for note in (*table.warnings, *table.notes):
         console().print(Text(note))
     print()

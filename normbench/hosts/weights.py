@@ -639,13 +639,18 @@ def names_below(path: str, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def is_for_others(path: str, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether weights have an output layer, by its path, of other shapes than a model's own, or none such."""
+    """Tell whether weights have an output layer, by its path, of other shapes than a model's own, or none such.
+
+    What they have there in another form, as pruning and parametrizations leave it, is none of another task.
+    """
     names = names_below(path, own)
     if any(name in tensors and tensors[name].shape != own[name].shape for name in names):
         return True
     others = getattr(tensors, "others", {})
     is_there = [name in tensors or name in others or is_shared(name, own, tensors) for name in names]
-    return bool(names) and not any(is_there)
+    inside = [name.removeprefix(f"{path}.") for name in names_below(path, tensors)]
+    has_other_form = any("." not in name or name.startswith("parametrizations.") for name in inside)
+    return bool(names) and not any(is_there) and not has_other_form
 
 
 def is_shared(name: str, own: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> bool:

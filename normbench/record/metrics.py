@@ -14,7 +14,7 @@ from normbench.record.files import keep_damaged, read_bytes, write_atomically
 
 UNREADABLE = math.inf
 
-NUMBERS = msgspec.json.Decoder(list[dict[str, float]])
+NUMBERS = msgspec.json.Decoder(list[dict[str, float | None]])
 
 EVALUATIONS = ("val", "val_ema", "val_swa", "train_eval", "test")  # what follows the metric in a tag of theirs
 
@@ -45,14 +45,23 @@ def logged_lines(path: Path) -> list[LoggedLine]:
 
 def sound_lines(texts: Sequence[bytes]) -> list[LoggedLine]:
     """Return lines that all have a step and numbers; else none. All at once take a fifth of the time of one by one."""
-    with suppress(ValueError, RecursionError, KeyError, OverflowError):
+    with suppress(ValueError, RecursionError, KeyError, OverflowError, TypeError):
         objects = NUMBERS.decode(b"[%s]" % b",".join(texts))
         if len(objects) == len(texts):
-            return [
-                LoggedLine(text, int(numbers.pop("step")), numbers)
-                for text, numbers in zip(texts, objects, strict=True)
-            ]
+            return [number_line(text, numbers) for text, numbers in zip(texts, objects, strict=True)]
     return []
+
+
+def number_line(text: bytes, numbers: dict[str, float | None]) -> LoggedLine:
+    """Return a line whose text stands for numbers.
+
+    Raises:
+        KeyError, OverflowError, ValueError, TypeError: it has no step, or one that is no number.
+    """
+    step = int(numbers.pop("step"))  # type: ignore[arg-type]
+    if None in numbers.values():
+        return LoggedLine(text, step, {tag: math.nan if value is None else value for tag, value in numbers.items()})
+    return LoggedLine(text, step, numbers)  # type: ignore[arg-type]
 
 
 def parse_json(text: bytes) -> Any:
@@ -64,9 +73,7 @@ def parse_json(text: bytes) -> Any:
 def read_line(text: bytes, logged: Any) -> LoggedLine:
     """Return a line whose text stands for what is logged; UNREADABLE where that is not a step with numbers."""
     try:
-        step = int(logged.pop("step"))
-        numbers = {tag: math.nan if value is None else float(value) for tag, value in logged.items()}
-        return LoggedLine(text, step, numbers)
+        return number_line(text, {tag: value if value is None else float(value) for tag, value in logged.items()})
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
         return LoggedLine(text, UNREADABLE, {})
 

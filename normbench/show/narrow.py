@@ -1,12 +1,11 @@
-"""Tables in the width of a terminal, without cut words: what is too wide goes above, below, or into another part."""
+"""Tables in the width of a terminal, without cut numbers: what is too wide goes above, below, or into another part."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table as Grid
@@ -17,47 +16,75 @@ from normbench.show.tables import Table
 GAP = 2  # letters between columns: padding, and where the box has a line
 SPAN = re.compile(r" (?=\[)")  # before an interval
 KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
+SOME = 8  # letters that a column of words has at least where numbers need the room
 
 
-def grids(table: Table, width: int) -> Iterator[tuple[str, Grid]]:
-    """Yield a table as parts that fit into a width, as far as words allow, each with the title above it.
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
 
-    What is the same in all rows goes into the title. Where that is not enough intervals get a line of their own, a
-    column of words that follows from the others before it is left out, as a page has it, and the columns of numbers
-    are spread over several parts, each of which begins with the words.
+    Attributes:
+        name: its heading.
+        cells: from the top.
+        is_head: whether it is words, which may be folded anywhere, and not numbers, which may not.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    is_head: bool
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the heading and the cells."""
+        return (self.name, *self.cells)
+
+    @property
+    def most(self) -> int:
+        """Return its width where no line is broken."""
+        return max(cell_len(line) for text in self.texts for line in text.split("\n"))
+
+    @property
+    def least(self) -> int:
+        """Return the width of its longest word."""
+        return max(1, *(cell_len(word) for text in self.texts for word in re.split(r"[ \n]", text)))
+
+
+def grids(table: Table, width: int) -> Iterator[tuple[str, Grid, str]]:
+    """Yield a table as parts that fit into a width, each with the title above it and what is to be said below it.
+
+    What is the same in all rows goes into the title. Where that is not enough intervals get a line of their own, words
+    that others of their row stand for, and do so in several rows, go below, and the columns of numbers are spread over
+    several parts, each of which begins with the words. Words as long as the terminal is wide are folded.
 
     Args:
         table: with rows.
         width: in letters.
     """
-    if not fits(table.frame, width):
-        table = with_constants_above(table)
-    frame = table.frame
-    if not fits(frame, width):
-        frame = with_intervals_below(frame, table.heads)
-    heads = list(frame.columns[: table.heads])
-    if least_width(frame) > width:
-        heads = leave_out(frame, heads, width)
-    for number, columns in enumerate(parts(frame, heads, list(frame.columns[table.heads :]), width)):
-        yield "" if number else table.title, grid_of(frame[columns], len(heads), width)
+    columns = columns_of(table)
+    title = table.title
+    if not fits(columns, width):
+        columns, same = without_constants(columns)
+        title = "; ".join([title, *same])
+    if not fits(columns, width):
+        columns = [column if column.is_head else with_intervals_below(column) for column in columns]
+    below = list[str]()
+    for column in sorted(columns, key=lambda column: -column.least):
+        if total([one.least for one in columns]) > width and column.is_head:
+            columns, said = without_follower(columns, column)
+            below += said
+    all_parts = list(parts(columns, width))
+    for number, part in enumerate(all_parts):
+        is_last = number == len(all_parts) - 1
+        yield f"{title} (continued)" if number else title, grid_of(part, width), "\n".join(below) if is_last else ""
 
 
-# ---- how wide
-
-
-def words_of(frame: pd.DataFrame, column: str) -> list[str]:
-    """Return the heading and the cells of a column."""
-    return [str(column), *map(str, frame[column])]
-
-
-def most(frame: pd.DataFrame, column: str) -> int:
-    """Return the width of a column whose lines are not broken."""
-    return max(cell_len(line) for cell in words_of(frame, column) for line in cell.split("\n"))
-
-
-def least(frame: pd.DataFrame, column: str) -> int:
-    """Return the width of the longest word of a column."""
-    return max(cell_len(word) for cell in words_of(frame, column) for word in re.split(r"[ \n]", cell))
+def columns_of(table: Table) -> list[Column]:
+    """Return the columns of a table."""
+    cells = list(zip(*table.rows, strict=True))
+    return [
+        Column(str(name), tuple(map(str, cells[place])), place < table.heads)
+        for place, name in enumerate(table.frame.columns)
+    ]
 
 
 def total(widths: Sequence[int]) -> int:
@@ -65,37 +92,48 @@ def total(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * max(0, len(widths) - 1)
 
 
-def fits(frame: pd.DataFrame, width: int) -> bool:
+def fits(columns: Sequence[Column], width: int) -> bool:
     """Tell whether a table fits without another break."""
-    return total([most(frame, column) for column in frame]) <= width
+    return total([column.most for column in columns]) <= width
 
 
-def least_width(frame: pd.DataFrame) -> int:
-    """Return the least width of a table whose words are whole."""
-    return total([least(frame, column) for column in frame])
-
-
-# ---- what makes it narrower
-
-
-def with_constants_above(table: Table) -> Table:
-    """Return a table without the columns of words that are the same in all rows; the title has them."""
-    frame = table.frame
-    heads = frame.columns[: table.heads]
-    constant = [column for column in heads if len(frame) > 1 and frame[column].nunique() == 1]
+def without_constants(columns: Sequence[Column]) -> tuple[list[Column], list[str]]:
+    """Return a table without the columns of words that are the same in all of several rows, and these as phrases."""
+    heads = [column for column in columns if column.is_head]
+    constant = [column for column in heads if len(column.cells) > 1 and len(set(column.cells)) == 1]
     if len(constant) == len(heads):
         constant = constant[:-1]
-    values = [f"{column} {frame[column].iloc[0]}" for column in constant]
-    title = "; ".join([table.title, *values])
-    return replace(table, title=title, frame=frame.drop(columns=constant), heads=table.heads - len(constant))
+    kept = [column for column in columns if not any(column is other for other in constant)]
+    return kept, [f"{column.name} = {column.cells[0]}" for column in constant]
 
 
-def with_intervals_below(frame: pd.DataFrame, heads: int) -> pd.DataFrame:
-    """Return a table in whose cells an interval is a line of its own. heads: how many columns are words."""
-    frame = frame.copy()
-    for column in frame.columns[heads:]:
-        frame[column] = [break_before_interval(str(cell)) for cell in frame[column]]
-    return frame
+def without_follower(columns: Sequence[Column], follower: Column) -> tuple[list[Column], list[str]]:
+    """Return a table without a column of words that follows from others, and a line that says how.
+
+    The table stays as it is where the column does not, or where the others are different in each row, so that they
+    stand for nothing but the row.
+    """
+    leading = [column for column in columns if column.is_head and column is not follower]
+    for column in list(leading):
+        fewer = [other for other in leading if other is not column]
+        if follows(follower, fewer):
+            leading = fewer
+    pairs = dict(zip(zip(*(column.cells for column in leading), strict=True), follower.cells, strict=False))
+    if not leading or not follows(follower, leading) or len(pairs) == len(follower.cells):
+        return list(columns), []
+    said = "; ".join(f"{words} ({' '.join(of)})" for of, words in pairs.items())
+    return [column for column in columns if column is not follower], [f"{follower.name}: {said}"]
+
+
+def follows(follower: Column, leading: Sequence[Column]) -> bool:
+    """Tell whether rows that are alike in some columns are alike in another."""
+    rows = list(zip(*(column.cells for column in leading), strict=True)) if leading else [()] * len(follower.cells)
+    return len(set(rows)) == len(set(zip(rows, follower.cells, strict=True)))
+
+
+def with_intervals_below(column: Column) -> Column:
+    """Return a column in whose cells an interval is a line of its own."""
+    return replace(column, cells=tuple(map(break_before_interval, column.cells)))
 
 
 def break_before_interval(cell: str) -> str:
@@ -104,52 +142,42 @@ def break_before_interval(cell: str) -> str:
     return "\n".join([number, *(interval.replace(" ", KEPT_TOGETHER) for interval in intervals)])
 
 
-def leave_out(frame: pd.DataFrame, heads: Sequence[str], width: int) -> list[str]:
-    """Return the columns of words without the widest ones that tell no rows apart, as long as the table is too wide."""
-    kept = list(heads)
-    numbers = [column for column in frame if column not in heads]
-    for column in sorted(heads, key=lambda column: -least(frame, column)):
-        others = [other for other in kept if other != column]
-        if least_width(frame[[*kept, *numbers]]) <= width:
-            break
-        if others and frame[others].drop_duplicates().shape[0] == frame[kept].drop_duplicates().shape[0]:
-            kept = others
-    return kept
-
-
-def parts(frame: pd.DataFrame, heads: Sequence[str], numbers: Sequence[str], width: int) -> Iterator[list[str]]:
+def parts(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
     """Yield the columns of each part: all words, and as many columns of numbers as fit beside them, at least one."""
+    heads = [column for column in columns if column.is_head]
     part = list(heads)
-    for column in numbers:
-        if len(part) > len(heads) and least_width(frame[[*part, column]]) > width:
+    for column in columns:
+        if column.is_head:
+            continue
+        if len(part) > len(heads) and total([one.least for one in (*part, column)]) > width:
             yield part
             part = list(heads)
         part.append(column)
     yield part
 
 
-# ---- drawn
-
-
-def grid_of(frame: pd.DataFrame, heads: int, width: int) -> Grid:
-    """Return what rich prints. heads: how many columns are words, on the left."""
+def grid_of(columns: Sequence[Column], width: int) -> Grid:
+    """Return what rich prints."""
     grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    widths = shared_width(frame, width)
-    for place, column in enumerate(frame.columns):
-        justify = "left" if place < heads else "right"
-        grid.add_column(Text(str(column)), justify=justify, overflow="fold", width=widths[place])  # type: ignore[arg-type]
-    for row in frame.itertuples(index=False, name=None):
-        grid.add_row(*[Text(str(cell)) for cell in row])
+    for column, letters in zip(columns, shared_width(columns, width), strict=True):
+        justify = "left" if column.is_head else "right"
+        grid.add_column(Text(column.name), justify=justify, overflow="fold", width=letters)  # type: ignore[arg-type]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        grid.add_row(*map(Text, row))
     return grid
 
 
-def shared_width(frame: pd.DataFrame, width: int) -> list[int]:
-    """Return the width of each column: of the longest word at least, and of what is left as much as lines need."""
-    widths = [least(frame, column) for column in frame]
-    wanted = [most(frame, column) for column in frame]
-    left = width - total(widths)
-    while left > 0 and widths != wanted:
+def shared_width(columns: Sequence[Column], width: int) -> list[int]:
+    """Return the width of each column: that of its longest word, and of what is left as much as its lines need.
+
+    Where the longest words do not fit side by side, the widest columns of words have less.
+    """
+    widths = [column.least for column in columns]
+    heads = [place for place, column in enumerate(columns) if column.is_head]
+    while total(widths) > width and any(widths[place] > SOME for place in heads):
+        widths[max(heads, key=lambda place: widths[place])] -= 1
+    wanted = [max(column.most, letters) for column, letters in zip(columns, widths, strict=True)]
+    while total(widths) < width and widths != wanted:
         place = max(range(len(widths)), key=lambda place: wanted[place] / widths[place])
         widths[place] += 1
-        left -= 1
     return widths

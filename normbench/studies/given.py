@@ -233,6 +233,7 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
     after = norms_by_site(made)
     refuse_missing_places(before, after, path)
+    refuse_mixed_rules(has_norm, before, sections_added)
     own_model = load_model(run, device=device)
     own_model.call_every_norm()
     staying = [site for site in before if before[site] == after[site]]
@@ -336,6 +337,26 @@ def with_nothing_at(tree: Tree, sections: Collection[str]) -> dict[str, Any]:
         return dict(tree)
     nothing = {section: section_of("norm", "none") for section in sections}
     return {**tree, RULES: {**tree.get(RULES, {}), **nothing}}
+
+
+def refuse_mixed_rules(
+    has_norm: Mapping[str, object], before: Mapping[str, object], sections_added: Collection[str]
+) -> None:
+    """Refuse rules that add norms at some places and change those of a run at others, which would go first.
+
+    Args:
+        has_norm: what stands at each place of the run, by its name.
+        before: the same with nothing at the places of the rules.
+        sections_added: of these rules.
+
+    Raises:
+        UsageError: with the first place.
+    """
+    for site, own in has_norm.items():
+        if before.get(site) != own:
+            rules = ", ".join(dict.fromkeys(sections_added))
+            cure = "give a rule for these places and another for those without a norm"
+            raise UsageError(f"{rules} adds norms, and the run has one at {site} already: {cure}")
 
 
 def refuse_missing_places(before: Collection[str], after: Collection[str], path: Path) -> None:

@@ -352,12 +352,12 @@ def tell_size(judgement: ClaimedEffect, unit: str) -> list[str]:
     from 0 all the same.
     """
     interval = judgement.interval
-    if interval is None:
+    if interval is None or judgement.rule.kind is ClaimKind.SLOPE:  # whose target is not 0
         return []
     margin = with_unit(short(judgement.rule.margin), unit)
     if judgement.verdict is Verdict.INCONCLUSIVE and (interval.lower > 0 or interval.upper < 0):
         side = "above" if interval.lower > 0 else "below"
-        return [f"By itself the effect is {side} 0; whether by more than {margin} is open."]
+        return [f"By itself, at 95 %, the effect is {side} 0; whether by more than {margin} is open."]
     if judgement.verdict is not Verdict.REPRODUCED:
         return []
     if judgement.rule.kind is ClaimKind.ANY and interval.upper < judgement.rule.margin:
