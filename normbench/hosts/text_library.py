@@ -163,7 +163,8 @@ class Transformers(Library):
         """
         for kind in self.kinds_of(config):
             if kind.__name__ in (config.architectures or ()):
-                return paths_in(kind, config)
+                with suppress(Exception):  # it may refuse a configuration that was changed for this task
+                    return paths_in(kind, config)
         return None
 
     def modules_for_tasks(self, config: Any) -> set[str]:
@@ -178,9 +179,12 @@ class Transformers(Library):
         return paths
 
     def kinds_of(self, config: Any) -> list[Any]:
-        """Return the classes of models that the library has for a configuration."""
+        """Return the classes of models that the library has for a configuration; none where it has others' models."""
         transformers: Any = self.load()
-        module: Any = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+        try:
+            module: Any = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+        except ModuleNotFoundError:
+            return []
         kinds = []
         for name in module.__all__:
             kind = getattr(module, name)
