@@ -67,10 +67,11 @@ def recompute_stem(network: nn.Module) -> nn.Module:
     return network
 
 
-def divide_stem(network: nn.Module) -> nn.Module:
+def divide_stem(network: Any) -> nn.Module:
     """Divide the batches of a part alone, as PyTorch's ImageNet example does with the features of AlexNet and VGG."""
-    network.stem = nn.DataParallel(network.stem)  # type: ignore[arg-type]
-    return network
+    network.stem = nn.DataParallel(network.stem)
+    divided: nn.Module = network
+    return divided
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {

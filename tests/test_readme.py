@@ -108,8 +108,6 @@ def small(words: list[str]) -> list[str]:
         if not Path("pairs").exists():
             write_few_pairs(Path("pairs"))
         words += ["data.root=pairs", "data.batch_size=4"]
-    if "--plan" in words:
-        return [*words, "--help"]  # of runs that are too short to train; test_compare plans by some that did
     if words[0] in ("study", "bench") and "outputs/" not in " ".join(words):
         return [*words, "--help"]  # test_studies asks whether their words are understood
     if words[0] == "claims" and len(words) > 1:
@@ -143,8 +141,13 @@ def test_the_commands_of_a_page(page: Path, here: Path, capsys: pytest.CaptureFi
             words = small(words)
             if "experiment=smoke" in words and MADE:  # three pages begin with it: its runs are found done
                 shutil.copytree(MADE[0], "outputs/smoke")
-            assert main(words) == 0, (line, capsys.readouterr().err)
-            assert len(capsys.readouterr().out) > 60, line
+            status = main(words)
+            printed = capsys.readouterr()
+            if "--plan" in words and status:  # the runs of this page are too short here to train
+                assert status == 2 and "needs a pilot whose runs all train" in printed.err, line
+                continue
+            assert status == 0, (line, printed.err)
+            assert len(printed.out) > 60, line
             if "experiment=smoke" in words:
                 MADE[:] = [here / "outputs/smoke"]
     for block in blocks(PAGES[page], "python"):

@@ -52,16 +52,16 @@ def sound_lines(texts: Sequence[bytes]) -> list[LoggedLine]:
     return []
 
 
-def number_line(text: bytes, numbers: dict[str, float | None]) -> LoggedLine:
-    """Return a line whose text stands for numbers.
+def number_line(text: bytes, numbers: dict[str, Any]) -> LoggedLine:
+    """Return a line whose text stands for numbers, some of which may be None.
 
     Raises:
         KeyError, OverflowError, ValueError, TypeError: it has no step, or one that is no number.
     """
-    step = int(numbers.pop("step"))  # type: ignore[arg-type]
+    step = int(numbers.pop("step"))
     if None in numbers.values():
         return LoggedLine(text, step, {tag: math.nan if value is None else value for tag, value in numbers.items()})
-    return LoggedLine(text, step, numbers)  # type: ignore[arg-type]
+    return LoggedLine(text, step, numbers)
 
 
 def parse_json(text: bytes) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.console import JustifyMethod
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -118,8 +119,8 @@ def without_follower(columns: Sequence[Column], follower: Column) -> tuple[list[
         fewer = [other for other in leading if other is not column]
         if follows(follower, fewer):
             leading = fewer
-    pairs = dict(zip(zip(*(column.cells for column in leading), strict=True), follower.cells, strict=False))
-    if not leading or not follows(follower, leading) or len(pairs) == len(follower.cells):
+    pairs = dict(zip(rows_of(leading), follower.cells, strict=False))  # none where nothing leads
+    if not pairs or not follows(follower, leading) or len(pairs) == len(follower.cells):
         return list(columns), []
     said = "; ".join(f"{words} ({' '.join(of)})" for of, words in pairs.items())
     return [column for column in columns if column is not follower], [f"{follower.name}: {said}"]
@@ -127,8 +128,13 @@ def without_follower(columns: Sequence[Column], follower: Column) -> tuple[list[
 
 def follows(follower: Column, leading: Sequence[Column]) -> bool:
     """Tell whether rows that are alike in some columns are alike in another."""
-    rows = list(zip(*(column.cells for column in leading), strict=True)) if leading else [()] * len(follower.cells)
-    return len(set(rows)) == len(set(zip(rows, follower.cells, strict=True)))
+    both = rows_of([*leading, follower])
+    return len({row[:-1] for row in both}) == len(set(both))
+
+
+def rows_of(columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """Return the cells of some columns, row by row; none of no column."""
+    return list(zip(*(column.cells for column in columns), strict=True))
 
 
 def with_intervals_below(column: Column) -> Column:
@@ -160,9 +166,9 @@ def grid_of(columns: Sequence[Column], width: int) -> Grid:
     """Return what rich prints."""
     grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, letters in zip(columns, shared_width(columns, width), strict=True):
-        justify = "left" if column.is_head else "right"
-        grid.add_column(Text(column.name), justify=justify, overflow="fold", width=letters)  # type: ignore[arg-type]
-    for row in zip(*(column.cells for column in columns), strict=True):
+        justify: JustifyMethod = "left" if column.is_head else "right"
+        grid.add_column(Text(column.name), justify=justify, overflow="fold", width=letters)
+    for row in rows_of(columns):
         grid.add_row(*map(Text, row))
     return grid
 

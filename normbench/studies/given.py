@@ -227,13 +227,15 @@ def read_run(path: Path, words: Sequence[str], trust: bool) -> Given:
     seed = tree["seed"]
     made = build.assemble(recipe, data.task, seed)
     made.treat_weights(seed)
-    has_norm = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
-    sections_added = [part.section for site, part in made.norm_parts.items() if part and site.name not in has_norm]
-    run.tree = with_nothing_at(run.tree, sections_added)
     before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
+    sections_added = [part.section for site, part in made.norm_parts.items() if part and site.name not in before]
+    if sections_added:
+        has_norm = before
+        run.tree = with_nothing_at(run.tree, sections_added)
+        before = norms_by_site(build.lay_out(Recipe(run.tree), data.task))
+        refuse_mixed_rules(has_norm, before, sections_added)
     after = norms_by_site(made)
     refuse_missing_places(before, after, path)
-    refuse_mixed_rules(has_norm, before, sections_added)
     own_model = load_model(run, device=device)
     own_model.call_every_norm()
     staying = [site for site in before if before[site] == after[site]]
@@ -333,8 +335,6 @@ def with_nothing_at(tree: Tree, sections: Collection[str]) -> dict[str, Any]:
         tree: the configuration.
         sections: of these rules, such as `norm@qk`.
     """
-    if not sections:
-        return dict(tree)
     nothing = {section: section_of("norm", "none") for section in sections}
     return {**tree, RULES: {**tree.get(RULES, {}), **nothing}}
 
