@@ -58,7 +58,7 @@ PLACES = ("outputs", "data.root", "hydra.searchpath")  # words that say where so
 # withdrawn since stand their successors. That of RMSNorm as PyTorch ships it is no sentence of the paper, which a row
 # without its note would put into its authors' mouths: norms that are composed alike stand before it.
 MOST_WANTED = (
-    "rmsnorm-parity",
+    "rmsnorm-parity-whole",
     "rmsnorm-faster-eager",
     "dyt-parity-lm-whole",
     "rmsnorm-faster-shipped",
