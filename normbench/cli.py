@@ -567,10 +567,10 @@ def claims(context: click.Context, words: tuple[str, ...], **flags: Any) -> int:
     \b
     Examples:
       normbench claims
-      normbench claims rmsnorm-parity --dry-run
+      normbench claims rmsnorm-parity-whole --dry-run
       normbench claims all --minutes 30
       normbench claims all --device cuda --minutes 25
-      normbench claims rmsnorm-parity --trial trainer.steps=100 seed=100,101,102
+      normbench claims rmsnorm-parity-whole --trial trainer.steps=100 seed=100,101,102
       normbench claims --report
       normbench claims --verify outputs/claims
       normbench claims --verify docs/claims

@@ -124,7 +124,7 @@ def test_a_withdrawn_claim_is_listed_struck_and_run_by_its_name_alone(
     assert claims["tiny"].digest == digest
     line = describe_standing(ClaimStanding.of(claims["tiny"], claims, Way()))
     assert str(line.label) == "reproduced" and line.label.style == "strike" and not line.is_complete
-    assert line.reason == "was withdrawn on 2026-11-29; see longer"
+    assert line.reason == "on 2026-11-29; see longer"
     assert chosen_names(ClaimsRequest(("all",), (), ()), claims) == []
     assert chosen_names(ClaimsRequest(("tiny",), (), ()), claims) == ["tiny"]
 

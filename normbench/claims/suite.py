@@ -21,7 +21,7 @@ from normbench.claims.files import (
     read_results,
 )
 from normbench.claims.registration import find_witness
-from normbench.config.compose import SEARCH_PATH
+from normbench.config.groups import SEARCH_PATH
 from normbench.errors import UsageError
 from normbench.record.files import inside, read_form
 from normbench.results.claimed import NOT_SETTLED, WITHDRAWN, ClaimResult, RegisteredClaim, Status, Suite

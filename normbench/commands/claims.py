@@ -216,35 +216,49 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     ours = [standing for standing in claims if not standing.claim.is_own]
     theirs = [standing for standing in claims if standing.claim.is_own]
     lines = {standing.claim.name: describe_standing(standing) for standing in (*ours, *theirs)}
-    days = sorted({line.published for line in lines.values()})  # that of what was not published is the first: ""
+    listed = [standing.claim for standing in (*ours, *theirs) if not standing.claim.withdrawn]
+    withdrawn = [standing.claim for standing in (*ours, *theirs) if standing.claim.withdrawn]
+    days = sorted({lines[claim.name].published for claim in listed})  # that of what was not published is the first: ""
     for day in days:
         if day:
             say(f"published {day}; not run here:")
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("claim", no_wrap=True)
-        table.add_column("it says")
+        table = table_of_claims("it says")
         table.add_column("verdict", no_wrap=True)
         table.add_column("min", no_wrap=True, justify="right")
-        for standing in (*ours, *theirs):
-            claim, line = standing.claim, lines[standing.claim.name]
+        for claim in listed:
+            line = lines[claim.name]
             if line.published == day:
                 minutes = short(claim.minutes) if claim.minutes else ""  # none: its runs are another claim's
                 sentence = Text(claim.claim, no_wrap=True, overflow="ellipsis")
                 table.add_row(Text(claim.name), sentence, line.label, minutes)
         console.print(table)
-    for name, line in lines.items():
-        if line.reason:
-            say(f"{name}: {line.reason}")
+    for claim in listed:
+        if lines[claim.name].reason:
+            say(f"{claim.name}: {lines[claim.name].reason}")
+    if withdrawn:
+        table = table_of_claims("withdrawn")
+        for claim in withdrawn:
+            table.add_row(Text(claim.name), Text(lines[claim.name].reason))
+        console.print(table)
     folder = claims[0].way.folder
     if ours:
-        complete = sum(lines[standing.claim.name].is_complete for standing in ours)
-        published = sum(bool(lines[standing.claim.name].published) for standing in ours)
+        judged = [lines[standing.claim.name] for standing in ours if lines[standing.claim.name].is_complete]
+        published = sum(bool(line.published) for line in judged)
         more = f", and {published} more a published one" if published else ""
         command = " ".join(["normbench claims NAME", *(["--device cuda"] if claims[0].way.device else [])])
-        say(f"{complete} of {len(ours)} have a verdict, in {folder}{more}; {command} runs what is missing")
+        verdicts = f"{len(judged) - published} of {len(ours)} have a verdict, in {folder}{more}"
+        say(f"{verdicts}; {command} runs what is missing")
     if theirs:
         complete = sum(lines[standing.claim.name].is_complete for standing in theirs)
         say(f"{complete} of {len(theirs)} of your own have a verdict, and are a family by themselves, in {folder}")
+
+
+def table_of_claims(what: str) -> Table:
+    """Return a table without rows, whose first column has the names of claims and whose second has WHAT of each."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("claim", no_wrap=True)
+    table.add_column(what)
+    return table
 
 
 @dataclass(frozen=True)
@@ -254,7 +268,7 @@ class ClaimLine:
     Attributes:
         label: for the table.
         reason: what has no room there; empty where nothing is left to say.
-        is_complete: whether it has a verdict.
+        is_complete: whether it has a verdict that counts.
         published: the day of the published result that it has in place of runs here; empty for none.
     """
 
@@ -277,7 +291,7 @@ def describe_standing(standing: ClaimStanding) -> ClaimLine:
     if withdrawn:
         verdict = result.judgement.verdict if result and result.judgement else WITHDRAWN
         others = f"; see {list_words(withdrawn.by)}" if withdrawn.by else ""
-        return ClaimLine(Text(str(verdict), "strike"), f"was withdrawn on {withdrawn.date}{others}")
+        return ClaimLine(Text(str(verdict), "strike"), f"on {withdrawn.date}{others}")
     if result is not None and result.digest != standing.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
@@ -297,7 +311,8 @@ def describe_standing(standing: ClaimStanding) -> ClaimLine:
     published = standing.read_published()
     if published is not None:
         entry = RegisteredClaim(standing.claim.name, standing.claim.content, published)
-        return ClaimLine(Text(str(entry.standing)), entry.reason, published=published.date)
+        label = Text(str(entry.standing))
+        return ClaimLine(label, entry.reason, is_complete=not entry.opposed, published=published.date)
     return ClaimLine(Text(f"needs {', '.join(standing.claim.needs)}" if standing.claim.needs else "not run"))
 
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config.groups import (
+    SEARCH_PATH,
     Choices,
     check_option,
     chosen_options,
@@ -64,7 +65,6 @@ SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
 
 LIBRARIES = "normbench.hosts."  # where models of other libraries are
 
-SEARCH_PATH = "hydra.searchpath"
 SCHEME = "scheme"  # the group whose options stand for words
 
 # Hydra's own groups for its help, its logs and its folders of runs: nothing reads them, and to compose them takes a

@@ -19,6 +19,8 @@ from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
 from normbench.settings import Setting, drop_keys, either, nearest
 
+SEARCH_PATH = "hydra.searchpath"  # the word that says in which folders Hydra looks besides
+
 # What a reader must know besides the options' own lines.
 NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "

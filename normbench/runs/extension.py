@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from normbench.config.compose import SEARCH_PATH, Config
-from normbench.config.groups import Choices
+from normbench.config.compose import Config
+from normbench.config.groups import SEARCH_PATH, Choices
 from normbench.config.schema import blame_file, check_config
 from normbench.config.sections import LOGGER
 from normbench.errors import UsageError

@@ -15,7 +15,7 @@ from normbench import build
 from normbench.build import Assembled
 from normbench.config import compose
 from normbench.config.compose import Config, in_hydra_grammar, is_overridden
-from normbench.config.groups import section_of
+from normbench.config.groups import SEARCH_PATH, section_of
 from normbench.config.recipe import Recipe, resolve
 from normbench.config.rules import RULES
 from normbench.config.sections import LOGGER
@@ -276,7 +276,7 @@ def refuse_other_words(words: Sequence[str], path: Path) -> None:
         if key.startswith("norm.") and keys.isdisjoint(["norm", "norm._target_"]):
             raise UsageError(f"{word} is a setting of norm=, which is not given: add it")
         is_of_norm = is_norm_section(key) or key.startswith("norm.")
-        is_of_looking = key in (*OF_LOOKING, compose.SEARCH_PATH)
+        is_of_looking = key in (*OF_LOOKING, SEARCH_PATH)
         if not is_of_norm and not is_of_looking:
             cure = f"give norms, and of all else {', '.join(OF_LOOKING)}"
             raise UsageError(f"{word} would change more of the run {path} than its norms: {cure}")

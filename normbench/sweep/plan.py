@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data
 from normbench.config import compose
+from normbench.config.groups import SEARCH_PATH
 from normbench.config.recipe import Recipe
 from normbench.config.rules import is_rule
 from normbench.config.schema import is_foreign
@@ -76,7 +77,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     name: str = TRAIN_NAME
     params: dict[str, Any] = {}
     # An experiment is composed without the other words: what they set may belong to an option that varies.
-    experiment = [word for word in words if key_of(word) in ("experiment", compose.SEARCH_PATH)]
+    experiment = [word for word in words if key_of(word) in ("experiment", SEARCH_PATH)]
     if experiment:
         name, params = compose.read_experiment(experiment)
 
