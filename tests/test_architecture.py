@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -117,6 +117,97 @@ def test_the_arrows_have_no_circle() -> None:
         free = [name for name in PARTS if name not in order and PARTS[name] <= set(order)]
         assert free, f"a circle among {set(PARTS) - set(order)}"
         order += free
+
+
+def run_at_import(nodes: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported, in their order; what only a type checker reads does not."""
+    for node in nodes:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from run_at_import(node.orelse)
+            continue
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        for block in ("body", "orelse", "finalbody"):
+            yield from run_at_import(getattr(node, block, []))
+
+
+def names_made(node: ast.stmt) -> set[str]:
+    """The names that a statement gives its module."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+
+
+class Imports:
+    """Imports modules as Python does, the packages around each first, but does nothing else that they say.
+
+    Attributes:
+        sources: what each module does when it is imported, by its name.
+        made: the names that each has by now, of those that were begun.
+        unmade: what a module takes of another one that has not come to it, since it is being imported itself.
+    """
+
+    def __init__(self, sources: Mapping[str, Sequence[ast.stmt]]) -> None:
+        self.sources = sources
+        self.made: dict[str, set[str]] = {}
+        self.unmade: list[str] = []
+
+    def load(self, module: str) -> None:
+        if module not in self.sources or module in self.made:
+            return
+        package = module.rpartition(".")[0]
+        self.load(package)
+        if module in self.made:  # the package has imported it
+            return
+        self.made[module] = set()
+        for node in self.sources[module]:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.load(alias.name)
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.module in self.sources:
+                self.take(module, node.module, [alias.name for alias in node.names])
+            self.made[module] |= names_made(node)
+
+    def take(self, module: str, other: str, names: Sequence[str]) -> None:
+        self.load(other)
+        for name in names:
+            inner = f"{other}.{name}"
+            if name in self.made[other]:
+                continue
+            if inner in self.sources:
+                self.load(inner)
+            else:
+                self.unmade.append(f"{module} takes {name} of {other}")
+
+
+def first_imports(sources: Mapping[str, Sequence[ast.stmt]]) -> dict[str, list[str]]:
+    """What fails when a module is the first that a session imports, for each with which something does."""
+    failed = {}
+    for module in sources:
+        imported = Imports(sources)
+        imported.load(module)
+        if imported.unmade:
+            failed[module] = imported.unmade
+    return failed
+
+
+def test_each_module_may_be_the_first_that_is_imported() -> None:
+    sources = {}
+    for path in MODULES:
+        *around, last = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(around if last == "__init__" else [*around, last])
+        sources[name] = list(run_at_import(parsed(path).body))
+    assert first_imports(sources) == {}
+
+
+def test_a_module_that_its_own_package_needs_first_is_seen() -> None:
+    package = {"p": "from p.b import y", "p.a": "x = 1", "p.b": "from q import z\ny = 1"}
+    written = {**package, "q": "from p.a import x\nz = 1"}  # importing q begins with p, which needs q
+    sources = {name: ast.parse(text).body for name, text in written.items()}
+    assert first_imports(sources) == {"q": ["p.b takes z of q"]}
 
 
 def test_imports_are_seen_in_every_form() -> None:

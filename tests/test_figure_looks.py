@@ -15,10 +15,9 @@ from sketches import sketched
 
 from normbench.config.groups import options
 from normbench.evidence.arms import Arm
-from normbench.show import plots
-from normbench.show.figures import draw_all, fitting, style
+from normbench.show.figures import draw_all, fitting, plots, style
+from normbench.show.figures.plots import near_range
 from normbench.show.figures.style import DARK, FAINT, NORMS, OWN, colors_of
-from normbench.show.plots import near_range
 from normbench.wording import brief
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"

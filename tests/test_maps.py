@@ -118,7 +118,7 @@ def test_what_a_map_has_no_mean_for_is_left_out_or_seen_on_any_page(tmp_path: Pa
 def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:
     import matplotlib
 
-    from normbench.show.plots import MAP_COLORS
+    from normbench.show.figures.plots import MAP_COLORS
 
     shades = [matplotlib.colors.to_hex(matplotlib.colormaps[MAP_COLORS](place)) for place in np.linspace(0, 1, 7)]
     for blindness in BLINDNESS:

@@ -19,8 +19,8 @@ from normbench.cli import main
 from normbench.errors import UsageError
 from normbench.record.digests import write_with_digests
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import blank
 from normbench.show.figures.style import use_our_style
-from normbench.show.plots import blank
 from normbench.show.safe import is_formula, to_csv
 from normbench.show.studied import read_study, save_study, studies_below
 from normbench.show.tables import Table

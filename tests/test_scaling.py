@@ -25,9 +25,9 @@ from normbench.results.examine import Request, examine
 from normbench.results.family import correct, make_tests
 from normbench.results.result import EffectKind, Scaling
 from normbench.results.scaling import bend_of, bend_weights, find_ladders, height_at
+from normbench.show.figures.plots import blank
 from normbench.show.figures.sizes import draw_sizes, mark_extrapolated
 from normbench.show.figures.style import use_our_style
-from normbench.show.plots import blank
 from normbench.show.report import put_in_words
 from normbench.show.tables import scaling_table
 from normbench.tell.designs import say_scaling

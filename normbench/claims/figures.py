@@ -15,8 +15,8 @@ from normbench.results.statistics import Interval
 from normbench.show.figures.figure import Figure
 from normbench.show.figures.finals import draw_searches
 from normbench.show.figures.fitting import breadth, fit
+from normbench.show.figures.plots import ForestRow, Mark, blank, forest, lay_out
 from normbench.show.figures.style import FAINT, INK, NORMS, use_our_style
-from normbench.show.plots import ForestRow, Mark, blank, forest, lay_out
 from normbench.tell.claim_sentences import write_effect, write_interval
 from normbench.wording import percent
 

@@ -16,8 +16,7 @@ from normbench.errors import UsageError
 from normbench.evidence.labels import label_of
 from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm, keys_of
 from normbench.settings import Setting
-from normbench.show import plots
-from normbench.show.figures import style
+from normbench.show.figures import plots, style
 from normbench.show.figures.captions import at_most
 from normbench.show.figures.figure import Figure
 from normbench.studies.figures import draw_curves

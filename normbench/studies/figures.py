@@ -10,11 +10,10 @@ import pandas as pd
 
 from normbench.evidence.arms import Arm
 from normbench.results.rows import Column, arms_of, is_arm, keys_of
-from normbench.show import plots
-from normbench.show.figures import style
+from normbench.show.figures import plots, style
 from normbench.show.figures.captions import at_most, capitalized
 from normbench.show.figures.figure import Figure
-from normbench.show.plots import Axis, Series, Subplot
+from normbench.show.figures.plots import Axis, Series, Subplot
 from normbench.show.study_tables import show_value
 from normbench.wording import compact
 

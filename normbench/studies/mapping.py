@@ -20,11 +20,10 @@ from normbench.evidence.labels import label_of
 from normbench.norms.fitting import Lines, find_slope, fit_lines
 from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm
 from normbench.settings import Setting
-from normbench.show import plots
-from normbench.show.figures import style
+from normbench.show.figures import plots, style
 from normbench.show.figures.captions import at_most
 from normbench.show.figures.figure import Figure
-from normbench.show.plots import Axis, Series, Subplot
+from normbench.show.figures.plots import Axis, Series, Subplot
 from normbench.studies.figures import draw_curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device

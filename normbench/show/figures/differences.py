@@ -14,8 +14,8 @@ from normbench.evidence.measures import Metric
 from normbench.results.result import Difference
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import ForestRow, Mark, forest, gid_of, near_range
 from normbench.show.figures.style import Entry, panels_of, take_first, tell_absent
-from normbench.show.plots import ForestRow, Mark, forest, gid_of, near_range
 from normbench.wording import fixed, precision, span
 
 MOST_ROWS = 40

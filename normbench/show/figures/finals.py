@@ -21,6 +21,7 @@ from normbench.results.sensitivity import TriedLevels, are_numbers, count_traine
 from normbench.results.statistics import mean_interval
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import ROOM, Axis, Series, Subplot, gid_of, near_range, points
 from normbench.show.figures.style import (
     INK,
     MOST_PANELS,
@@ -30,7 +31,6 @@ from normbench.show.figures.style import (
     take_first,
     tell_absent,
 )
-from normbench.show.plots import ROOM, Axis, Series, Subplot, gid_of, near_range, points
 from normbench.wording import fixed, in_words, join_first
 
 if TYPE_CHECKING:

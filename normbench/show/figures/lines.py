@@ -12,9 +12,10 @@ import pandas as pd
 from normbench.evidence.arms import Arm
 from normbench.evidence.measures import by_block, evaluations_in_words, seconds_at
 from normbench.evidence.run import Curve, RecordedRun
-from normbench.show import plots
-from normbench.show.figures import captions
+from normbench.show.figures import captions, plots
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import Axis as PlotAxis
+from normbench.show.figures.plots import Series, Subplot, near_range
 from normbench.show.figures.style import (
     MOST_PANELS,
     NOT_RECORDED,
@@ -25,8 +26,6 @@ from normbench.show.figures.style import (
     take_first,
     tell_absent,
 )
-from normbench.show.plots import Axis as PlotAxis
-from normbench.show.plots import Series, Subplot, near_range
 from normbench.wording import compact, whole
 
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours

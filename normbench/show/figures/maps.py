@@ -16,8 +16,8 @@ from normbench.results.designs import ending
 from normbench.results.sensitivity import Area, areas, count_trained
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import MAP_COLORS, Cells, gid_of, grid
 from normbench.show.figures.style import MOST_PANELS, take_first, tell_absent
-from normbench.show.plots import MAP_COLORS, Cells, gid_of, grid
 from normbench.wording import brief, fixed
 
 

@@ -15,8 +15,8 @@ from normbench.results.scaling import height_at
 from normbench.results.statistics import Sample
 from normbench.show.figures import captions
 from normbench.show.figures.figure import Figure
+from normbench.show.figures.plots import ROOM, Axis, Series, Subplot, draw_line, points
 from normbench.show.figures.style import INK, MOST_PANELS, Entry, panels_of, take_first, tell_absent
-from normbench.show.plots import ROOM, Axis, Series, Subplot, draw_line, points
 from normbench.wording import fixed, precision, rounded_count
 
 if TYPE_CHECKING:
