@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tarfile
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
@@ -236,6 +237,73 @@ def test_of_weights_and_their_average_in_one_table_one_is_chosen(tmp_path: Path)
         assert_alike(load(f"{path}:{part}ema_model", make_network(1)), average)
         with pytest.raises(UsageError, match="holds several weights of the model"):
             load(path, make_network(1))
+
+
+@pytest.mark.parametrize("outer", ["", "net."])
+def test_of_weights_within_a_wrapper_and_beside_it_one_is_chosen(tmp_path: Path, outer: str) -> None:
+    """As a program writes them that holds a model, and another one that was compiled."""
+    beside, within = make_network(2), make_network(3)
+    state = {f"{outer}{key}": tensor for key, tensor in beside.state_dict().items()}
+    state |= {f"{outer}_orig_mod.{key}": tensor for key, tensor in within.state_dict().items()}
+    path = tmp_path / "both.pth"
+    torch.save(state, path)
+    assert_alike(load(f"{path}:{outer}_orig_mod", make_network(1)), within)
+    assert_alike(load(f"{path}:{outer.removesuffix('.')}", make_network(1)), beside)
+    with pytest.raises(UsageError, match=r"holds several weights of the model.*_orig_mod"):
+        load(path, make_network(1))
+
+
+def test_weights_and_their_average_below_them_are_two(tmp_path: Path) -> None:
+    raw, average = make_network(2), make_network(3)
+    path = tmp_path / "both.pth"
+    torch.save({**raw.state_dict(), "ema": average.state_dict()}, path)
+    assert_alike(load(f"{path}:", make_network(1)), raw)
+    assert_alike(load(f"{path}:ema", make_network(1)), average)
+    with pytest.raises(UsageError, match=r"holds several weights of the model: write ema after a colon.*beside it"):
+        load(path, make_network(1))
+
+
+@pytest.mark.parametrize("keys", [("", "_orig_mod."), ("net.", "compiled._orig_mod."), ("model.", "model_ema.")])
+def test_the_same_weights_twice_are_one(tmp_path: Path, keys: tuple[str, str]) -> None:
+    network = make_network(2)
+    state = {f"{key}{name}": tensor for key in keys for name, tensor in network.state_dict().items()}
+    torch.save(state, tmp_path / "twice.pth")
+    assert_alike(load(tmp_path / "twice.pth", make_network(1)), network)
+
+
+@pytest.mark.parametrize("before", ["", "module."])
+def test_names_with_dots_of_before_torch_0_4_are_known(tmp_path: Path, before: str) -> None:
+    """What torchvision's own reader of DenseNets makes of their published weights, which have such names."""
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=5)
+    older = {}
+    for name, tensor in model.state_dict().items():
+        if not name.endswith(COUNT):
+            older[before + re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name)] = tensor
+    assert any(".norm.1." in name for name in older)
+    torch.save(older, tmp_path / "densenet.pth")
+    torch.manual_seed(1)
+    read = torchvision.models.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=5)
+    loaded = load(tmp_path / "densenet.pth", read).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Masking(nn.Linear):
+    """Makes a mask itself, which its state dict has not."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("mask", torch.ones(3, 3).tril(), persistent=False)
+
+
+def test_buffers_that_the_model_makes_itself_are_left_out(tmp_path: Path) -> None:
+    network = nn.Sequential(Masking())
+    state = {name: tensor + 1 for name, tensor in network.state_dict().items()}
+    torch.save({**state, "0.mask": torch.zeros(3, 3)}, tmp_path / "older.pth")
+    (loaded,) = load(tmp_path / "older.pth", network).children()
+    buffers = dict(loaded.named_buffers())
+    assert torch.equal(loaded.get_parameter("weight"), state["0.weight"]) and buffers["mask"].sum() == 6
 
 
 def test_two_files_of_a_folder_with_the_same_names_are_not_mixed(tmp_path: Path) -> None:

@@ -124,6 +124,41 @@ def test_weights_for_another_task_train_a_classifier(trained_on: str, older: boo
         assert torch.equal(own[key], given[key]), key
 
 
+@pytest.mark.parametrize("before", ["transformer.", "", "model.module."], ids=["class", "base", "wrapped base"])
+def test_what_attention_kept_in_older_versions_is_left_out(
+    gpt2: tuple[Path, nn.Module], before: str, tmp_path: Path
+) -> None:
+    folder, model = gpt2
+    shutil.copy(folder / "config.json", tmp_path)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith("transformer."):
+            state[before + name.removeprefix("transformer.")] = tensor
+    state[f"{before}h.0.attn.bias"] = torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril()
+    state[f"{before}h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    host = build_host("hf", "gpt2", {}, TEXT, weights=str(tmp_path))
+    check_logits(host, lambda tokens: model(tokens).logits, TEXT)
+    assert not host.anew
+
+
+def test_a_base_that_was_saved_without_its_pooler_trains_a_classifier(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    base = transformers.BertModel(transformers.AutoConfig.for_model("bert", **BERT), add_pooling_layer=False)
+    base.save_pretrained(tmp_path)
+    host = build_host("hf", "bert", {}, TEXTS, weights=str(tmp_path))
+    pooler = ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
+    assert sorted(host.anew) == [*pooler, "classifier.bias", "classifier.weight"]
+    state = host.module.state_dict()
+    assert all(torch.equal(state[f"bert.{name}"], tensor) for name, tensor in base.state_dict().items())
+    half = {**base.state_dict(), "pooler.dense.weight": state["bert.pooler.dense.weight"]}
+    safetensors.torch.save_file(half, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"bert\.pooler\.dense\.bias is missing"):
+        build_host("hf", "bert", {}, TEXTS, weights=str(tmp_path))
+
+
 def test_what_a_file_has_beyond_its_class_for_other_tasks_is_left_out(tmp_path: Path) -> None:
     """As of bert-base-uncased and roberta-base, whose files have more than the class that their config.json names."""
     import transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from normbench.hosts.weights import (
     MARK,
     OF_TORCH,
     PRETRAINED,
+    buffers_not_saved,
     check_fit,
     find_saved,
     is_pickle,
@@ -37,6 +39,7 @@ from normbench.types import LanguageModeling, Task, TextClassification
 
 HEAD_SIZE = 32  # features of a head of attention, where nothing else is said
 USUAL_SIZES = {"hidden_size": 128, "num_hidden_layers": 4}  # of conf/model/hf.yaml
+NO_LONGER_KEPT = ("masked_bias",)  # what attention had for masked scores, a number that no model keeps any more
 MULTIPLE = 8  # of which widths inside a block are
 
 # What configurations of transformers call the widths that go with that of the stream.
@@ -132,7 +135,10 @@ class Transformers(Library):
                 module, loaded = auto.from_pretrained(place, **reads)
                 has_other_names = loaded["missing_keys"] and loaded["unexpected_keys"]
                 if saved and (saved.part or has_other_names):
-                    tensors = take_weights(read_tensors(saved.files), module.state_dict(), where, saved.part)
+                    own_names = module.state_dict()
+                    inner_names = module.base_model.state_dict()  # as files of the base have them
+                    found = read_tensors(saved.files)
+                    tensors = take_weights(found, own_names, where, saved.part, inner_names)
                     write_model(tensors, config, Path(folder))
                     module, loaded = type(module).from_pretrained(folder, **reads)
             anew = self.check_loaded(module, call, loaded, config, where)
@@ -159,12 +165,13 @@ class Transformers(Library):
     def modules_as_saved(self, config: Any) -> set[str] | None:
         """Return the paths of the modules of the model whose weights were saved, as the configuration names its class.
 
-        It is None where it names none of the library's own.
+        What a class can be made without, as BERT's base without its pooler, is not among them. It is None where the
+        configuration names none of the library's own.
         """
         for kind in self.kinds_of(config):
             if kind.__name__ in (config.architectures or ()):
                 with suppress(Exception):  # it may refuse a configuration that was changed for this task
-                    return paths_in(kind, config)
+                    return paths_in(kind, config, **without_options(kind))
         return None
 
     def modules_for_tasks(self, config: Any) -> set[str]:
@@ -222,8 +229,10 @@ class Transformers(Library):
             for_other_tasks = self.modules_for_tasks(config) - own_modules
         mismatched = [str(key[0]) for key in loaded["mismatched_keys"]]
         other_in_head, other = split_names(mismatched, anew_paths)
-        missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), anew_paths)
+        whole_paths = {path for path in anew_paths if lacks_all(module, path, {*loaded["missing_keys"], *mismatched})}
+        missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), whole_paths)
         _, unknown = split_names(sorted(loaded["unexpected_keys"]), for_other_tasks)
+        unknown = [name for name in unknown if not is_made_anew(name, module)]
         check_fit(where, missing=missing, unknown=unknown, other=other)
         return [*other_in_head, *missing_in_head]
 
@@ -251,12 +260,42 @@ class Transformers(Library):
         return not_given
 
 
-def paths_in(kind: Any, config: Any) -> set[str]:
+def without_options(kind: Any) -> dict[str, bool]:
+    """Return the options with which a class of transformers makes no part that it can leave out."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name: False for parameter in parameters if parameter.default is True}
+
+
+def paths_in(kind: Any, config: Any, **options: bool) -> set[str]:
     """Return the paths of the modules of a class of transformers, as a model for a task has them; nothing is drawn."""
     with torch.device("meta"):
-        model = kind(copy.deepcopy(config))
+        model = kind(copy.deepcopy(config), **options)
     before = f"{model.base_model_prefix}." if model.base_model is model else ""
     return {f"{before}{path}" for path, _ in model.named_modules()}
+
+
+def lacks_all(module: nn.Module, path: str, lost: Collection[str]) -> bool:
+    """Tell whether weights have none of the parameters of a module: a part of them starts nothing anew.
+
+    Args:
+        module: the model.
+        path: of the module in it.
+        lost: the names of the model's tensors that the weights have not, or not in their shape.
+    """
+    parameters = module.get_submodule(path).named_parameters(path, recurse=False)
+    return all(name in lost for name, _ in parameters)
+
+
+def is_made_anew(name: str, module: Any) -> bool:
+    """Tell whether a tensor of a file is one that older versions of transformers saved, and its models make themselves.
+
+    Args:
+        name: of the tensor, with or without what stands before the names of the base.
+        module: the model.
+    """
+    if name.rpartition(".")[2] in NO_LONGER_KEPT:
+        return True
+    return not buffers_not_saved(module).isdisjoint([name, f"{module.base_model_prefix}.{name}"])
 
 
 def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str], list[str]]:

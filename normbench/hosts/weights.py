@@ -70,13 +70,13 @@ class Saved(NamedTuple):
         about: the content of config.json; empty where there is only a file of weights.
         folder: the folder with config.json; None where there is none.
         files: of the weights.
-        part: of what the files hold, which was named after the path; empty: none was.
+        part: of what the files hold, which was named after the path; empty: what is in none; None: nothing was named.
     """
 
     about: Mapping[str, Any]
     folder: Path | None
     files: tuple[Path, ...]
-    part: str
+    part: str | None
 
 
 def find_saved(path: str) -> Saved:
@@ -113,12 +113,12 @@ def is_pickle(file: Path) -> bool:
     return file.suffix.lower() in PICKLES
 
 
-def split_part(path: str) -> tuple[Path, str]:
-    """Return a path and the part of a file that is named after it; the colon may also be one of the path's own."""
+def split_part(path: str) -> tuple[Path, str | None]:
+    """Return a path and the part of a file that is named after it, or None; the colon may also be the path's own."""
     whole = Path(os.path.expanduser(path))
     before, colon, part = path.rpartition(":")
     if not colon or whole.exists():
-        return whole, ""
+        return whole, None
     return Path(os.path.expanduser(before)), part
 
 
@@ -428,54 +428,125 @@ def gather_tensors(content: Any, place: tuple[str, ...], found: StateDict, aroun
             found.others[name] = describe_other(value)
 
 
-def take_weights(found: StateDict, names: Collection[str], where: str, part: str) -> StateDict:
+def take_weights(
+    found: StateDict, names: Collection[str], where: str, part: str | None, inner: Collection[str] = ()
+) -> StateDict:
     """Return those of a file's tensors that are of a model, by the model's names.
 
     What stands before these names, as where training programs and wrappers have put the model, is seen from the names
-    alone: nothing keys on the word.
+    alone: nothing keys on the word. Parts that hold the same numbers are one.
 
     Args:
         found: the tensors of the file.
         names: of the model's own tensors.
         where: the file was given, in words.
-        part: of the file that holds the weights; empty: it must be the only one.
+        part: of the file that holds the weights, empty for what is in none; None: it must be the only one.
+        inner: names of the same tensors in files of the model without its output layer, where these are others.
 
     Raises:
         UsageError: there are several such parts, or not the one that is asked for; with those that there are.
     """
-    unwrapped = StateDict()
-    paths = paths_of(names)
-    for name, tensor in found.items():
-        unwrapped[without_wrappers(name, paths)] = tensor
-    if len(unwrapped) < len(found):  # what is the same without wrappers is not the same
-        return found
-    unwrapped.others = {without_wrappers(name, paths): what for name, what in found.others.items()}
-    for path, version in found._metadata.items():
-        unwrapped._metadata[without_wrappers(path, paths)] = version
-    parts = find_parts(unwrapped, names)
-    fitting = [part] if part in parts else [candidate for candidate in parts if is_below(candidate, part)]
-    if len(fitting) > 1:
-        file = where.removesuffix(f":{part}")
-        cure = f"write one of {either(fitting)} after a colon, as {file}:{fitting[0]}"
-        raise UsageError(f"{where} holds several weights of the model: {cure}")
+    unwrapped = unwrap(found, [*names, *inner])
+    parts = find_parts(unwrapped, names) or find_parts(unwrapped, inner)
+    fitting = parts
+    if part in parts:
+        fitting = [part]
+    elif part:
+        fitting = [candidate for candidate in parts if is_below(candidate, part)]
     if part and not fitting:
         cure = f"write {either(parts)} there" if any(parts) else f"leave out :{part}"
         raise UsageError(f"{where} holds no weights of the model under {part}: {cure}")
     if not fitting:
         return unwrapped  # what is not the model's is named when they are loaded
-    (chosen,) = fitting
-    others = [candidate for candidate in parts if candidate != chosen and is_below(candidate, chosen)]
+    different: list[StateDict] = []
+    names_of_different = []
+    for candidate in fitting:
+        taken = take_part(unwrapped, candidate, parts)
+        if not any(are_same(taken, other) for other in different):
+            different.append(taken)
+            names_of_different.append(candidate)
+    if len(different) > 1:
+        file = where if part is None else where.removesuffix(f":{part}")
+        named = [candidate for candidate in names_of_different if candidate]
+        cure = f"write {'one of ' if len(named) > 1 else ''}{either(named)} after a colon, as {file}:{named[0]}"
+        if len(named) < len(names_of_different):
+            cure += f", or {file}: for those that lie beside it"
+        raise UsageError(f"{where} holds several weights of the model: {cure}")
+    return different[0]
+
+
+def take_part(found: StateDict, part: str, parts: Collection[str]) -> StateDict:
+    """Return the tensors of a part by their names in it, less those of other parts that lie in it."""
+    others = [other for other in parts if other != part and is_below(other, part)]
     taken = StateDict()
-    for name, tensor in unwrapped.items():
-        if is_below(name, chosen) and not any(is_below(name, other) for other in others):
-            taken[below(name, chosen)] = tensor
-    for name, what in unwrapped.others.items():
-        if is_below(name, chosen):
-            taken.others[below(name, chosen)] = what
-    for path, version in unwrapped._metadata.items():
-        if is_below(path, chosen):
-            taken._metadata[below(path, chosen)] = version
+    for name, tensor in found.items():
+        if is_below(name, part) and not any(is_below(name, other) for other in others):
+            taken[below(name, part)] = tensor
+    for name, what in found.others.items():
+        if is_below(name, part):
+            taken.others[below(name, part)] = what
+    for path, version in found._metadata.items():
+        if is_below(path, part):
+            taken._metadata[below(path, part)] = version
     return taken
+
+
+def are_same(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Tell whether tensors of the same names have the same numbers."""
+    if tensors.keys() != others.keys():
+        return False
+    return all(is_same(tensor, others[name]) for name, tensor in tensors.items())
+
+
+def is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same numbers; those without numbers, or in other layouts, have not."""
+    are_plain = not any(one.is_meta or one.is_quantized or one.layout != torch.strided for one in (tensor, other))
+    return are_plain and tensor.dtype == other.dtype and torch.equal(tensor, other)
+
+
+def unwrap(found: StateDict, names: Collection[str]) -> StateDict:
+    """Return the tensors of a file without what wrappers have put into their names, and with the model's own dots.
+
+    Where a file has other numbers with a wrapper than without it, all names stay as they are.
+
+    names: of the model's tensors.
+    """
+    paths = paths_of(names)
+    spellings = spellings_of(names)
+    unwrapped = StateDict()
+    for name, tensor in found.items():
+        bare = spell(without_wrappers(name, paths), names, spellings)
+        if bare in unwrapped and not is_same(unwrapped[bare], tensor):
+            return found
+        unwrapped[bare] = tensor
+    unwrapped.others = {without_wrappers(name, paths): what for name, what in found.others.items()}
+    for path, version in found._metadata.items():
+        unwrapped._metadata[without_wrappers(path, paths)] = version
+    return unwrapped
+
+
+def spellings_of(names: Iterable[str]) -> dict[str, str]:
+    """Return names by their letters without dots, where these are of one name alone."""
+    by_letters = defaultdict[str, set[str]](set)
+    for name in names:
+        by_letters[name.replace(".", "")].add(name)
+    return {letters: next(iter(group)) for letters, group in by_letters.items() if len(group) == 1}
+
+
+def spell(path: str, names: Collection[str], spellings: Mapping[str, str]) -> str:
+    """Return a path with the dots of the model's names, which names of modules themselves could have before torch 0.4.
+
+    So weights of torchvision's DenseNets have `norm.1` where the model has `norm1`.
+    """
+    keys = path.split(".")
+    ends = [".".join(keys[number:]) for number in range(len(keys))]
+    if any(end in names for end in ends):
+        return path
+    for number, end in enumerate(ends):
+        own = spellings.get(end.replace(".", ""))
+        if own is not None:
+            return ".".join([*keys[:number], own])
+    return path
 
 
 def paths_of(names: Collection[str]) -> set[str]:
@@ -518,11 +589,19 @@ def find_parts(found: Iterable[str], names: Collection[str]) -> list[str]:
     """
     counts = Counter[str]()
     for path in found:
+        if path in names:  # some models have parts that have names of the whole
+            counts[""] += 1
+            continue
         keys = path.split(".")
         for number in range(len(keys)):
             if ".".join(keys[number:]) in names:
                 counts[".".join(keys[:number])] += 1
     return [part for part, count in counts.items() if count >= FEWEST * len(names)]
+
+
+def buffers_not_saved(module: nn.Module) -> set[str]:
+    """Return the names of buffers that a model makes itself, which older versions of a library may have saved."""
+    return {name for name, _ in module.named_buffers()} - module.state_dict().keys()
 
 
 def explain_pickle(error: pickle.UnpicklingError) -> str:
@@ -586,7 +665,8 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
             unfit[others[name]].append(name)
         else:
             missing.append(name)
-    check_fit(where, missing, loaded.unexpected_keys, other, unfit)
+    unknown = [name for name in loaded.unexpected_keys if name not in buffers_not_saved(module)]
+    check_fit(where, missing, unknown, other, unfit)
     refuse_not_finite(module, where)
     return anew
 
