@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -646,9 +646,9 @@ class LanguageModeling(Task):
         return self.vocabulary_size
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        perplexity = math.inf
-        if math.isfinite(loss):
-            perplexity = math.exp(min(loss, 700.0))
+        perplexity = math.inf  # also of a loss of which the exponential is larger than any number that can be written
+        with suppress(OverflowError):
+            perplexity = math.exp(loss) if math.isfinite(loss) else math.inf
         return super().metrics(loss, accuracy) | {"perplexity": perplexity}
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:

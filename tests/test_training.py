@@ -153,6 +153,13 @@ def test_evaluation_weighs_every_prediction_alike() -> None:
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-6)
 
 
+def test_a_perplexity_that_no_number_can_hold_is_infinite() -> None:
+    """Not that of a smaller loss, by which two such losses would be one perplexity."""
+    losses = [709.0, 709.7, 710.0, 40536.4, math.inf, math.nan]
+    found = [TEXT.metrics(loss, accuracy=0.0)["perplexity"] for loss in losses]
+    assert found == [math.exp(709.0), math.exp(709.7), *[math.inf] * 4]
+
+
 # ---- divergence
 
 
