@@ -20,7 +20,7 @@ FLAGS = (
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Selenium's driver of the one browser of this process, which keeps what the page tells its console."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra ci")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

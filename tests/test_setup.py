@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,24 @@ def test_the_check_command_has_the_test_extra_which_serves_both(machine: Machine
     machine.run("normbench")
     machine.run("test")
     assert [call.endswith(",test]") for call in machine.installs()] == [False, True]
+
+
+def test_packages_that_few_tests_need_are_installed_where_they_are_asked_for(machine: Machine) -> None:
+    """They serve every later call; no other loads what takes half a gigabyte."""
+    told = machine.run("test", "--ci", "-k", "two words").stdout
+    assert told.endswith(f"pytest in {machine.checkout}: -m pytest -n auto --dist worksteal -k two words\n")
+    for script in ("test", "normbench"):
+        machine.run(script)
+    assert [call.endswith("[translation,test,ci]") for call in machine.installs()] == [True]
+
+
+def test_ci_has_the_packages_of_all_tests() -> None:
+    """And the plain check command has none of those that few tests need."""
+    assert '"$root/scripts/test" --ci' in (REPOSITORY / ".ci/run").read_text().splitlines()
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    heavy = {"mlflow", "ray", "wandb"}
+    of_each = {name: set(re.findall(r"[\w-]+", extras[name][0])) & heavy for name in ("test", "ci")}
+    assert of_each == {"test": set(), "ci": heavy}
 
 
 def test_the_tests_run_as_on_another_cpu(machine: Machine) -> None:

@@ -128,6 +128,7 @@ def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPat
 def test_runs_take_turns_on_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, more: list[str], devices: list[str], jobs: int
 ) -> None:
+    monkeypatch.setattr("normbench.sweep.words.find_spec", lambda name: object())  # Ray may not be installed
     monkeypatch.setattr("normbench.sweep.launchers.count_cores", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)

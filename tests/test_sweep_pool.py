@@ -214,6 +214,7 @@ def test_a_sweep_in_a_process_of_another_program_marks_no_folder_of_its() -> Non
 
 
 def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "find_spec", lambda name: object())  # Ray may not be installed, and is not imported
     paths = [read_settings([f"launcher={name}"])[1]["_target_"] for name in options("launcher")]
     assert {import_target(path) for path in paths} == set(Launcher.__subclasses__())
     assert read_settings(["launcher=joblib"]) == read_settings([])  # its earlier name

@@ -12,7 +12,7 @@ from normbench.doctor.findings import Problem, Section
 from normbench.doctor.trials import Outcome
 
 OURS = "normbench"
-TESTS = "test"  # the extra that only normbench's own tests use
+TESTS = ("test", "ci")  # the extras that only normbench's own tests use
 TORCH = "torch"
 HUB = "huggingface_hub"  # which datasets and transformers bring
 EARLY = (TORCHVISION, "timm", TRANSFORMERS, HUB)  # tried after torch, with which they often do not fit
@@ -76,7 +76,7 @@ def packages_of_normbench() -> list[Package]:
             needed[name] = Package(name, wanted)
             continue
         for extra in extras:
-            if extra != TESTS and name != OURS and requirement.marker.evaluate({"extra": extra}):
+            if extra not in TESTS and name != OURS and requirement.marker.evaluate({"extra": extra}):
                 optional.setdefault(name, Package(name, wanted, extra))
     optional.setdefault(HUB, Package(HUB, extra="hf"))
     in_order = [TORCH, *EARLY, *needed, *optional]

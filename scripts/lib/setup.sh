@@ -18,8 +18,9 @@ fail() {
     exit 1
 }
 
-# set_up 'normbench[translation]', or 'normbench[translation,test]', which serves for both: make sure that .venv holds
-# it, at the versions in constraints.txt.
+# set_up 'normbench[translation]', or 'normbench[translation,test]', which serves for both, or
+# 'normbench[translation,test,ci]', which serves for all three: make sure that .venv holds it, at the versions in
+# constraints.txt.
 set_up() {
     is_ready "$1" && return
     wait_for_other_set_ups
