@@ -201,6 +201,23 @@ def mistake(bench: Bench) -> Iterator[Row]:
     yield compare("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
 
 
+def lists(bench: Bench) -> Iterator[Row]:
+    """What a person asks for while looking around, against importing torch."""
+    count = bench.size(3000, 20)
+    folder = bench.new()
+    bench.say(f"making up {count} runs")
+    bench.worker("make_runs", folder=str(folder), count=count)
+    asked = {
+        "--help": (["--help"], 0.2),
+        "claims": (["claims"], 0.2),
+        f"runs on {count:,} directories": (["runs", str(folder)], 1.0),
+    }
+    for what, (words, target) in asked.items():
+        bench.warm_up([*NORMBENCH, *words], TORCH)
+        pairs = bench.alternate(partial(bench.run, [*NORMBENCH, *words]), lambda: bench.run(TORCH))
+        yield compare("lists", what, seconds(pairs), target, peer="import torch")
+
+
 def further(bench: Bench) -> Iterator[Row]:
     """The start of each further run of a sweep, after the end of the one before, against a fresh process."""
     runs = bench.size(9, 3)
@@ -241,6 +258,31 @@ def sweep36(bench: Bench) -> Iterator[Row]:
     notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time"]
     notes.append(tell_time_alone(bench, found))
     yield compare("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
+
+
+def each(bench: Bench) -> Iterator[Row]:
+    """A sweep that chooses a rate for each arm and seed, stacked, against the same runs one after another."""
+    steps = bench.size(100, 20)
+    arms = ["norm=layernorm,rmsnorm", f"seed=range({bench.size(10, 1)})", "sweep.lr_grid=[1e-3,3e-3,1e-2]"]
+    sizes = ["model.width=64", "model.depth=2", "model.heads=2"]
+    lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
+    words = [*arms, *NANO, *sizes, *lengths, "probes=off", "sweep.lr=each", "sweep.stack=10", "quiet=true"]
+    pairs = list[tuple[float, float]]()
+    runs = dict[Path, list[str]]()
+    for number in range(bench.pairs):
+        bench.say(f"pair {number + 1} of {bench.pairs}")
+        where = bench.new()
+        whole = bench.run([*NORMBENCH, "sweep", *words], where)
+        runs = dict[Path, list[str]]()
+        for plan in where.glob("outputs/*/.sweep/plans/*.json"):  # of the runs that choose rates, and of the others
+            for run in json.loads(plan.read_text())["runs"]:
+                runs[plan.parents[2] / run["run"]] = [word for word in run["words"] if not word.startswith("sweep.")]
+        pairs.append((whole.seconds, sum(bench.train(*run_words).seconds for run_words in runs.values())))
+    what = f"{len(runs) // bench.pairs} runs of {steps} steps, with a rate for each arm and seed"
+    note = (
+        "the sweep trains up to ten seeds as one model, so that losses are equal to rounding; its report is in its time"
+    )
+    yield compare("each", what, pairs, 0.33, peer="one by one", notes=[note])
 
 
 def check_same(folder: Path, single: dict[str, Done]) -> None:
@@ -388,6 +430,7 @@ PARTS = {
     "recording": Part(recording, 5, "recording and light probes, against a bare loop"),
     "start": Part(start, 7, "start to first training step, against importing torch"),
     "mistake": Part(mistake, 7, "a mistake to the exit, against importing torch"),
+    "lists": Part(lists, 5, "--help, claims, and runs on 3,000 directories, against importing torch"),
     "sweep16": Part(sweep16, 1, "16 runs as a sweep, against nanoGPT's one after another", ("data", "nanogpt")),
     "further": Part(further, 3, "start of a further run of a sweep, against a fresh process"),
     "mnist": Part(mnist, 3, "MNIST to 99 %, against PyTorch's example", ("data", "examples", "torchvision")),
@@ -395,6 +438,7 @@ PARTS = {
     "scaling": Part(scaling, 5, "growth of a step's time, against that of its operations"),
     "multi30k": Part(multi30k, 2, "a Transformer that translates, against a plain loop", ("data",)),
     "sweep36": Part(sweep36, 1, "36 runs as a sweep, against one after another"),
+    "each": Part(each, 1, "rates chosen seed by seed in a sweep, against one after another"),
     "report": Part(report, 2, "a report on 1,000 runs"),
     "learning": Part(
         measure_learning,

@@ -333,7 +333,7 @@ def make_runs(folder: str, count: int) -> Iterator[Found]:
     from made_runs import make_run
 
     arms = itertools.product(
-        range(10), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), ("pre", "post", "deep", "sandwich"),
+        range(-(-count // 100)), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), ("pre", "post", "deep", "sandwich"),
         ("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"),
     )  # fmt: skip
     for seed, lr, placement, norm in itertools.islice(arms, count):
