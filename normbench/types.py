@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -230,6 +230,12 @@ def optional_norm(norm: NormFactory, num_features: int, *, channel_dim: int = -1
         return None
     found: nn.Module | None = optional(num_features, channel_dim=channel_dim, site=site)
     return found
+
+
+def asks_for(norm: NormFactory, slots: Collection[str]) -> bool:
+    """Tell whether a factory may give a norm for places of `optional_norm` that have one of some slots."""
+    names_any_of = getattr(norm, "names_any_of", None)
+    return names_any_of is not None and names_any_of(slots)
 
 
 class Branch(nn.Module):

@@ -287,7 +287,10 @@ def test_statistics_of_texts_leave_out_padding() -> None:
         ("model=timm model.name=resnet81", "did you mean resnet18?"),
         ("model=timm model.kwargs=3", "model.kwargs=3 is not allowed: use keys with values"),
         ("model=timm model.name=convnext_atto model.image_size=null", "cannot be called with images of 1 × 8 × 8"),
-        ("model=timm norm@qk=dyt", "norm@qk fits no place of this model: "),
+        (
+            "model=timm model.name=resnet18 norm@qk=dyt",
+            "ResNet has no norm of queries, keys or values, and none can be added, as no attention",
+        ),
         ("model=timm placement@first3=own", "which makes no placement of its own"),
         ("model=timm trainer.recompute=true", "trainer.recompute=true with model=timm is refused"),
         ("model=timm norm=instancenorm model.kwargs.global_pool=x", "cannot be built"),

@@ -128,12 +128,27 @@ def test_models_of_images_are_looked_through_in_float64(words: str) -> None:
     assert len(found.norms) == len(norms) and found.change <= EXACT
 
 
-def test_a_run_of_a_given_model_is_swapped_and_written(tmp_path: Path, swap: Swap, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("own", "words", "said"),
+    [
+        (
+            ["norm=layernorm", "norm@final=own"],
+            ["norm=dyt", "norm@final=rmsnorm"],
+            "2 LayerNorm → DyT, 1 LayerNorm → RMSNorm",
+        ),
+        (["norm=own", "norm@qk=rmsnorm"], ["norm@final=dyt"], "1 LayerNorm → DyT"),
+        (["norm=own"], ["norm@v=dyt"], "1 NoNorm → DyT"),
+    ],
+    ids=["replaced", "left", "added"],
+)
+def test_a_run_of_a_given_model_is_swapped_and_written(
+    own: list[str], words: list[str], said: str, tmp_path: Path, swap: Swap, monkeypatch: Any
+) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    run = train(*GPT2, "norm=layernorm", "norm@final=own")
-    told = swap(run, "norm=dyt", "norm@final=rmsnorm", "keep=fit", "--out", "out")
-    assert "2 LayerNorm → DyT, 1 LayerNorm → RMSNorm" in told
+    run = train(*GPT2, *own)
+    told = swap(run, *words, "keep=fit", "--out", "out")
+    assert said in told
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained("out")).eval()
     normbench.load_swapped(model, "out")
     hosted: Any = normbench.load(run)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from normbench.build.parts import factory
 from normbench.config.recipe import Part, Recipe
-from normbench.config.rules import Rule, best_rule, say_places
+from normbench.config.rules import Rule, best_rule, fits_slot, say_places
 from normbench.errors import ContractError, UsageError
 from normbench.norms.foreign import accept_mask
 from normbench.training.devices import seed_draws
-from normbench.types import NormFactory, Site, optional_norm
+from normbench.types import NormFactory, Site, asks_for, optional_norm
 
 
 class NormsBySite:
@@ -34,6 +34,10 @@ class NormsBySite:
         with seed_draws(self.seed, "norm", site.name):
             norm = optional_norm(self.factory, num_features, channel_dim=channel_dim, site=site)
         return None if norm is None else self.keep(norm, channel_dim, site)
+
+    def names_any_of(self, slots: Collection[str]) -> bool:
+        """Tell whether the factory may give a norm for places that have none unless it is asked for; see `asks_for`."""
+        return asks_for(self.factory, slots)
 
     def given_at(self, site: Site) -> set[str]:
         """Return the settings that the configuration gives the norm of a site; nothing where that is not known."""
@@ -120,6 +124,11 @@ class NormsByPlace(ByPlace):
             made: nn.Module = self.factories[self.usual.section](num_features, channel_dim=channel_dim, site=None)
             return made
         return self.make_norm(self.part_at(site), num_features, channel_dim, site)
+
+    def names_any_of(self, slots: Collection[str]) -> bool:
+        """Tell whether a rule names one of some slots."""
+        words = [word for rule in self.rules for word in rule.words]
+        return any(fits_slot(word, Site("", slot=slot)) for word in words for slot in slots)
 
     def given_at(self, site: Site) -> set[str]:
         """Return the settings that the configuration gives the norm of a site."""

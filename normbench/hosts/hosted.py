@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import UsageError, explain, refuse_single
+from normbench.hosts.adding import Behind, Seats, add, find_seats
 from normbench.hosts.building import Library, Options
 from normbench.hosts.callers import ImageCaller
 from normbench.hosts.classes import read_classes, read_norm
@@ -20,7 +21,7 @@ from normbench.hosts.libraries import LIBRARIES
 from normbench.hosts.replacing import replace as replace_norms
 from normbench.hosts.steps import check_step, try_step
 from normbench.hosts.weights import PRETRAINED, RANDOM, find_saved
-from normbench.norms import Own
+from normbench.norms import NoNorm, Own
 from normbench.settings import LIKE_HOST, Setting
 from normbench.types import (
     Anatomy,
@@ -67,6 +68,8 @@ class Place:
         features: that the norm normalizes.
         eps: of that norm; None: it has none.
         stays: whether that norm is still there.
+        added: whether nothing stood there, so that the norm is one more.
+        behind: after which map it was added; None where the model itself has something there.
     """
 
     path: str
@@ -75,6 +78,8 @@ class Place:
     features: int
     eps: float | None
     stays: bool
+    added: bool = False
+    behind: Behind | None = None
 
 
 @dataclass(frozen=True)
@@ -154,11 +159,14 @@ class Hosted(Model):
         self.warnings = findings.warnings
         self.block_paths = paths_of(findings, self.host)
         self.roles = roles_of(findings)
+        seats = find_seats(self.host, lambda host: self.call(host, *batch.arguments), findings, norm)
         self.places = self.replace_norms(findings, task, norm, norm_settings)
+        self.add_norms(seats, task)
+        self.warnings += seats.warnings
         self.packages = built.packages
         self.decided = built.decided
         self.trained = weights != RANDOM
-        if self.trained and any(place.stays for place in self.places):
+        if self.trained and any(place.stays and not place.added for place in self.places):
             self.warnings = (*self.warnings, *compare_norms(weights))
         self.anew = built.anew
         self.train()
@@ -197,6 +205,27 @@ class Hosted(Model):
             if task.may_pad:
                 new.register_forward_pre_hook(self.hand_mask, with_kwargs=True)
         return places
+
+    def add_norms(self, seats: Seats, task: Task) -> None:
+        """Put norms where the model has none, each among the places where it runs."""
+        for seat, norm in seats.made:
+            add(self.host, seat.path, norm, seat.behind)
+            if task.may_pad:
+                norm.register_forward_pre_hook(self.hand_mask, with_kwargs=True)
+            stays = isinstance(norm, NoNorm)
+            kind = NoNorm.__name__
+            place = Place(seat.path, seat.site, kind, seat.features, None, stays, added=True, behind=seat.behind)
+            self.places.insert(self.number_behind(seat.site), place)
+
+    def number_behind(self, site: Site) -> int:
+        """Return before which of the places that there are a norm inside of attention runs."""
+        of_block = [number for number, place in enumerate(self.places) if place.site.layer == site.layer]
+        for number in of_block:
+            place = self.places[number]
+            stands_before = site.role in place.site.roles and place.site.slot == "in"
+            if not stands_before and not place.added:
+                return number
+        return of_block[-1] + 1
 
     def check_forward(self, name: str, task: Task, batch: Batch) -> None:
         """Refuse a model that cannot be called with the data, or that sees what it is to predict.
@@ -310,15 +339,18 @@ class Hosted(Model):
 
     def ledger(self) -> dict[str, Any]:
         versions = ", ".join(f"{name} {version}" for name, version in self.packages.items())
-        epsilons = list(dict.fromkeys(place.eps for place in self.places))
+        of_host = [place for place in self.places if not place.added]
+        epsilons = list(dict.fromkeys(place.eps for place in of_host))
         entries: dict[str, Any] = {
             "host": f"{type(self.host).__name__} of {versions}",
-            "host_norms": count_kinds(place.kind for place in self.places),
+            "host_norms": count_kinds(place.kind for place in of_host),
             "host_eps": epsilons[0] if len(epsilons) == 1 else epsilons,
-            "host_norms_kept": sum(place.stays for place in self.places),
+            "host_norms_kept": sum(place.stays for place in of_host),
         }
         if isinstance(self.call, ImageCaller) and self.call.size is not None:
             entries["images_scaled_to"] = list(self.call.size)
+        if len(of_host) < len(self.places):
+            entries["host_norms_added"] = len(self.places) - len(of_host)
         if self.trained:
             entries["host_weights"] = "trained"
         for name, value in self.decided.items():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from normbench.errors import DISK_FULL, RunFailure, UsageError, explain
 from normbench.hosts.acting import Acting
+from normbench.hosts.adding import Behind, add
 from normbench.hosts.importing import import_library
 from normbench.hosts.replacing import leave_fast_path, let_act, place_like, put_in
 from normbench.hosts.text_library import quietly
@@ -45,6 +46,7 @@ class NormNote(Struct, frozen=True):
         eps: that it has now.
         acts: whether it computes the activation behind it as well.
         site: its place.
+        behind: after which map it was added, where the model has none by itself; earlier versions have added none.
     """
 
     path: str
@@ -55,6 +57,7 @@ class NormNote(Struct, frozen=True):
     eps: float | None
     acts: bool
     site: Site
+    behind: Behind | UnsetType = UNSET
 
 
 class SwapNote(Struct, frozen=True):
@@ -83,7 +86,9 @@ class SwapNote(Struct, frozen=True):
     weights: dict[str, str] | UnsetType = UNSET
 
 
-def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, Any]) -> NormNote:
+def describe_norm(
+    path: str, norm: Any, features: int, settings: Mapping[str, Any], behind: Behind | None = None
+) -> NormNote:
     """Return what a note says of a norm.
 
     Args:
@@ -91,6 +96,7 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
         norm: that stands there.
         features: that it normalizes.
         settings: with which its class was called; the norm may have taken others over from the one before it.
+        behind: after which map it was added; None where something else stood there.
 
     Raises:
         UsageError: its class is not one of normbench's.
@@ -104,7 +110,8 @@ def describe_norm(path: str, norm: Any, features: int, settings: Mapping[str, An
     for key in TAKEN_OVER:
         if key in kind.recorded:
             current[key] = getattr(norm, key)
-    return NormNote(path, name, features, norm.channel_dim, current, norm.eps, acts, norm.stands_at)
+    added = UNSET if behind is None else behind
+    return NormNote(path, name, features, norm.channel_dim, current, norm.eps, acts, norm.stands_at, added)
 
 
 def check_out(folder: Path) -> None:
@@ -329,6 +336,9 @@ def put_in_norm(model: nn.Module, note: NormNote) -> nn.Module:
     new = kind(note.features, channel_dim=note.channel_dim, site=note.site, **note.settings)
     new.eps = note.eps
     new.stands_at = note.site
+    if note.behind:
+        add(model, note.path, new, note.behind)
+        return new
     old = model.get_submodule(note.path)
     place_like(new, old, model)
     if note.acts:

@@ -127,16 +127,37 @@ def read_library(name: str, words: Sequence[str]) -> Given:
     torch.set_num_threads(run.threads)
     tree = run.config.tree
     seed = run.config.closed.seed
-    own_model = build.start_model(Recipe(own_tree(tree)), run.data.task, seed).model
     made = build.start_model(run.config.recipe, run.data.task, seed)
+    if not isinstance(made.model, Hosted):
+        raise UsageError(f"swap is for models of other libraries, and runs: give {MODELS}, and leave out model=")
+    tree_before = with_nothing_at(own_tree(tree), sections_of_added(made))
+    own_model = build.start_model(Recipe(tree_before), run.data.task, seed).model
+    assert isinstance(own_model, Hosted)
     for model in (own_model, made.model):
-        if not isinstance(model, Hosted):
-            raise UsageError(f"swap is for models of other libraries, and runs: give {MODELS}, and leave out model=")
         model.to(run.device).eval()
-    assert isinstance(made.model, Hosted)
     data_name = run.config.choices.groups["data"]
     classes = type(made.model).classes_noted(tree["model"]) or ()
     return Given(own_model, made, made.model.places, run.config.recipe, run.data, data_name, run.device, classes)
+
+
+def sections_of_added(made: Assembled) -> list[str]:
+    """Return the sections of rules that add norms to a model of another library, where it has none by itself.
+
+    Raises:
+        UsageError: one of them changes norms of the model as well, which would go first.
+    """
+    sections: dict[str, None] = {}
+    assert isinstance(made.model, Hosted)
+    for place in made.model.places:
+        part = made.norm_parts[place.site]
+        if place.added and part is not None:
+            sections[part.section] = None
+    for place in made.model.places:
+        part = made.norm_parts[place.site]
+        if not place.added and part is not None and part.section in sections:
+            cure = "give a rule for these places and another for those without a norm"
+            raise UsageError(f"{part.section} adds norms, and the model has one at {place.site.name} already: {cure}")
+    return list(sections)
 
 
 def model_words(name: str, others: Sequence[str]) -> list[str]:
@@ -335,6 +356,8 @@ def with_nothing_at(tree: Tree, sections: Collection[str]) -> dict[str, Any]:
         tree: the configuration.
         sections: of these rules, such as `norm@qk`.
     """
+    if not sections:
+        return dict(tree)
     nothing = {section: section_of("norm", "none") for section in sections}
     return {**tree, RULES: {**tree.get(RULES, {}), **nothing}}
 

@@ -211,7 +211,7 @@ class Trial:
         options = {**model.decided, **tree["model"][model.library.options]}
         if hasattr(model.host, "save_pretrained"):  # whose own config.json says its sizes
             options = {}
-        places = [place for place in self.given.places if not place.stays]
+        places = [place for place in model.places if not place.stays]  # of a run those too that the swap leaves
         note = SwapNote(
             library=model.library.word,
             name=tree["model"]["name"],
@@ -229,7 +229,7 @@ class Trial:
         """Return what a note says of a norm."""
         part = self.given.made.norm_parts[place.site]
         assert part is not None
-        return describe_norm(place.path, norm, place.features, part.settings)
+        return describe_norm(place.path, norm, place.features, part.settings, place.behind)
 
 
 def put_in_place(model: Model, root: nn.Module) -> Model:
