@@ -74,6 +74,17 @@ def test_folders_that_are_splits(tmp_path: Path, names: tuple[str, ...]) -> None
         assert len(stored(data, split)) == 13 and (pixels(900 + number).tobytes(), "cat") in stored(data, split)
 
 
+def test_training_images_alone_in_their_folder_are_divided(tmp_path: Path) -> None:
+    """As those of a table train.csv alone in its folder are; as a class of that name they could not be trained on."""
+    data = own(write_folder(tmp_path / "pets" / "Train").parent)
+    plain = own(write_folder(tmp_path / "plain"))
+    assert data.classes == plain.classes == CLASSES
+    assert {*stored(data)} == {*stored(plain)} and len(stored(data, "val")) == len(stored(plain, "val"))
+    for number in range(3):  # where there are other classes, it is one: of railways
+        write_image(tmp_path / "pets" / "car" / f"{number}.png", pixels(900 + number))
+    assert own(tmp_path / "pets").classes == ("Train", "car")
+
+
 def test_images_deep_in_a_class_s_folder_count_and_other_files_do_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pets", 5)
     write_image(folder / "cat" / "more" / "deep.PNG", pixels(5))

@@ -248,7 +248,8 @@ def count_splits(rows: Any, where: str, what: str) -> dict[str, int]:
 def read_folder(path: Path) -> Any:
     """Return images, labels and splits of a folder with a sub-folder a class, or with such folders `train` and `val`.
 
-    Images count however deep they are in the folder of their class; names that begin with a dot do not.
+    Where `train` is alone, its folders are the classes, without splits. Images count however deep they are in the
+    folder of their class; names that begin with a dot do not.
     """
     import pandas as pd
     from PIL import Image
@@ -262,10 +263,16 @@ def read_folder(path: Path) -> Any:
     splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
     kinds = set(splits) - {None}
     has_splits = "train" in kinds and len(kinds) > 1
+    in_folders = [file for file in files if len(file.parts) > 1]
+    classes_are_below = all(len(file.parts) > 2 for file in in_folders)
+    tops = {file.parts[0] for file in in_folders}
+    is_train_alone = len(tops) == 1 and kinds == {"train"} and classes_are_below  # as one class it would train nothing
     rows: list[tuple[str, str, str | None]] = []
     for file, split in zip(files, splits, strict=True):
         above = file.parts[:-1]  # the folders around it
-        if not has_splits and above:
+        if is_train_alone and above:
+            rows.append((str(file), above[1], None))
+        elif not has_splits and above:
             rows.append((str(file), above[0], None))
         elif has_splits and split and len(above) > 1:
             rows.append((str(file), above[1], split))
