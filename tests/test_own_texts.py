@@ -17,7 +17,7 @@ from data_helpers import write_parquet, write_table
 from pyarrow import parquet
 
 from normbench.cli import main
-from normbench.data import own_texts
+from normbench.data import own_texts, text
 from normbench.data.text import Texts
 from normbench.errors import UsageError
 from normbench.types import Split
@@ -310,3 +310,22 @@ def test_bytes_of_a_table_do_not_train_without_a_word(
     table.rename(tmp_path / "my.txt")
     assert main(["train", *words, f"data.path={tmp_path}/my.txt", "--dry-run"]) == 0
     assert "data=texts" not in capsys.readouterr().out
+
+
+def test_what_is_read_of_each_text_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what trains once for each split that judges; what the model reads of 2 of 4 is in what trains."""
+    read = list[Any]()
+    digest = text.digest_row
+
+    def count(row: Any) -> bytes:
+        read.append(row)
+        return digest(row)
+
+    monkeypatch.setattr(text, "digest_row", count)
+    trained = ["one before", "and so on"] * 10
+    judging = ["one at last", "and so forth", "new", "and so long"]
+    rows = {"text": [*trained, *judging, *judging], "label": ["a", "b"] * 14}
+    rows["split"] = ["train"] * len(trained) + ["val"] * len(judging) + ["test"] * len(judging)
+    data = own(write(tmp_path / "t.csv", rows), split_column="split", context=6)
+    assert data.seen == {"val": 2, "test": 2}
+    assert len(read) == len(rows["text"])

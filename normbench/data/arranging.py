@@ -160,11 +160,13 @@ def number_in_order(names: Sequence[str], classes: list[str]) -> Labels:
 def find_kinds(rows: Iterable[Any]) -> Kinds:
     """Return which rows are equal, byte by byte. rows: of bytes, or arrays that lie in one piece."""
     known: dict[bytes, int] = {}
-    kinds = []
-    for row in rows:
-        digest = hashlib.blake2b(row, digest_size=16).digest()
-        kinds.append(known.setdefault(digest, len(known)))
+    kinds = [known.setdefault(digest_row(row), len(known)) for row in rows]
     return np.array(kinds, dtype=np.int64)
+
+
+def digest_row(row: Any) -> bytes:
+    """Return what is the same for equal rows alone, in 16 bytes. row: of bytes, or an array that lies in one piece."""
+    return hashlib.blake2b(row, digest_size=16).digest()
 
 
 def has_equal(kinds: Kinds) -> bool:

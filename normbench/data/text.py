@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from normbench.data.arranging import find_kinds
+from normbench.data.arranging import digest_row
 from normbench.data.batches import ContentData, generator
 from normbench.data.cache import SPLITS, Content
 from normbench.data.vocabulary import Tokens, recall
@@ -209,10 +209,17 @@ class Texts(TokenData):
 
     def find_read(self, split: Split) -> Bool[np.ndarray, " examples"]:
         """Return which texts of a split have the tokens of one that is trained on, as far as the model reads both."""
-        trained = self.examples["train"]
-        cut = (text[: self.train_length] for text in trained)
-        kinds = find_kinds(text[: self.context].long().numpy() for text in chain(cut, self.examples[split]))
-        return np.isin(kinds[len(trained) :], kinds[: len(trained)])
+        is_read = [self.digest_read(text) in self.trained_digests for text in self.examples[split]]
+        return np.array(is_read, dtype=bool)
+
+    @cached_property
+    def trained_digests(self) -> set[bytes]:
+        """What `digest_read` gives for the texts that train, as they are cut there."""
+        return {self.digest_read(text[: self.train_length]) for text in self.examples["train"]}
+
+    def digest_read(self, text: Any) -> bytes:
+        """Return what is the same for texts alone that are equal as far as the model reads them."""
+        return digest_row(text[: self.context].long().numpy())
 
     def notes(self) -> list[str]:
         lines = super().notes()
