@@ -225,6 +225,21 @@ def test_arms_that_train_at_the_highest_rate_are_not_contrasted_in_the_largest()
     assert {EffectKind.SENSITIVITY, EffectKind.LARGEST} <= kinds
 
 
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [(2, "; it may be as large as the values that were tried can show (2 seeds, 95 %)."), (8, "up to")],
+)
+def test_a_difference_in_the_largest_rate_is_told_as_far_as_rates_can_show_it(seeds: int, words: str) -> None:
+    """From half the lowest to the highest is a factor of 20 here; of two seeds the interval reaches to 10 ** 8."""
+    trains = [2.0 + seed / 10 for seed in range(seeds)]
+    one_does_not = [3.3, *trains[1:]]
+    cells: Cells = {(norm, rate): trains for norm in ("layernorm", "none") for rate in (0.01, 0.1)}
+    cells = {**cells, ("none", 0.01): one_does_not, ("none", 0.1): one_does_not}
+    effects = [one for one in found(tried(cells), norm="layernorm") if one.kind == EffectKind.LARGEST]
+    (sentence,) = said(effects)
+    assert sentence.startswith("The largest learning rate that trains: no difference was found") and words in sentence
+
+
 @pytest.mark.parametrize("end", [3.3, "diverged"])
 def test_arms_that_train_nowhere_in_a_grid_are_not_contrasted(end: float | str) -> None:
     every = list(product(("layernorm", "none"), (0.01, 0.1, 1.0), (2, 4, 8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -154,6 +155,8 @@ def say_effect_not_found(name: str, effects: Sequence[FactorEffect]) -> str:
     reach = max((effect.interval.reach for effect in effects if effect.interval), default=None)
     if reach is None:
         most, confidence = "", ""
+    elif reach >= widest_difference(first):
+        most, confidence = "; it may be as large as the values that were tried can show", ", 95 %"
     elif first.kind == EffectKind.LARGEST:
         most, confidence = f"; it may be up to {bound(2**reach)} times", ", 95 %"
     else:
@@ -163,6 +166,22 @@ def say_effect_not_found(name: str, effects: Sequence[FactorEffect]) -> str:
         f"{name}: no difference {where}was found between {first.baseline} and {arms}{most} "
         f"({seeds_of(first)}{confidence})."
     )
+
+
+def widest_difference(effect: FactorEffect) -> float:
+    """Return the largest difference that can be measured, in the unit of the effects; infinite where nothing bounds it.
+
+    Between an arm that trains at all levels and one that trains at none, it is that from the highest one to half the
+    lowest; between shares it is all of the grid.
+    """
+    match effect.kind:
+        case EffectKind.LARGEST:
+            return math.log2(max(effect.levels) / (min(effect.levels) / 2))
+        case EffectKind.AREA:
+            lowest, highest = effect.metric.bounds
+            return highest - lowest
+        case _:
+            return math.inf
 
 
 class Side(NamedTuple):
