@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +70,23 @@ def authors_model(scheme: str) -> Any:
             vocab_size=TEXT.vocabulary_size, n_embd=32, n_layer=3, n_head=4, n_positions=16, activation_function="gelu"
         )
         return transformers.GPT2LMHeadModel(config).eval()
+    if scheme == "muse_glimmer":
+        return MuseGlimmer(sizes, rotary)
     kinds = {
+        "gpt_oss": (
+            transformers.GptOssConfig,
+            transformers.GptOssForCausalLM,
+            {
+                "rms_norm_eps": 1e-5,
+                "head_dim": 8,
+                "layer_types": ["full_attention"] * 3,
+                "num_local_experts": 1,
+                "num_experts_per_tok": 1,
+                "swiglu_alpha": 1.0,
+                "swiglu_limit": 1e6,
+                "experts_implementation": "eager",  # the others have no float64
+            },
+        ),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"rms_norm_eps": 1e-6}),
         "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {"rms_norm_eps": 1e-5}),
         "exaone4": (
@@ -129,16 +146,23 @@ def copy_rotary(ours: Any, theirs: Any) -> None:
     for number, layer in enumerate(theirs.model.layers):
         branches = ours.blocks[number].branches
         q, k, v = branches["attention"].qkv.weight.chunk(3)
-        gate, up = branches["mlp"].fc1.weight.chunk(2)
         pairs: list[tuple[Any, Tensor]] = [
             (layer.self_attn.q_proj, q),
             (layer.self_attn.k_proj, k),
             (layer.self_attn.v_proj, v),
             (layer.self_attn.o_proj, branches["attention"].out.weight),
-            (layer.mlp.gate_proj, gate),
-            (layer.mlp.up_proj, up),
-            (layer.mlp.down_proj, branches["mlp"].fc2.weight),
         ]
+        if branches["attention"].gate is not None:
+            pairs.append((layer.self_attn.gate_proj, branches["attention"].gate.weight))
+        if hasattr(layer.mlp, "experts"):
+            copy_one_expert(branches, layer)
+        else:
+            gate, up = branches["mlp"].fc1.weight.chunk(2)
+            pairs += [
+                (layer.mlp.gate_proj, gate),
+                (layer.mlp.up_proj, up),
+                (layer.mlp.down_proj, branches["mlp"].fc2.weight),
+            ]
         for module, weight in pairs:
             module.weight.copy_(weight)
         norms = {name: norm for name, norm in ours.norms_by_site.items() if name.startswith(f"block{number:02d}")}
@@ -150,6 +174,53 @@ def copy_rotary(ours: Any, theirs: Any) -> None:
             their_norm.weight.copy_(norm.weight)
         if type(theirs).__name__.startswith("Gemma4"):  # whose logits are not divided by √8
             layer.self_attn.q_norm.weight.div_(8**0.5)
+
+
+def copy_one_expert(branches: Any, layer: Any) -> None:
+    """Give a layer of gpt-oss with one expert the weights of an MLP, and the biases of all maps; it has no sinks then.
+
+    It multiplies by the other half plus 1, whose biases are therefore smaller by 1, and keeps both halves in turn.
+    """
+    attention, mlp = branches["attention"], branches["mlp"]
+    for linear in (attention.qkv, attention.out, mlp.fc1, mlp.fc2):
+        linear.bias.normal_(std=0.01, generator=torch.Generator().manual_seed(0))
+    own = layer.self_attn
+    for module, bias in zip((own.q_proj, own.k_proj, own.v_proj), attention.qkv.bias.chunk(3), strict=True):
+        module.bias.copy_(bias)
+    own.o_proj.bias.copy_(attention.out.bias)
+    own.sinks.fill_(-torch.inf)
+    experts = layer.mlp.experts
+    gate, up = mlp.fc1.weight.chunk(2)
+    gate_bias, up_bias = mlp.fc1.bias.chunk(2)
+    experts.gate_up_proj.copy_(torch.stack((gate.T, up.T), dim=-1).flatten(1)[None])
+    experts.gate_up_proj_bias.copy_(torch.stack((gate_bias, up_bias - 1), dim=-1).flatten()[None])
+    experts.down_proj.copy_(mlp.fc2.weight.T[None])
+    experts.down_proj_bias.copy_(mlp.fc2.bias[None])
+
+
+class MuseGlimmer(nn.Module):
+    """The language model of transformers' Muse Glimmer, with the output layer that its code has around images too.
+
+    Logits are not made smaller before their cap, and all of its layers rotate and see all positions before.
+    """
+
+    def __init__(self, sizes: dict[str, Any], rotary: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers.models.muse_glimmer import modeling_muse_glimmer as library
+
+        own = {
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 3,
+            "layer_rope_theta": [10_000.0] * 3,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        self.model = library.MuseGlimmerTextModel(library.MuseGlimmerTextConfig(**sizes, **rotary, **own)).eval()
+        self.lm_head = nn.Linear(32, TEXT.vocabulary_size, bias=False)
+
+    def forward(self, tokens: Tensor) -> Any:
+        logits = self.lm_head(self.model(tokens).last_hidden_state)
+        return SimpleNamespace(logits=20 * torch.tanh(logits / 20))
 
 
 def norm_names(layer: Any) -> dict[str, str]:
@@ -194,7 +265,9 @@ def copy_affine(theirs: nn.Module, ours: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "olmo2", "exaone4", "qwen3", "gemma2", "gemma3", "gemma4"])
+@pytest.mark.parametrize(
+    "scheme", ["gpt2", "llama", "olmo2", "exaone4", "qwen3", "gpt_oss", "gemma2", "gemma3", "gemma4", "muse_glimmer"]
+)
 def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     """The same logits from the same stored numbers, γ − 1 where they store that, to 1e-5 in float32.
 
