@@ -204,6 +204,19 @@ def test_a_stem_without_an_output_layer_trains_a_classifier_of_images(tmp_path: 
     assert "head.weight_mask" in message, "a pruned output layer is one, in another form"
 
 
+def test_a_convolution_that_tells_classes_starts_anew_for_others(tmp_path: Path) -> None:
+    """SqueezeNet's last layer has no weights of a linear one."""
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = models.get_model("squeezenet1_1", weights=None, num_classes=IMAGES.num_classes + 2)
+    torch.save(model.state_dict(), tmp_path / "squeezenet.pth")
+    host = build_host("torchvision", "squeezenet1_1", {}, IMAGES, weights=str(tmp_path / "squeezenet.pth"))
+    assert sorted(host.anew) == ["classifier.1.bias", "classifier.1.weight"]
+    state = host.module.state_dict()
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in host.anew}
+    assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+
+
 def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:
     """Its weights are in a pickle, of which tensors alone are read."""
     folder, model = gpt2

@@ -31,6 +31,7 @@ class ImageLibrary(Library):
     cure_of_forward = "set model.image_size=64 or larger, or see model.kwargs"
 
     def make_trained(self, name: str, options: Options, task: Task, image_size: int | str | None, weights: str) -> Host:
+        assert isinstance(task, ImageClassification)
         host = self.make(name, options, task, image_size)
         if weights == PRETRAINED:
             where = f"what {self.packages[0]} has as {name}"
@@ -40,7 +41,8 @@ class ImageLibrary(Library):
             saved = find_saved(weights)
             self.check_saved(name, saved, where)
             tensors = take_weights(read_tensors(saved.files), host.module.state_dict(), where, saved.part)
-        return replace(host, anew=put_in_weights(host.module, tensors, where, host.head))
+        head = host.head or last_convolution(host.module, task.num_classes)
+        return replace(host, anew=put_in_weights(host.module, tensors, where, head))
 
     @abstractmethod
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
@@ -153,6 +155,15 @@ def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:
     wanted_size = max(shorter, SMALLEST_SIDE) if image_size == "auto" else (image_size or shorter)
     scale = int(wanted_size) / shorter
     return round(height * scale), round(width * scale)
+
+
+def last_convolution(module: nn.Module, num_classes: int) -> nn.Module | None:
+    """Return the last convolution of a model if it has a channel for each class, as that of SqueezeNet."""
+    last = None
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Conv2d):
+            last = submodule
+    return last if last is not None and last.out_channels == num_classes else None
 
 
 def outline_of(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module | None:
