@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from itertools import groupby, islice
 from pathlib import Path
@@ -175,6 +176,21 @@ def compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
     from composing import share_compositions
 
     share_compositions(composed_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def our_claims() -> None:
+    """Read each claim that comes with normbench once, where tests read claims: they are more than a hundred YAMLs.
+
+    No test changes one of them; a person's own are read each time.
+    """
+    claim = sys.modules.get("normbench.claims.claim")
+    if claim is None:  # no file of tests has imported it
+        return
+    ours = claim.config_directory() / claim.FOLDER
+    read = claim.read_claim
+    read_once = cache(read)
+    vars(claim)["read_claim"] = lambda path: read_once(path) if path.parent == ours else read(path)
 
 
 def composed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

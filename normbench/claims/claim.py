@@ -287,8 +287,9 @@ class Reader:
         self.lines: dict[str, int] = {}
         try:
             text = path.read_text("utf-8")
-            root = yaml.compose(text, Loader)
-            content = to_builtins(yaml.load(text, Loader))  # with dates as texts
+            loader = Loader(text)
+            root = loader.get_single_node()
+            content = None if root is None else to_builtins(loader.construct_document(root))  # with dates as texts
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             why = " ".join(str(error).split())
             raise UsageError(f"{path} is not valid YAML ({why}): fix it") from error

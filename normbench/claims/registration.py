@@ -18,7 +18,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +82,19 @@ def read_registrations(folder: Path) -> dict[str, list[Registration]]:
         UsageError: a line is damaged.
     """
     path = folder / REGISTERED
+    return parse_registrations(path, path.read_text("utf-8")) if path.exists() else {}
+
+
+@lru_cache(maxsize=4)
+def parse_registrations(path: Path, text: str) -> dict[str, list[Registration]]:
+    """Return what `read_registrations` does, parsed once for all claims of a folder, each of which asks for its own.
+
+    Args:
+        path: of the file, for errors.
+        text: what it holds.
+    """
     registrations: dict[str, list[Registration]] = {}
-    if not path.exists():
-        return registrations
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         registration = parse_line(line)
