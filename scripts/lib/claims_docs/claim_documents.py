@@ -68,7 +68,7 @@ MOST_WANTED = (
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
-    "ngpt-unit-start",
+    "ngpt-authors-start",
     "ln-derivatives",
     "layerscale-deep",
 )
