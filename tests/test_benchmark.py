@@ -18,9 +18,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import results
+import sources
 import torch
-from support import REPOSITORY
+from support import REPOSITORY, TEXT
 from torch.nn import functional as F
+
+from normbench.build import make_model
+from normbench.config.compose import read
 
 FOLDER = REPOSITORY / "scripts/lib/benchmark"
 
@@ -73,6 +77,26 @@ def test_the_page_has_every_row_note_and_reason() -> None:
     for words in ("- machine: a computer", "- start, the start: imports", "- mnist: left out: no data"):
         assert words in page.splitlines()
     assert results.line(row).splitlines()[1].strip() == "imports"
+
+
+# ---- sources of newer parts
+
+
+@pytest.mark.parametrize("name", sources.WORDS)
+def test_a_source_computes_what_ours_does(name: str) -> None:
+    """The same logits from the same weights, with three candidates of attention residuals."""
+    if name == "mHC":
+        pytest.importorskip("transformers")
+    sizes = ["model=nano", "model.depth=4", "model.width=16", "model.heads=2", "model.context=8"]
+    model, _ = make_model(read([*sources.WORDS[name], *sizes]).recipe, TEXT, 0)
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(TEXT.vocabulary_size, (3, 8), generator=random)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=random))
+        expected = sources.SOURCES[name](model)(tokens)
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
+    assert expected.std() > 0.1, "of weights that do something"
 
 
 # ---- processes

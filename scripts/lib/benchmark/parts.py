@@ -362,6 +362,19 @@ def norms(bench: Bench) -> Iterator[Row]:
         yield compare("norms", what, pairs, target, unit="ms", peer=peer, notes=notes)
 
 
+def newer(bench: Bench) -> Iterator[Row]:
+    """A step of a small language model with this year's parts, against the same with their sources' modules."""
+    words = ["model.depth=2", "model.width=32"] if bench.quick else []
+    peers_of = {"gated RMSNorm": "its formula", "AttnRes": "its listing", "mHC": "transformers"}
+    for name, peer in peers_of.items():
+        bench.say(f"{bench.pairs} rounds of {name}")
+        about, *found = bench.worker("newer", part=name, rounds=bench.pairs, words=words, texts=bench.size(12, 2))
+        if about["failed"]:
+            raise Left(f"left out: {name}: {about['failed']}")
+        pairs = [(1e3 * row["ours"], 1e3 * row["theirs"]) for row in found]
+        yield compare("newer", f"{name}, forward and backward of a model", pairs, 1, unit="ms", peer=peer)
+
+
 def multi30k(bench: Bench) -> Iterator[Row]:
     """Training speed of a translator against plain loops around torch's Transformer."""
     words = [*TRANSLATOR, *FEW_FEATURES] if bench.quick else [*TRANSLATOR]
@@ -435,6 +448,7 @@ PARTS = {
     "further": Part(further, 3, "start of a further run of a sweep, against a fresh process"),
     "mnist": Part(mnist, 3, "MNIST to 99 %, against PyTorch's example", ("data", "examples", "torchvision")),
     "norms": Part(norms, 15, "forward and backward of norms"),
+    "newer": Part(newer, 15, "a step with gated RMSNorm, mHC and AttnRes, against their sources"),
     "scaling": Part(scaling, 5, "growth of a step's time, against that of its operations"),
     "multi30k": Part(multi30k, 2, "a Transformer that translates, against a plain loop", ("data",)),
     "sweep36": Part(sweep36, 1, "36 runs as a sweep, against one after another"),

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from kernels import floor, operations, profile_shares, record
+from sources import SOURCES, WORDS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +32,7 @@ from normbench.studies.bench import last_level_cache
 from normbench.studies.timing import do_nothing, forward_and_backward, seconds_of, time_in_turn
 from normbench.training.estimate import estimate
 from normbench.training.loop import Evaluation, Loop, due
-from normbench.types import PADDING
+from normbench.types import PADDING, LanguageModeling
 
 Found = dict[str, Any]
 
@@ -218,6 +219,47 @@ def norms(rounds: int, rows: int, features: int) -> Iterator[Found]:
     yield {"runs": runs, "failed": failed, "bytes": 5 * x.nbytes}
     for seconds in time_in_turn(list(calls.values()), rounds):
         yield dict(zip(calls, seconds, strict=True))
+
+
+def newer(part: str, rounds: int, words: Sequence[str], texts: int) -> Iterator[Found]:
+    """Yield the seconds of forward and backward of a language model, ours and with its source's modules, in turn.
+
+    Args:
+        part: the norm or the placement, in `sources`.
+        rounds: how often.
+        words: sizes of the model.
+        texts: in a batch.
+
+    Raises:
+        AssertionError: with the same weights the two have other losses or gradients.
+    """
+    task = LanguageModeling(vocabulary_size=256, context=64)
+    ours, _ = build.make_model(read([*WORDS[part], *words, "model=nano", "model.context=64"]).recipe, task, 0)
+    batch = task.random_batch(texts, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in ours.parameters():  # away from starts at which parts do nothing
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    try:
+        theirs = SOURCES[part](ours)
+    except (ImportError, RuntimeError) as error:  # a library that is not there, or does not fit torch
+        yield {"failed": str(error)}
+        return
+    models = {"ours": ours, "theirs": theirs}
+
+    def step(model: nn.Module) -> float:
+        model.zero_grad()
+        loss = F.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        loss.backward()
+        return loss.item()
+
+    losses = {who: step(model) for who, model in models.items()}
+    torch.testing.assert_close(losses["theirs"], losses["ours"], rtol=1e-5, atol=0)
+    sizes = [sum(each.grad.square().sum().item() for each in model.parameters() if each.grad is not None)
+             for model in models.values()]  # fmt: skip
+    torch.testing.assert_close(sizes[1], sizes[0], rtol=1e-3, atol=0)
+    yield {"failed": ""}
+    for seconds in time_in_turn([partial(step, model) for model in models.values()], rounds):
+        yield dict(zip(models, seconds, strict=True))
 
 
 class PlainDyT(nn.Module):
