@@ -143,8 +143,8 @@ def test_verdicts_count_for_the_registration_of_today_alone(folder: Path) -> Non
 
 def test_what_chance_gives_goes_by_how_rates_were_chosen(tmp_path: Path) -> None:
     claims, digests = claims_and_digests()
-    for name, kind, way in (("larger", ClaimKind.LARGER, "auto"), ("same", ClaimKind.PARITY, "auto")):
-        claims[name] = content("One rate", kind, 0.03, words=["model=nano", f"sweep.lr={way}"])
+    claims["larger"] = content("One rate", ClaimKind.LARGER, 0.03, words=["model=nano", "sweep.lr=auto"])
+    claims["same"] = content("One rate, chosen by a study", ClaimKind.PARITY, 0.03, study="smoothness")
     claims["open"] = content("Own rates", ClaimKind.PARITY, 0.01, words=["model=nano", "'sweep.lr=each'"])
     for name in ("larger", "same", "open"):
         (tmp_path / name).mkdir()

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, to_builtins
 
 from normbench.evidence.arms import Arm
-from normbench.results.luck import ONE_FOR_ALL, false_share
+from normbench.results.luck import CHOOSES_RATES, ONE_FOR_ALL, false_share
 from normbench.results.rules import (
     IN_FAVOUR,
     ClaimKind,
@@ -472,6 +472,8 @@ class RegisteredClaim:
     @property
     def way_of_rates(self) -> str:
         """Return how the learning rates of its runs are chosen: `auto` or `each`; empty where they are not."""
+        if self.claim.get("study") in CHOOSES_RATES:
+            return ONE_FOR_ALL
         for word in self.claim.get("words") or ():
             key, _, value = str(word).strip("'\"").partition("=")
             if key == "sweep.lr" and value != "null":

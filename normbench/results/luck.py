@@ -17,6 +17,7 @@ from normbench.results.rules import OF_A_DIFFERENCE, ClaimKind
 from normbench.results.statistics import ALPHA
 
 ONE_FOR_ALL = "auto"  # of `sweep.lr`: an arm has one rate for all of its seeds
+CHOOSES_RATES = ("smoothness",)  # studies that choose a rate for each arm in the same way by themselves
 
 
 class FalseShares(NamedTuple):

@@ -301,9 +301,10 @@ def tell_chances(suite: Suite) -> list[str]:
         worst = AT_MOST[SEEDS_OF_MOST]
         shares = f"{percent(worst.of_differences)} of differences and {percent(worst.of_bounds)} of parities"
         sentences.append(
-            f"{count(chance.verdicts, 'verdict')} rest on one learning rate for all seeds of an arm (sweep.lr=auto), "
-            f"and how lucky its choice was is in no interval: in simulations with {SEEDS_OF_MOST} seeds 5 % are wrong "
-            f"where the next rate costs nothing or much, and up to {shares} in between, which would be {most} of these."
+            f"{count(chance.verdicts, 'verdict')} rest on one learning rate for all seeds of an arm (sweep.lr=auto, or "
+            f"a study that chooses so), and how lucky its choice was is in no interval: in simulations with "
+            f"{SEEDS_OF_MOST} seeds 5 % are wrong where the next rate costs nothing or much, and up to {shares} in "
+            f"between, which would be {most} of these."
         )
     return sentences
 
