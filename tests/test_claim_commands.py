@@ -18,6 +18,7 @@ from normbench.claims.measuring import Measured
 from normbench.claims.registering import register
 from normbench.claims.run import CannotBegin, ClaimRun, estimate_minutes
 from normbench.claims.suite import ClaimStanding, Way
+from normbench.cli import main
 from normbench.commands.claims import ClaimsRequest, chosen_names, describe_standing
 from normbench.errors import UsageError
 from normbench.results.claimed import ClaimResult
@@ -108,9 +109,10 @@ def test_seeds_count_from_the_first_one_of_a_claim(
 
 
 def test_a_withdrawn_claim_is_listed_struck_and_run_by_its_name_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[int, float]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[int, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
     write_claim(tmp_path, kind="any", margin=0.1, seeds=3)
     register_all(tmp_path, "tiny")
     effects.update({0: 0.3, 1: 0.31, 2: 0.29})
@@ -125,6 +127,14 @@ def test_a_withdrawn_claim_is_listed_struck_and_run_by_its_name_alone(
     line = describe_standing(ClaimStanding.of(claims["tiny"], claims, Way()))
     assert str(line.label) == "reproduced" and line.label.style == "strike" and not line.is_complete
     assert line.reason == "on 2026-11-29; see longer"
+    capsys.readouterr()
+    assert main(["claims", "--config-dir", "conf"]) == 0
+    (listed,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("tiny "))
+    assert listed.split()[1:] == ["on", "2026-11-29;", "see", "longer", "reproduced"]
+    file = tmp_path / "outputs" / "claims" / "tiny" / "claim.json"
+    file.write_text(file.read_text().replace("0.31", "0.41"))
+    line = describe_standing(ClaimStanding.of(claims["tiny"], claims, Way()))
+    assert (str(line.label), line.reason) == ("", "on 2026-11-29; see longer")  # nobody is asked to run it again
     assert chosen_names(ClaimsRequest(("all",), (), ()), claims) == []
     assert chosen_names(ClaimsRequest(("tiny",), (), ()), claims) == ["tiny"]
 
@@ -152,9 +162,9 @@ def test_a_larger_scale_has_a_folder_and_a_family_of_its_own(
     # What was found there says nothing of the claim at its own scale.
     capsys.readouterr()
     assert run() == 0
-    assert "0 of 2 of your own have a verdict" in capsys.readouterr().out
+    assert "0 of 2 of your own were judged" in capsys.readouterr().out
     assert run("--at-scale") == 0
-    assert "1 of 1 of your own have a verdict" in capsys.readouterr().out
+    assert "1 of 1 of your own were judged" in capsys.readouterr().out
     effects.update({0: -0.30, 1: -0.31, 2: -0.29})
     assert run("tiny", *MACHINE) == 0
     below, above = result_of(tmp_path), result_of(tmp_path, "claims-at-scale")

@@ -445,7 +445,8 @@ def test_the_list_has_a_line_for_each_claim(
     claims = read_claims([tmp_path / "conf"])
     for name in claims:
         assert len([line for line in lines if line.startswith(f"{name} ")]) == 1, name
-    assert lines[-2].startswith(f"0 of {len(claims) - 1} have a verdict") and lines[-1].startswith("0 of 1 of your own")
+    assert lines[-2].startswith(f"0 of {len(claims) - 1} claims were judged here, in ")
+    assert lines[-1].startswith("0 of 1 of your own were judged")
     path.write_text(path.read_text().replace("1000", "500"))
     assert main(["claims", "--config-dir", "conf"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -107,8 +107,12 @@ def test_the_list_has_the_published_verdict_of_what_was_not_run_here(
     standings = [ClaimStanding.of(claim, claims, way) for claim in claims.values()]
     published = [one for one in standings if one.read_published() is not None and not one.claim.withdrawn]
     judged = [one for one in published if not any("opposite" in found for found in one.claim.content.get("found", ()))]
-    assert f"and {len(judged)} more a published one" in told and len(published) > len(judged) > 20
-    assert f"0 of {len(claims)} have a verdict" in told and WITHDRAWN in told
+    assert f"; {len(judged)} more have a published verdict; " in told and len(published) > len(judged) > 20
+    assert f"0 of {len(claims)} claims were judged here, in " in told and WITHDRAWN in told
+    (old,) = (line for line in told.splitlines() if line.startswith("peri-better-unit "))
+    verdict = load_result(PUBLISHED / "peri-better-unit.json").judgement
+    assert verdict is not None
+    assert " ".join(old.split()[1:]) == f"on 2026-11-30; see peri-better-unit-whole {verdict.verdict}"
     # What was run here stands in its place; what another registration has come to does not.
     here = tmp_path / "outputs" / "claims" / FORGED
     here.mkdir(parents=True)
@@ -116,7 +120,7 @@ def test_the_list_has_the_published_verdict_of_what_was_not_run_here(
     write_with_digests(here / "claim.json", json.loads((here / "claim.json").read_text()), ["claim.json"])
     assert main(["claims"]) == 0
     told = capsys.readouterr().out
-    assert f"1 of {len(claims)} have a verdict" in told
+    assert f"1 of {len(claims)} claims were judged here, in " in told
     assert f"\n{FORGED} " in told[: told.index("published 2026")]
     assert main(["claims", "--at-scale"]) == 0
     assert "published" not in capsys.readouterr().out

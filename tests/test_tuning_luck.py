@@ -1,9 +1,9 @@
 """How often a verdict is wrong, by its rule, the truth, and the way in which learning rates are chosen, in simulations.
 
-Losses are as in `rmsnorm-parity`: what all runs of a seed share, what is each run's own (0.012 nats, so that paired
-differences spread by 0.017), and three rates of which the middle one is better than its neighbours by some valley. Two
-arms differ by the truth in all of it. A simulated study of ten seeds is 20,000 times drawn, which tells a share of 5 %
-to ± 0.3 %.
+Losses are much as in `rmsnorm-parity-whole`: what all runs of a seed share, what is each run's own (0.012 nats, so that
+paired differences spread by 0.017), and three rates of which the middle one is better than its neighbours by some
+valley. Two arms differ by the truth in all of it. A simulated study of ten seeds is 20,000 times drawn, which tells a
+share of 5 % to ± 0.3 %.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from normbench.sweep.tuning import choose_rate
 
 STUDIES, SEEDS = 20_000, 10
 SHARED, NOISE = 0.02, 0.012  # nats
-MARGIN = 0.03  # nats, as rmsnorm-parity has it
+MARGIN = 0.03  # nats, as rmsnorm-parity-whole has it
 VALLEYS = {"flat": 0.0, "shallow": 0.008, "middling": 0.016, "steep": 0.03}  # above the middle rate, on either side
 TRUTHS = (-1.01, -1.0, -0.99, -0.5, 0.0, 0.5, 0.99, 1.0, 1.01)  # in margins
 KINDS = [kind for kind in ClaimKind if kind is not ClaimKind.EXACT]  # which has no chance in it

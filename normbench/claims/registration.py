@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from normbench.errors import UsageError
@@ -75,7 +76,7 @@ class Registration:
         return f"{self.name} {self.date} {mark}{self.digest} {self.reason}"
 
 
-def read_registrations(folder: Path) -> dict[str, list[Registration]]:
+def read_registrations(folder: Path) -> Mapping[str, tuple[Registration, ...]]:
     """Return the registrations that a folder of claims notes, by the claim's name, the last one last.
 
     Raises:
@@ -86,22 +87,25 @@ def read_registrations(folder: Path) -> dict[str, list[Registration]]:
 
 
 @lru_cache(maxsize=4)
-def parse_registrations(path: Path, text: str) -> dict[str, list[Registration]]:
+def parse_registrations(path: Path, text: str) -> Mapping[str, tuple[Registration, ...]]:
     """Return what `read_registrations` does, parsed once for all claims of a folder, each of which asks for its own.
+
+    All of them get the same mapping, which so cannot be changed.
 
     Args:
         path: of the file, for errors.
         text: what it holds.
     """
-    registrations: dict[str, list[Registration]] = {}
+    registrations = dict[str, tuple[Registration, ...]]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         registration = parse_line(line)
         if registration is None:
             raise UsageError(f"{path}, line {number} is not NAME DATE SHA256 REASON: restore it")
-        registrations.setdefault(registration.name, []).append(registration)
-    return registrations
+        earlier = registrations.get(registration.name, ())
+        registrations[registration.name] = (*earlier, registration)
+    return MappingProxyType(registrations)
 
 
 def parse_line(line: str) -> Registration | None:
@@ -114,9 +118,9 @@ def parse_line(line: str) -> Registration | None:
     return Registration(name, date, int(digest["scheme"] or WORDS_ALONE), digest["sha256"], reason)
 
 
-def registrations_of(claim: Claim) -> list[Registration]:
+def registrations_of(claim: Claim) -> tuple[Registration, ...]:
     """Return the registrations of a claim, the last one last."""
-    return read_registrations(claim.path.parent).get(claim.name, [])
+    return read_registrations(claim.path.parent).get(claim.name, ())
 
 
 def scheme_of(folder: Path, name: str) -> int:

@@ -22,10 +22,10 @@ from normbench.errors import UsageError
 from normbench.settings import key_of, nearest
 from normbench.stopping import Stopped
 from normbench.sweep.words import settings_in
-from normbench.wording import fixed, list_words, short, with_unit, write_minutes
+from normbench.wording import count, fixed, list_words, short, with_unit, write_minutes
 
 if TYPE_CHECKING:  # imports pandas and scipy: after every mistake that the words alone show
-    from normbench.claims.claim import Claim
+    from normbench.claims.claim import Claim, Withdrawn
     from normbench.claims.run import ClaimRun
     from normbench.claims.suite import ClaimStanding, Way
     from normbench.results.claimed import Suite
@@ -208,7 +208,11 @@ def chosen_names(request: ClaimsRequest, known: Mapping[str, Claim]) -> list[str
 
 
 def show_table(claims: Sequence[ClaimStanding]) -> None:
-    """Print all claims, a line each: what it says, how it stands, and its minutes; below, what has no room there."""
+    """Print all claims, a line each.
+
+    Of those that stand: what each says, its verdict or why there is none, and its minutes; below, what has no room
+    there. Of those that are withdrawn: since when, what stands for each, and the verdict that is struck.
+    """
     console = Console()
     if not claims:
         console.print("there are no claims: --config-dir DIR looks for DIR/claim/NAME.yaml, and --new writes one")
@@ -222,7 +226,7 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
     for day in days:
         if day:
             say(f"published {day}; not run here:")
-        table = table_of_claims("it says")
+        table = table_of_claims([claim.name for claim in listed if lines[claim.name].published == day], "it says")
         table.add_column("verdict", no_wrap=True)
         table.add_column("min", no_wrap=True, justify="right")
         for claim in listed:
@@ -236,28 +240,30 @@ def show_table(claims: Sequence[ClaimStanding]) -> None:
         if lines[claim.name].reason:
             say(f"{claim.name}: {lines[claim.name].reason}")
     if withdrawn:
-        table = table_of_claims("withdrawn")
+        table = table_of_claims([claim.name for claim in withdrawn], "withdrawn")
+        table.add_column("struck verdict")
         for claim in withdrawn:
-            table.add_row(Text(claim.name), Text(lines[claim.name].reason))
+            table.add_row(Text(claim.name), Text(lines[claim.name].reason), lines[claim.name].label)
         console.print(table)
     folder = claims[0].way.folder
     if ours:
         judged = [lines[standing.claim.name] for standing in ours if lines[standing.claim.name].is_complete]
         published = sum(bool(line.published) for line in judged)
-        more = f", and {published} more a published one" if published else ""
+        parts = [f"{len(judged) - published} of {count(len(ours), 'claim')} were judged here, in {folder}"]
+        if published:
+            parts.append(f"{published} more {'have' if published > 1 else 'has'} a published verdict")
         command = " ".join(["normbench claims NAME", *(["--device cuda"] if claims[0].way.device else [])])
-        verdicts = f"{len(judged) - published} of {len(ours)} have a verdict, in {folder}{more}"
-        say(f"{verdicts}; {command} runs what is missing")
+        say("; ".join([*parts, f"{command} runs what is missing"]))
     if theirs:
         complete = sum(lines[standing.claim.name].is_complete for standing in theirs)
-        say(f"{complete} of {len(theirs)} of your own have a verdict, and are a family by themselves, in {folder}")
+        say(f"{complete} of {len(theirs)} of your own were judged, and are a family by themselves, in {folder}")
 
 
-def table_of_claims(what: str) -> Table:
-    """Return a table without rows, whose first column has the names of claims and whose second has WHAT of each."""
+def table_of_claims(names: Sequence[str], what: str) -> Table:
+    """Return a table without rows, whose first column has room for the names of claims; the second has WHAT of each."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("claim", no_wrap=True)
-    table.add_column(what)
+    table.add_column("claim", no_wrap=True, min_width=max(map(len, names)))  # however narrow the terminal
+    table.add_column(what, overflow="fold")
     return table
 
 
@@ -281,17 +287,14 @@ class ClaimLine:
 def describe_standing(standing: ClaimStanding) -> ClaimLine:
     """Say what a claim has come to, or why it has no verdict for its registration, which is then struck out."""
     from normbench.claims.registration import why_unregistered
-    from normbench.results.claimed import WITHDRAWN, RegisteredClaim
+    from normbench.results.claimed import RegisteredClaim
 
+    if standing.claim.withdrawn:
+        return describe_withdrawal(standing, standing.claim.withdrawn)
     left_out = standing.why_left_out()
     if left_out:
         return ClaimLine(Text("damaged", "strike"), f"{left_out}: run it again")
     result = standing.read_any_result()
-    withdrawn = standing.claim.withdrawn
-    if withdrawn:
-        verdict = result.judgement.verdict if result and result.judgement else WITHDRAWN
-        others = f"; see {list_words(withdrawn.by)}" if withdrawn.by else ""
-        return ClaimLine(Text(str(verdict), "strike"), f"on {withdrawn.date}{others}")
     if result is not None and result.digest != standing.claim.digest:
         before = str(result.judgement.verdict if result.judgement else result.status)
         return ClaimLine(Text(before, "strike"), f"was run for the registration of {result.registered}: run it again")
@@ -314,6 +317,20 @@ def describe_standing(standing: ClaimStanding) -> ClaimLine:
         label = Text(str(entry.standing))
         return ClaimLine(label, entry.reason, is_complete=not entry.opposed, published=published.date)
     return ClaimLine(Text(f"needs {', '.join(standing.claim.needs)}" if standing.claim.needs else "not run"))
+
+
+def describe_withdrawal(standing: ClaimStanding, withdrawn: Withdrawn) -> ClaimLine:
+    """Say since when a claim is withdrawn, and what stands for it.
+
+    Its label is the verdict, struck out: that of the result here, which counts no longer and so is not asked for again
+    where it is damaged; else the published one.
+    """
+    result = None if standing.why_left_out() else standing.read_any_result()
+    if result is None or result.judgement is None:
+        result = standing.read_published()
+    verdict = str(result.judgement.verdict) if result is not None and result.judgement is not None else ""
+    others = f"; see {list_words(withdrawn.by)}" if withdrawn.by else ""
+    return ClaimLine(Text(verdict, "strike"), f"on {withdrawn.date}{others}")
 
 
 # ---- running
