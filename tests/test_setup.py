@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from support import REPOSITORY
 
 # Everything that the scripts may call; a Python is not among them.
@@ -124,19 +125,27 @@ def test_packages_that_few_tests_need_are_installed_where_they_are_asked_for(mac
     assert [call.endswith("[translation,test,ci]") for call in machine.installs()] == [True]
 
 
-def test_ci_has_the_packages_of_all_tests() -> None:
+def test_ci_has_the_packages_of_all_tests_but_that_of_trackio() -> None:
     """And the plain check command has none of those that few tests need."""
     assert '"$root/scripts/test" --ci' in (REPOSITORY / ".ci/run").read_text().splitlines()
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    heavy = {"mlflow", "ray", "wandb"}
-    of_each = {name: set(re.findall(r"[\w-]+", extras[name][0])) & heavy for name in ("test", "ci")}
-    assert of_each == {"test": set(), "ci": heavy}
+    heavy = {"mlflow", "ray", "selenium", "trackio", "wandb"}
+    of_each = {}
+    for extra in ("test", "ci"):
+        requirements = [Requirement(line) for line in extras[extra]]
+        names = {requirement.name for requirement in requirements}.union(*(one.extras for one in requirements))
+        of_each[extra] = names & heavy
+    assert of_each == {"test": set(), "ci": heavy - {"trackio"}}
 
 
 def test_the_tests_run_as_on_another_cpu(machine: Machine) -> None:
     for name, instructions in (("avx2", "AVX2"), ("sse", "SSE41")):
         told = machine.run("test", "--as", name, "-k", "two words").stdout.replace(f" in {machine.checkout}", "")
         assert told == f"pytest: -m pytest -n auto --dist worksteal -k two words as on {instructions}\n"
+    for words in (["--as", "avx2", "--ci"], ["--ci", "--as", "avx2"]):
+        told = machine.run("test", *words, "-x").stdout.replace(f" in {machine.checkout}", "")
+        assert told == "pytest: -m pytest -n auto --dist worksteal -x as on AVX2\n"
+    assert machine.installs()[-1].endswith("[translation,test,ci]")
     outcome = machine.run("test", "--as", "arm")
     assert (outcome.returncode, outcome.stdout) == (2, "")
     assert outcome.stderr == "normbench: scripts/test --as takes avx2 or sse, not 'arm'.\n"
