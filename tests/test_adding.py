@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from normbench import build, hosts
 from normbench.config import compose
 from normbench.config.rules import fits_slot
 from normbench.errors import UsageError
-from normbench.hosts.adding import add, find_seats, runs_in
-from normbench.hosts.hosted import Hosted
+from normbench.hosts.adding import Behind, add, find_seats, runs_in
+from normbench.hosts.heads import find_heads
+from normbench.hosts.hosted import Hosted, Place, index_of_added
 from normbench.hosts.libraries import build_host
 from normbench.norms import LayerNorm, RMSNorm
 from normbench.types import LanguageModeling, Site
@@ -164,6 +165,77 @@ def test_timms_own_slots_are_used() -> None:
     torch.testing.assert_close(logits(made, given), logits(own, given), rtol=1e-5, atol=1e-6)
 
 
+class Attention(nn.Module):
+    """One attention of two heads, which is computed in one of several ways."""
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.attend = attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (linear(x).unflatten(-1, (2, 4)).transpose(1, 2).flatten(0, 1) for linear in (self.q, self.k, self.v))
+        y: Tensor = self.out(self.attend(q, k, v).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2))
+        return y
+
+
+def attend_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(value=v, key=k, query=q)
+
+
+def attend_by_matmul(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.softmax(dim=-1, input=torch.matmul(other=k.transpose(1, 2), input=q))
+    return torch.matmul(other=v, input=weights)
+
+
+def attend_by_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    start = q.new_zeros(len(q), q.shape[1], k.shape[1])
+    scores = torch.baddbmm(batch2=k.transpose(1, 2), batch1=q, input=start)
+    return torch.bmm(mat2=v, input=F.softmax(scores, dim=-1))
+
+
+def attend_behind_gate(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    gate = (k[0] @ q[0, 0]).softmax(0)  # of a matrix and a vector, as a router has
+    return F.scaled_dot_product_attention(q, k, v) * gate[:, None]
+
+
+@pytest.mark.parametrize("attend", [attend_at_once, attend_by_matmul, attend_by_bmm, attend_behind_gate])
+def test_queries_keys_and_values_are_told_by_the_names_of_arguments(attend: Any) -> None:
+    found = find_heads(Attention(attend), lambda model: model(torch.ones(2, 3, 8)))
+    assert [(heads.letter, heads.path) for heads in found] == [("q", "q"), ("k", "k"), ("v", "v")]
+    assert all(heads.columns == ((0, 1, 2, 3), (4, 5, 6, 7)) for heads in found)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+def test_a_program_of_torchscript_in_a_model_is_passed_by() -> None:
+    model = Attention(attend_at_once)
+    script: Any = torch.jit.script
+    model.out = script(model.out)
+    assert [heads.path for heads in find_heads(model, lambda model: model(torch.ones(2, 3, 8)))] == ["q", "k", "v"]
+
+
+def test_a_pass_that_fails_is_told() -> None:
+    with pytest.raises(UsageError, match="the forward pass of Attention fails on the example"):
+        find_heads(Attention(attend_at_once), lambda model: model(torch.ones(2, 3, 5)))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@torch.no_grad()
+def test_a_norm_changes_the_features_of_its_runs_alone(heads: int) -> None:
+    columns = [4, 5, 8, 9, 0, 1, 11, 6, 2]
+    linear = nn.Linear(5, 13)
+    model = nn.ModuleDict({"map": linear})
+    norm = LayerNorm(9 // heads, eps=1e-5)
+    norm.weight.copy_(torch.arange(9 // heads) + 1)
+    runs = ((4, 6), (8, 10), (0, 2), (11, 12), (6, 7), (2, 3))
+    x = torch.linspace(-1, 1, 30).view(2, 3, 5) ** 3
+    expected = linear(x)
+    features = expected[..., columns].unflatten(-1, (heads, -1))
+    expected[..., columns] = F.layer_norm(features, features.shape[-1:], norm.weight, norm.bias, 1e-5).flatten(-2)
+    add(model, "norm", norm, Behind("map", runs, heads))
+    torch.testing.assert_close(linear(x), expected)
+
+
 @pytest.mark.parametrize(
     ("given", "heads"), [(NEOX, 4), (BLOOM, 4), (HOSTS["llama"], 4)], ids=["neox", "bloom", "llama"]
 )
@@ -203,7 +275,66 @@ def test_what_cannot_have_a_norm_is_refused_in_a_sentence(given: Given, said: st
 def test_norms_that_a_model_has_are_not_added_again() -> None:
     for name in ("qwen3", "olmo2", "gemma3"):
         given = HOSTS[name]
+        assert {"q", "k"} <= {heads.letter for heads in find_heads(given.build(), given.call)}
         assert add_norms(given.build(), given, RMSNorm, "qk", "qk_all") == []
+
+
+def made_of(kind: str, *words: str) -> Hosted:
+    """A model of transformers that reads 16 tokens, with the norms that words ask for."""
+    pytest.importorskip("transformers")
+    words = ("model=hf", f"model.name={kind}", "norm=own", "model.context=16", *words)
+    model = build.start_model(compose.read(words).recipe, TEXT, 0).model
+    assert isinstance(model, Hosted)
+    return model
+
+
+TINY_GPT2 = ("model.config.n_embd=32", "model.config.n_layer=2", "model.config.n_head=4")
+
+
+def test_a_rule_for_attention_that_a_model_has_not_fits_no_place() -> None:
+    with pytest.raises(UsageError, match=r"norm@cross\.qk fits no place of this model"):
+        made_of("gpt2", *TINY_GPT2, "norm@cross.qk=rmsnorm")
+
+
+def test_none_is_no_norm_that_is_added() -> None:
+    model = made_of("gpt2", *TINY_GPT2, "norm@q=none", "norm@k=rmsnorm")
+    assert model.ledger()["host_norms_added"] == 2
+    assert [row["place"] for row in model.norms_of_host()][:3] == [
+        "block00.attention",
+        "block00.attention.k",
+        "block00.mlp",
+    ]
+    assert "host_norms_added" not in made_of("gpt2", *TINY_GPT2, "norm@qk=none").ledger()
+
+
+def test_statistics_for_each_position_are_taken_over_all_heads() -> None:
+    model = made_of("gpt2", *TINY_GPT2, "norm@q_all=batchnorm", "norm@q_all.per_position=true")
+    norm: Any = model.anatomy().norms["block00.attention.q_all"]
+    assert norm.running_mean.shape == (16, 32)
+    with pytest.raises(UsageError, match="needs input with time"):
+        made_of("gpt2", *TINY_GPT2, "norm@q=batchnorm", "norm@q.per_position=true").train()(torch.zeros(2, 16).long())
+
+
+def place_at(role: str, slot: str, added: bool = False) -> Place:
+    return Place("", Site(role, layer=0, depth=1, slot=slot), "", 8, 1e-5, True, added)
+
+
+@pytest.mark.parametrize(
+    ("places", "index"),
+    [
+        ([place_at("attention", "in"), place_at("mlp", "in")], 1),
+        ([place_at("attention", "out"), place_at("mlp", "out")], 0),
+        ([place_at("attention", "in"), place_at("attention", "q", True), place_at("attention", "out")], 2),
+        ([place_at("mlp", "in"), place_at("mlp", "out"), place_at("attention", "in")], 3),
+        ([place_at("mlp", "in"), place_at("mlp", "out"), place_at("attention", "out")], 2),
+        ([place_at("cross", "in"), place_at("attention", "in"), place_at("mlp", "in")], 2),
+        ([place_at("mlp", "in"), place_at("mlp", "out")], 0),
+    ],
+)
+def test_what_is_added_stands_among_norms_where_it_runs(places: list[Place], index: int) -> None:
+    final = Place("", Site("final"), "", 8, 1e-5, True)
+    key = Site("attention", layer=0, depth=1, slot="k")
+    assert index_of_added([final, *places, final], key) == 1 + index
 
 
 # ---- swap

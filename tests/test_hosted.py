@@ -275,6 +275,27 @@ def test_statistics_of_texts_leave_out_padding() -> None:
     assert other(batch.inputs, batch.mask).isfinite().all() and other.mask is None
 
 
+def test_statistics_of_added_norms_leave_out_padding() -> None:
+    """BatchNorm of queries in each head and of all keys: as if the padding were not there."""
+    words = ("norm=own", "norm@q=batchnorm", "norm@k_all=batchnorm", "model.config.hidden_dropout_prob=0")
+    model, norms = started("bert", *words)
+    batch = random_batch(TEXTS)
+    assert batch.mask is not None and not batch.mask.all()
+    entered: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+    for name in ("block00.attention.q", "block00.attention.k_all"):
+
+        def see(norm: nn.Module, given: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
+            entered[name], seen[name] = given[0], output
+
+        norms[name].register_forward_hook(see)
+    model.train()(batch.inputs, batch.mask)
+    for name, x in entered.items():
+        real = x[batch.mask].flatten(0, -2)
+        expected = (real - real.mean(0)) / (real.var(0, correction=0) + norms[name].eps).sqrt()
+        torch.testing.assert_close(seen[name][batch.mask].flatten(0, -2), expected)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -79,17 +79,20 @@ class Passing:
         self.name = name
         self.heads = behind.heads
         self.runs = behind.runs
-        features = chain.from_iterable(range(start, stop) for start, stop in behind.runs)
-        self.features = torch.tensor(list(features), device="cpu")
+        self.lengths = [stop - start for start, stop in behind.runs]
+        self.ascending = sorted(range(len(self.runs)), key=self.runs.__getitem__)
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> Tensor:
         norm = getattr(self.parent, self.name)  # the one that stands there now
-        if len(self.runs) == 1:
-            start, stop = self.runs[0]
-            normed = self.normalize(norm, y[..., start:stop])
-            return torch.cat((y[..., :start], normed, y[..., stop:]), dim=-1)
-        features = self.features.to(y.device)
-        return y.index_copy(-1, features, self.normalize(norm, y[..., features]))
+        x = torch.cat([y[..., start:stop] for start, stop in self.runs], dim=-1)
+        normed = self.normalize(norm, x).split(self.lengths, dim=-1)
+        pieces: list[Tensor] = []
+        before = 0
+        for number in self.ascending:
+            start, stop = self.runs[number]
+            pieces += (y[..., before:start], normed[number])
+            before = stop
+        return torch.cat([*pieces, y[..., before:]], dim=-1)
 
     def normalize(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Return features normalized, in each head or all together."""
@@ -100,7 +103,13 @@ class Passing:
         return by_head.flatten(-2)
 
 
-def find_seats(model: nn.Module, call: Callable[[nn.Module], object], findings: Findings, norm: NormFactory) -> Seats:
+def find_seats(
+    model: nn.Module,
+    call: Callable[[nn.Module], object],
+    findings: Findings,
+    norm: NormFactory,
+    length: int | None = None,
+) -> Seats:
     """Return places of queries, keys and values that have no norm and are asked to have one, each with its norm.
 
     Where a model normalizes its queries or keys in some attention already, there is none to be added to others, and so
@@ -111,6 +120,7 @@ def find_seats(model: nn.Module, call: Callable[[nn.Module], object], findings: 
         call: runs one pass of it.
         findings: what `find` has found.
         norm: makes the norm of a place, where it is asked for.
+        length: of the sequences that the model reads; None where it reads none.
 
     Raises:
         UsageError: a norm is asked for, and cannot stand there, or nowhere in this model.
@@ -132,7 +142,7 @@ def find_seats(model: nn.Module, call: Callable[[nn.Module], object], findings: 
         if not has_norm.isdisjoint((site.role, kind) for kind in kinds_of(site)):
             continue
         for seat in seats_of(model, heads, site):
-            numbered = replace(seat.site, number=counts[seat.site.name])
+            numbered = replace(seat.site, number=counts[seat.site.name], length=length)
             made = optional_norm(norm, seat.features, site=numbered)
             if made is None:
                 continue
@@ -144,7 +154,7 @@ def find_seats(model: nn.Module, call: Callable[[nn.Module], object], findings: 
             names.add(seat.path)
             counts[seat.site.name] += 1
             seats.append((replace(seat, site=numbered), made))
-    if not seats and not has_norm:
+    if not known and not has_norm:
         what = f"{type(model).__name__} has no norm of queries, keys or values, and none can be added"
         raise UsageError(f"{what}, as {why_not}: name other places")
     others = [f"block {block.layer}" for block in findings.blocks if has_attention(block) and block.layer not in known]

@@ -9,7 +9,7 @@ maps of each, one for all of them, and the layout of its features are one case.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,12 +20,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
-from normbench.hosts.tape import evaluating, without_fast_path
+from normbench.hosts.tape import one_pass, takes_hooks
 
-# Functions of torch, by their names.
+# Functions of torch, by their names, and what those of their arguments are called that are read here.
 WHOLE = "scaled_dot_product_attention"
-PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")
 SOFTMAX = "softmax"
+FACTORS = {
+    "matmul": ("input", "other"),
+    "__matmul__": ("input", "other"),
+    "bmm": ("input", "mat2"),
+    "baddbmm": ("input", "batch1", "batch2"),
+}
+ARGUMENTS = {WHOLE: ("query", "key", "value"), SOFTMAX: ("input",), **FACTORS}
 
 LETTERS = "qkv"
 
@@ -51,30 +57,25 @@ class Heads:
     slot: str = ""
 
 
-@dataclass(eq=False)
-class Attention:
-    """What one attention has read, features last: queries, keys and values by their letters, as far as it is known."""
-
-    read: dict[str, Tensor]
-
-
 class Attending(TorchFunctionMode):
     """Notes what attention reads in one pass.
 
     Attributes:
-        path_of_result: the map by what has its result in autograd's graph.
-        results: of maps, by their paths, cut off from what made them.
-        seen: what each attention has read, in order.
+        path_of_result: the path of each map, or slot, by its result, which is cut off from what made it.
+        seen: what each attention has read, in order: queries, keys and values by their letters, features last, as far
+            as they are known.
         before_slot: what enters the slots of a library for norms of queries, keys and values, by their paths.
+        products: the two factors of each product, by its node in autograd's graph.
+        softmaxes: by the node of its softmax what each attention has read that is no single operator; also in `seen`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.path_of_result: dict[Tensor, str] = {}
-        self.seen: list[Attention] = []
+        self.seen: list[dict[str, Tensor]] = []
         self.before_slot: dict[str, Tensor] = {}
         self.products: dict[Node, tuple[Tensor, Tensor]] = {}
-        self.softmaxes: dict[Node, Attention] = {}
+        self.softmaxes: dict[Node, dict[str, Tensor]] = {}
 
     def cut(self, path: str, module: nn.Module, given: Any, result: Any) -> Any:
         """Return the result of a map without what made it: a hook."""
@@ -94,13 +95,15 @@ class Attending(TorchFunctionMode):
         given = kwargs or {}
         name = getattr(func, "__name__", "")
         result = func(*args, **given)
-        tensors = [x for x in (*args, *given.values()) if isinstance(x, Tensor)]
+        if name not in ARGUMENTS:
+            return result
+        tensors = tensors_by_name(ARGUMENTS[name], args, given)
         if name == WHOLE:
-            self.seen.append(Attention(dict(zip(LETTERS, tensors, strict=False))))
+            self.seen.append(dict(zip(LETTERS, tensors, strict=True)))
         elif isinstance(result, Tensor) and result.grad_fn is not None:
             if name == SOFTMAX:
                 self.note_softmax(result.grad_fn, tensors[0])
-            elif name in PRODUCTS:
+            else:
                 self.note_product(result.grad_fn, *tensors[-2:])
         return result
 
@@ -109,16 +112,33 @@ class Attending(TorchFunctionMode):
         product = first_behind(scores, self.products)
         if product is not None:
             q, k = self.products[product]
-            attention = Attention({"q": q, "k": k.transpose(-2, -1)})
-            self.softmaxes[softmax] = attention
-            self.seen.append(attention)
+            read = {"q": q, "k": k.transpose(-2, -1)}
+            self.softmaxes[softmax] = read
+            self.seen.append(read)
 
     def note_product(self, product: Node, first: Tensor, second: Tensor) -> None:
-        """Note a product, whose second factor is values if the first is of a softmax."""
+        """Note a product of matrices, whose second factor is values if the first is of a softmax; not of vectors."""
+        if first.ndim < 2 or second.ndim < 2:
+            return
         self.products[product] = (first, second)
         softmax = first_behind(first, self.softmaxes)
         if softmax is not None:
-            self.softmaxes[softmax].read["v"] = second
+            self.softmaxes[softmax]["v"] = second
+
+
+def tensors_by_name(names: Sequence[str], args: Iterable[Any], given: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors of a call in the order of their names, whatever the order of its keywords.
+
+    Args:
+        names: of those that are wanted, which are the first of the function.
+        args: given without a name, among which may be numbers, too.
+        given: by name.
+    """
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    for name in names[len(tensors) :]:
+        if isinstance(given.get(name), Tensor):
+            tensors.append(given[name])
+    return tensors[: len(names)]
 
 
 def nodes_behind(x: Tensor) -> Iterator[Node]:
@@ -142,34 +162,37 @@ def first_behind(x: Tensor, nodes: Container[Node]) -> Node | None:
 def find_heads(model: nn.Module, call: Callable[[nn.Module], object], with_slots: bool = True) -> list[Heads]:
     """Return what the heads of a model's attention read, by one pass in evaluation mode that leaves it as it is.
 
-    Each once, also of attention that is called several times. What has queries or keys that no linear map makes, as
-    where a router takes a softmax, is no attention.
+    What is called several times is named once. Where no linear map makes the queries or the keys, it is no attention
+    but something else with a softmax, such as a router.
 
     Args:
         model: the model.
         call: runs the pass, which works; see `normbench.hosts.find`.
         with_slots: whether a library's slots for norms of each head are used.
+
+    Raises:
+        UsageError: the pass fails.
     """
     attending = Attending()
     with ExitStack() as stack:
         for path, module in model.named_modules():
+            if not takes_hooks(module):
+                continue
             if is_linear(module):
                 hook = module.register_forward_hook(partial(attending.cut, path))
                 stack.callback(hook.remove)
             elif with_slots and is_slot(path, module):
                 hook = module.register_forward_hook(partial(attending.cut_slot, path))
                 stack.callback(hook.remove)
-        stack.enter_context(evaluating(model))
-        stack.enter_context(without_fast_path())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(one_pass(model))
         stack.enter_context(attending)
         call(model)
     heads: dict[Heads, None] = {}
     for attention in attending.seen:
-        leaves = {letter: leaves_behind(x, attending.path_of_result) for letter, x in attention.read.items()}
+        leaves = {letter: leaves_behind(x, attending.path_of_result) for letter, x in attention.items()}
         if not (leaves["q"] and leaves["k"]):
             continue
-        for letter, x in attention.read.items():
+        for letter, x in attention.items():
             read = read_heads(letter, x, leaves[letter], attending)
             if read is None:  # slots are of all heads together
                 return find_heads(model, call, with_slots=False)

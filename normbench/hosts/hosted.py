@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -159,7 +159,8 @@ class Hosted(Model):
         self.warnings = findings.warnings
         self.block_paths = paths_of(findings, self.host)
         self.roles = roles_of(findings)
-        seats = find_seats(self.host, lambda host: self.call(host, *batch.arguments), findings, norm)
+        length = getattr(task, "context", None)
+        seats = find_seats(self.host, lambda host: self.call(host, *batch.arguments), findings, norm, length)
         self.places = self.replace_norms(findings, task, norm, norm_settings)
         self.add_norms(seats, task)
         self.warnings += seats.warnings
@@ -211,21 +212,12 @@ class Hosted(Model):
         for seat, norm in seats.made:
             add(self.host, seat.path, norm, seat.behind)
             if task.may_pad:
-                norm.register_forward_pre_hook(self.hand_mask, with_kwargs=True)
-            stays = isinstance(norm, NoNorm)
+                hand_mask = self.hand_mask if seat.behind is None else self.hand_mask_by_head
+                norm.register_forward_pre_hook(hand_mask, with_kwargs=True)
+            stays = isinstance(norm, NoNorm)  # which a swap asks for, to see what passes there
             kind = NoNorm.__name__
             place = Place(seat.path, seat.site, kind, seat.features, None, stays, added=True, behind=seat.behind)
-            self.places.insert(self.number_behind(seat.site), place)
-
-    def number_behind(self, site: Site) -> int:
-        """Return before which of the places that there are a norm inside of attention runs."""
-        of_block = [number for number, place in enumerate(self.places) if place.site.layer == site.layer]
-        for number in of_block:
-            place = self.places[number]
-            stands_before = site.role in place.site.roles and place.site.slot == "in"
-            if not stands_before and not place.added:
-                return number
-        return of_block[-1] + 1
+            self.places.insert(index_of_added(self.places, seat.site), place)
 
     def check_forward(self, name: str, task: Task, batch: Batch) -> None:
         """Refuse a model that cannot be called with the data, or that sees what it is to predict.
@@ -294,11 +286,25 @@ class Hosted(Model):
         mask = self.mask_for(given[0])
         return None if mask is None else (given, {**more, "mask": mask})
 
-    def mask_for(self, x: Tensor) -> Tensor | None:
-        """Return the mask of the batch, while that is computed, if x has its positions; else None."""
-        if self.mask is None or x.shape[:-1] != self.mask.shape:
+    def hand_mask_by_head(
+        self, norm: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Hand the mask of the batch to a norm behind a map, which has positions first, and heads behind them."""
+        mask = self.mask_for(given[0], by_head=True)
+        return None if mask is None else (given, {**more, "mask": mask})
+
+    def mask_for(self, x: Tensor, by_head: bool = False) -> Tensor | None:
+        """Return the mask of the batch, while that is computed, if x has its positions; else None.
+
+        by_head: whether axes between the positions and the features are heads, all of a position alike.
+        """
+        mask = self.mask
+        if mask is None:
             return None
-        return self.mask
+        if by_head and x.ndim > mask.ndim and x.shape[: mask.ndim] == mask.shape:
+            axes = (1,) * (x.ndim - 1 - mask.ndim)
+            return mask.reshape(*mask.shape, *axes).expand(x.shape[:-1])
+        return mask if x.shape[:-1] == mask.shape else None
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
@@ -349,8 +355,9 @@ class Hosted(Model):
         }
         if isinstance(self.call, ImageCaller) and self.call.size is not None:
             entries["images_scaled_to"] = list(self.call.size)
-        if len(of_host) < len(self.places):
-            entries["host_norms_added"] = len(self.places) - len(of_host)
+        added = [place for place in self.places if place.added and not place.stays]
+        if added:
+            entries["host_norms_added"] = len(added)
         if self.trained:
             entries["host_weights"] = "trained"
         for name, value in self.decided.items():
@@ -361,6 +368,8 @@ class Hosted(Model):
         rows: list[dict[str, str]] = []
         norms = self.anatomy().norms
         for place in self.places:
+            if place.added and place.stays:
+                continue
             norm = norms[place.site.name]
             becomes = "as it is" if place.stays else type(norm).__name__
             own_eps = "" if place.eps is None else f"{place.eps:g}"
@@ -385,6 +394,24 @@ class Hosted(Model):
             f"{name} starts at random, as the weights have none for this task and its classes" for name in self.anew
         ]
         return [*left, *self.warnings, *anew]
+
+
+def index_of_added(places: Sequence[Place], site: Site) -> int:
+    """Return where a norm inside of attention belongs among places, which are in the order in which they run.
+
+    Behind the last norm of its block that is before this attention, or was added to it; where there is none, before the
+    first norm of this attention, else of the block.
+
+    Args:
+        places: those that there are, some in its block.
+        site: of the norm.
+    """
+    of_block = [number for number, place in enumerate(places) if place.site.layer == site.layer]
+    of_role = [number for number in of_block if site.role in places[number].site.roles]
+    before = [number for number in of_role if places[number].site.slot == "in" or places[number].added]
+    if before:
+        return before[-1] + 1
+    return of_role[0] if of_role else of_block[0]
 
 
 def compare_norms(weights: str) -> list[str]:

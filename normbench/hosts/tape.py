@@ -293,26 +293,40 @@ def record(model: nn.Module, call: Callable[[nn.Module], object], norms: Iterabl
     inside_norms = with_parts(tape.norms) - tape.norms
     with ExitStack() as stack:
         for module in paths.keys() - inside_norms:
-            if isinstance(module, torch.jit.ScriptModule):
+            if not takes_hooks(module):
                 continue
             before = module.register_forward_pre_hook(tape.enter, with_kwargs=True)
             after = module.register_forward_hook(tape.leave, with_kwargs=True, always_call=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
-        stack.enter_context(evaluating(model))
-        stack.enter_context(without_fast_path())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(one_pass(model))
         stack.enter_context(torch.no_grad())
         stack.enter_context(tape)
         stack.enter_context(Operators(tape))
+        call(model)
+    return tape
+
+
+def takes_hooks(module: nn.Module) -> bool:
+    """Tell whether a module can be given hooks that see each of its calls, which a program of TorchScript refuses."""
+    return not isinstance(module, torch.jit.ScriptModule)
+
+
+@contextmanager
+def one_pass(model: nn.Module) -> Iterator[None]:
+    """Let a model of another library run one pass in evaluation mode, module by module, which leaves it as it is.
+
+    Raises:
+        UsageError: the pass fails.
+    """
+    with evaluating(model), without_fast_path(), torch.random.fork_rng(devices=[]):
         try:
-            call(model)
+            yield
         except UsageError:
             raise
         except Exception as error:  # another library's code, which may raise anything
             what = f"the forward pass of {type(model).__name__} fails on the example ({explain(error)})"
             raise UsageError(f"{what}: give an example that the model takes") from error
-    return tape
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:

@@ -266,13 +266,16 @@ def fit_all(own: Model, fitted: Model, sites: Sequence[str], batch: Batch) -> di
     """
     old = own.anatomy().norms
     entered: dict[str, list[Batch]] = defaultdict(list)
+    by_head = set[str]()  # those that stand behind a map
+    if isinstance(own, Hosted):
+        by_head = {place.site.name for place in own.places if place.behind is not None}
 
     def see(site: str, norm: nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Any]) -> None:
         if own.recurrent or not entered[site]:
             x = given[0]
             mask = given[1] if len(given) > 1 else named.get("mask")
             if isinstance(own, Hosted):  # whose own norms take no mask
-                mask = own.mask_for(x)
+                mask = own.mask_for(x, site in by_head)
             entered[site].append(Batch(x, x, mask))
 
     hooks = [old[site].register_forward_pre_hook(partial(see, site), with_kwargs=True) for site in sites]
