@@ -220,9 +220,17 @@ def test_a_part_with_several_weights_is_not_written_twice(tmp_path: Path) -> Non
     """What the refusal says to write loads."""
     path = tmp_path / "several.pth"
     torch.save({"nets": {"raw": make_network(2).state_dict(), "ema": make_network(3).state_dict()}}, path)
-    for part in (":nets", ":", ""):
+    for part in (":nets", ""):
         with pytest.raises(UsageError, match=f"as model.weights={path}:nets.raw$"):
             load(f"{path}{part}", make_network(1))
+
+
+def test_weights_outside_of_parts_are_not_those_of_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "given.pth"
+    for nets, cure in [({"model": make_network(2)}, "model"), ({"a": make_network(2), "b": make_network(3)}, "a or b")]:
+        torch.save({name: network.state_dict() for name, network in nets.items()}, path)
+        with pytest.raises(UsageError, match=f"no weights of the model outside of any part: write {cure} there$"):
+            load(f"{path}:", make_network(1))
 
 
 def test_of_weights_and_their_average_in_one_table_one_is_chosen(tmp_path: Path) -> None:

@@ -26,12 +26,13 @@ Runs = tuple[tuple[int, int], ...]  # of features, each from the first to the on
 
 @dataclass(frozen=True)
 class Behind:
-    """Of which features of a map a norm is.
+    """Which features of the result of a linear map a norm normalizes.
 
     Attributes:
         path: of the map.
         runs: the features, head by head.
-        heads: how many heads they are of, each of which the norm treats alike; 1 where it treats all together.
+        heads: into how many heads the features are split, each of which is normalized by itself; 1 where all are
+            normalized together.
     """
 
     path: str
@@ -171,7 +172,10 @@ def has_attention(block: HostBlock) -> bool:
 
 
 def kinds_of(site: Site) -> Iterator[str]:
-    """Yield of what a norm is, in each head or over all: `v`, or `qk`, which go together as one norm may be of both."""
+    """Yield `qk` if a place is one of queries or keys, in each head or over all, and `v` if it is one of values.
+
+    Queries and keys are one kind, since a model may have one norm for both.
+    """
     letters = set(site.slot.removesuffix("_all"))
     if letters <= set(LETTERS):
         for kind in ("qk", "v"):

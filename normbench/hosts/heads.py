@@ -162,8 +162,8 @@ def first_behind(x: Tensor, nodes: Container[Node]) -> Node | None:
 def find_heads(model: nn.Module, call: Callable[[nn.Module], object], with_slots: bool = True) -> list[Heads]:
     """Return what the heads of a model's attention read, by one pass in evaluation mode that leaves it as it is.
 
-    What is called several times is named once. Where no linear map makes the queries or the keys, it is no attention
-    but something else with a softmax, such as a router.
+    Attention that is called several times is listed once. A softmax of products is not taken for attention where no
+    linear map makes the queries or the keys, as in a router.
 
     Args:
         model: the model.

@@ -232,7 +232,9 @@ class Transformers(Library):
         whole_paths = {path for path in anew_paths if lacks_all(module, path, {*loaded["missing_keys"], *mismatched})}
         missing_in_head, missing = split_names(sorted(loaded["missing_keys"]), whole_paths)
         _, unknown = split_names(sorted(loaded["unexpected_keys"]), for_other_tasks)
-        unknown = [name for name in unknown if not is_made_anew(name, module)]
+        own_buffers = buffers_not_saved(module)
+        before = f"{module.base_model_prefix}."
+        unknown = [name for name in unknown if not is_the_models_own_buffer(name, own_buffers, before)]
         check_fit(where, missing=missing, unknown=unknown, other=other)
         return [*other_in_head, *missing_in_head]
 
@@ -286,16 +288,17 @@ def lacks_all(module: nn.Module, path: str, lost: Collection[str]) -> bool:
     return all(name in lost for name, _ in parameters)
 
 
-def is_made_anew(name: str, module: Any) -> bool:
+def is_the_models_own_buffer(name: str, own_buffers: Collection[str], before: str) -> bool:
     """Tell whether a tensor of a file is one that older versions of transformers saved, and its models make themselves.
 
     Args:
         name: of the tensor, with or without what stands before the names of the base.
-        module: the model.
+        own_buffers: the names of those that the model makes.
+        before: what stands before the names of the base in those of the model.
     """
     if name.rpartition(".")[2] in NO_LONGER_KEPT:
         return True
-    return not buffers_not_saved(module).isdisjoint([name, f"{module.base_model_prefix}.{name}"])
+    return name in own_buffers or before + name in own_buffers
 
 
 def split_names(names: Iterable[str], paths: Collection[str]) -> tuple[list[str], list[str]]:

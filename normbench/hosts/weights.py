@@ -70,7 +70,8 @@ class Saved(NamedTuple):
         about: the content of config.json; empty where there is only a file of weights.
         folder: the folder with config.json; None where there is none.
         files: of the weights.
-        part: of what the files hold, which was named after the path; empty: what is in none; None: nothing was named.
+        part: of what the files hold, as it was named after the path; `''`: the weights outside of any part; None: the
+            person named no part.
     """
 
     about: Mapping[str, Any]
@@ -451,11 +452,12 @@ def take_weights(
     fitting = parts
     if part in parts:
         fitting = [part]
-    elif part:
-        fitting = [candidate for candidate in parts if is_below(candidate, part)]
-    if part and not fitting:
+    elif part is not None:
+        fitting = [candidate for candidate in parts if part and is_below(candidate, part)]
+    if part is not None and not fitting:
+        which = f"under {part}" if part else "outside of any part"
         cure = f"write {either(parts)} there" if any(parts) else f"leave out :{part}"
-        raise UsageError(f"{where} holds no weights of the model under {part}: {cure}")
+        raise UsageError(f"{where} holds no weights of the model {which}: {cure}")
     if not fitting:
         return unwrapped  # what is not the model's is named when they are loaded
     different: list[StateDict] = []
@@ -665,7 +667,8 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
             unfit[others[name]].append(name)
         else:
             missing.append(name)
-    unknown = [name for name in loaded.unexpected_keys if name not in buffers_not_saved(module)]
+    of_the_model = buffers_not_saved(module)
+    unknown = [name for name in loaded.unexpected_keys if name not in of_the_model]
     check_fit(where, missing, unknown, other, unfit)
     refuse_not_finite(module, where)
     return anew
