@@ -28,7 +28,7 @@ from normbench import build
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.hosts.libraries import build_host
-from normbench.hosts.weights import find_saved, put_in_weights, read_tensors, take_weights
+from normbench.hosts.weights import find_saved, put_in_weights, read_tensors, spell, take_weights
 from normbench.runs.plan import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch's own compiler
@@ -344,6 +344,11 @@ def test_what_is_another_model_s_is_still_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 1}, tmp_path / "none.pth")
     with pytest.raises(UsageError, match="holds no tensors"):
         load(tmp_path / "none.pth", make_network(1))
+
+
+def test_numbers_of_layers_are_not_put_together() -> None:
+    assert spell("net.norm.1.weight", {"norm1.weight"}) == "net.norm1.weight"
+    assert spell("layer1.1.weight", {"layer11.weight"}) == "layer1.1.weight"
 
 
 @pytest.mark.parametrize("before", ["_orig_mod.", "module.", "model.", "module._orig_mod.", "_orig_mod.model."])

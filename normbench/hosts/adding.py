@@ -185,7 +185,7 @@ def kinds_of(site: Site) -> Iterator[str]:
 
 def site_of(model: nn.Module, heads: Heads, findings: Findings) -> Site | None:
     """Return the place of a norm in the attention that has the map of some heads; None where none does."""
-    path = heads.slot or heads.path
+    path = heads.stand_in or heads.path
     if not path:
         return None
     linear = model.get_submodule(path)
@@ -212,8 +212,8 @@ def seats_of(model: nn.Module, heads: Heads, site: Site) -> Iterator[Seat]:
     path = f"{parent}.{free_name(model.get_submodule(parent), f'{heads.letter}_norm')}"
     runs = tuple(runs_in(chain.from_iterable(heads.columns)))
     number = max(len(heads.columns), 1)
-    if heads.slot:
-        yield Seat(heads.slot, heads.size, site)
+    if heads.stand_in:
+        yield Seat(heads.stand_in, heads.size, site)
     else:
         yield Seat(path, heads.size, site, Behind(heads.path, runs, number), heads.reason)
     of_all = site.at(slot=f"{heads.letter}_all")

@@ -46,7 +46,8 @@ class Heads:
         path: of the map that makes them, of several the last; empty where there is none.
         columns: of that map's features those of each head, of which keys and values may have fewer.
         reason: why no norm can stand between the map and the heads, to follow what they are; empty where one can.
-        slot: the path of what does nothing where the library itself puts a norm of each head; empty where it has none.
+        stand_in: the path of the module that does nothing where the library may put a norm of each head; empty where it
+            has none.
     """
 
     letter: str
@@ -54,7 +55,7 @@ class Heads:
     path: str = ""
     columns: tuple[tuple[int, ...], ...] = ()
     reason: str = ""
-    slot: str = ""
+    stand_in: str = ""
 
 
 class Attending(TorchFunctionMode):
@@ -235,7 +236,7 @@ def read_heads(letter: str, x: Tensor, leaves: Sequence[Tensor], attending: Atte
     before = attending.before_slot.get(paths[0]) if len(paths) == 1 else None
     if before is not None:
         read = read_heads(letter, before, leaves_behind(before, attending.path_of_result), attending)
-        return replace(read, slot=paths[0]) if read is not None and read.size == size else None
+        return replace(read, stand_in=paths[0]) if read is not None and read.size == size else None
     if len(leaves) != 1:
         made_by = f"are made by {' and '.join(paths)} together" if leaves else "are made by no linear map"
         return Heads(letter, size, paths[0] if paths else "", reason=made_by)

@@ -59,6 +59,7 @@ NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 MARK = "normbench_swap"  # of its config.json and its files of weights, which say so too
 # What stands in names of tensors of a model that was compiled, sharded or recomputed, wherever such a module was in it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+DOTTED = re.compile(r"(?<=\bnorm|\bconv)\.(?=\d+\.)")  # the dot that names such as `norm.1` had
 PARALLEL = "module"  # what DataParallel puts around a module, where people also have modules of that name
 FEWEST = 0.5  # of a model's names, which a part of a file has that holds weights of the model
 
@@ -514,10 +515,10 @@ def unwrap(found: StateDict, names: Collection[str]) -> StateDict:
     names: of the model's tensors.
     """
     paths = paths_of(names)
-    spellings = spellings_of(names)
+    known = set(names)
     unwrapped = StateDict()
     for name, tensor in found.items():
-        bare = spell(without_wrappers(name, paths), names, spellings)
+        bare = spell(without_wrappers(name, paths), known)
         if bare in unwrapped and not is_same(unwrapped[bare], tensor):
             return found
         unwrapped[bare] = tensor
@@ -527,28 +528,24 @@ def unwrap(found: StateDict, names: Collection[str]) -> StateDict:
     return unwrapped
 
 
-def spellings_of(names: Iterable[str]) -> dict[str, str]:
-    """Return names by their letters without dots, where these are of one name alone."""
-    by_letters = defaultdict[str, set[str]](set)
-    for name in names:
-        by_letters[name.replace(".", "")].add(name)
-    return {letters: next(iter(group)) for letters, group in by_letters.items() if len(group) == 1}
+def spell(path: str, names: Collection[str]) -> str:
+    """Return a path without the dots that names of norms and maps could have before their number until torch 0.4.
 
+    So weights of torchvision's DenseNets have `norm.1` where the model has `norm1`. A path that the model has stays
+    as it is, and so does one that it has in neither form.
 
-def spell(path: str, names: Collection[str], spellings: Mapping[str, str]) -> str:
-    """Return a path with the dots of the model's names, which names of modules themselves could have before torch 0.4.
-
-    So weights of torchvision's DenseNets have `norm.1` where the model has `norm1`.
+    names: of the model's tensors.
     """
-    keys = path.split(".")
-    ends = [".".join(keys[number:]) for number in range(len(keys))]
-    if any(end in names for end in ends):
+    if any(end in names for end in ends_of(path)):
         return path
-    for number, end in enumerate(ends):
-        own = spellings.get(end.replace(".", ""))
-        if own is not None:
-            return ".".join([*keys[:number], own])
-    return path
+    undotted = DOTTED.sub("", path)
+    return undotted if any(end in names for end in ends_of(undotted)) else path
+
+
+def ends_of(path: str) -> list[str]:
+    """Return a path, and what is left of it without its first key, its first two keys, and so on."""
+    keys = path.split(".")
+    return [".".join(keys[number:]) for number in range(len(keys))]
 
 
 def paths_of(names: Collection[str]) -> set[str]:
