@@ -262,23 +262,24 @@ def sweep36(bench: Bench) -> Iterator[Row]:
 
 def each(bench: Bench) -> Iterator[Row]:
     """A sweep that chooses a rate for each arm and seed, stacked, against the same runs one after another."""
-    steps = bench.size(100, 20)
-    arms = ["norm=layernorm,rmsnorm", f"seed=range({bench.size(10, 1)})", "sweep.lr_grid=[1e-3,3e-3,1e-2]"]
+    steps = bench.size(100, 5)
+    arms = ["norm=layernorm", "seed=range(1)"] if bench.quick else ["norm=layernorm,rmsnorm", "seed=range(10)"]
     sizes = ["model.width=64", "model.depth=2", "model.heads=2"]
     lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
-    words = [*arms, *NANO, *sizes, *lengths, "probes=off", "sweep.lr=each", "sweep.stack=10", "quiet=true"]
+    choosing = ["sweep.lr=each", "sweep.lr_grid=[1e-3,3e-3,1e-2]", "sweep.stack=10"]
+    words = [*arms, *NANO, *sizes, *lengths, "probes=off", *choosing, "quiet=true"]
     pairs = list[tuple[float, float]]()
-    runs = dict[Path, list[str]]()
+    runs = dict[Path, list[str]]()  # of one pair, by folder: plans that add rates name those before again
     for number in range(bench.pairs):
         bench.say(f"pair {number + 1} of {bench.pairs}")
         where = bench.new()
         whole = bench.run([*NORMBENCH, "sweep", *words], where)
-        runs = dict[Path, list[str]]()
+        runs.clear()
         for plan in where.glob("outputs/*/.sweep/plans/*.json"):  # of the runs that choose rates, and of the others
             for run in json.loads(plan.read_text())["runs"]:
                 runs[plan.parents[2] / run["run"]] = [word for word in run["words"] if not word.startswith("sweep.")]
         pairs.append((whole.seconds, sum(bench.train(*run_words).seconds for run_words in runs.values())))
-    what = f"{len(runs) // bench.pairs} runs of {steps} steps, with a rate for each arm and seed"
+    what = f"{len(runs)} runs of {steps} steps, with a rate for each arm and seed"
     note = (
         "the sweep trains up to ten seeds as one model, so that losses are equal to rounding; its report is in its time"
     )
@@ -363,12 +364,16 @@ def norms(bench: Bench) -> Iterator[Row]:
 
 
 def newer(bench: Bench) -> Iterator[Row]:
-    """A step of a small language model with this year's parts, against the same with their sources' modules."""
+    """A step of a small language model with this year's parts, against the same with their sources' modules.
+
+    By processor time on one thread.
+    """
     words = ["model.depth=2", "model.width=32"] if bench.quick else []
     peers_of = {"gated RMSNorm": "its formula", "AttnRes": "its listing", "mHC": "transformers"}
     for name, peer in peers_of.items():
         bench.say(f"{bench.pairs} rounds of {name}")
-        about, *found = bench.worker("newer", part=name, rounds=bench.pairs, words=words, texts=bench.size(12, 2))
+        settings = {"part": name, "rounds": bench.pairs, "words": words, "texts": bench.size(12, 2)}
+        about, *found = bench.worker("newer", threads=1, **settings)
         if about["failed"]:
             raise Left(f"left out: {name}: {about['failed']}")
         pairs = [(1e3 * row["ours"], 1e3 * row["theirs"]) for row in found]
