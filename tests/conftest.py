@@ -179,18 +179,21 @@ def compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def our_claims() -> None:
+def our_claims() -> Iterator[None]:
     """Read each claim that comes with normbench once, where tests read claims: they are more than a hundred YAMLs.
 
     No test changes one of them; a person's own are read each time.
     """
     claim = sys.modules.get("normbench.claims.claim")
     if claim is None:  # no file of tests has imported it
+        yield
         return
     ours = claim.config_directory() / claim.FOLDER
     read = claim.read_claim
     read_once = cache(read)
-    vars(claim)["read_claim"] = lambda path: read_once(path) if path.parent == ours else read(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim, "read_claim", lambda path: read_once(path) if path.parent == ours else read(path))
+        yield
 
 
 def composed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,26 @@ from normbench.results.rules import ClaimKind
 from normbench.studies.study import read_journal, write_journal
 
 EFFECTS = (0.21, 0.2, 0.25)
-COMPOSED: dict[tuple[Any, ...], Runs] = {}  # the settings of runs by what asks for them
+
+
+@pytest.fixture(scope="module")
+def compose_once() -> Callable[[Claim, Sequence[str]], Runs]:
+    """Compose the runs of a claim once: hundreds of verifications here compare the same with them."""
+    composed: dict[tuple[Any, ...], Runs] = {}  # by what asks for them
+
+    def compose_or_find(claim: Claim, options: Sequence[str]) -> Runs:
+        asked = (claim.digest, claim.study, claim.words, *options)
+        if asked not in composed:
+            composed[asked] = compose_runs(claim, options)
+        return composed[asked]
+
+    return compose_or_find
 
 
 @pytest.fixture
-def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimRun:
+def claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compose_once: Callable[[Claim, Sequence[str]], Runs]
+) -> ClaimRun:
     """A claim that has been reproduced, on the rows of a study."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registering, "compose_runs", compose_once)
@@ -65,14 +80,6 @@ def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimRun:
     measured = one.measure_study(range(3))
     one.keep(one.gather_result(measured, range(3)))
     return one
-
-
-def compose_once(claim: Claim, options: Sequence[str]) -> Runs:
-    """Compose the runs of a claim once: hundreds of verifications here compare the same with them."""
-    asked = (claim.digest, claim.study, claim.words, *options)
-    if asked not in COMPOSED:
-        COMPOSED[asked] = compose_runs(claim, options)
-    return COMPOSED[asked]
 
 
 def file_of(one: ClaimRun) -> Path:
