@@ -65,7 +65,7 @@ MOST_WANTED = (
     "rmsnorm-faster-shipped",
     "derf-best-whole",
     "warmup-more",
-    "peri-better-stem-whole",
+    "peri-better-stem-near",
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
