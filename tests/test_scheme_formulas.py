@@ -271,9 +271,68 @@ def nanochat(x: Tensor, model: Any, hidden: Any) -> Tensor:
     return bare_rms(x)
 
 
+def modded_nanogpt(x: Tensor, model: Any, hidden: Any) -> Tensor:
+    """KellerJordan/modded-nanogpt `train_gpt_medium.py:955,1118`@f411b3d3, which turns by −θ.
+
+    Gates read all features, logits of attention are 0.1·q·k in heads of 128, and there is one x₀.
+    """
+    x = start = bare_rms(x)
+    back = torch.stack((model.rotation[0], -model.rotation[1]))
+    signs = torch.tensor([1.0] * 4 + [-1.0] * 4)  # of a head's features: its second half is negated
+    for block in model.blocks:
+        attention, mlp = block.branches.values()
+        x = block.gain * x + block.start_gain * start
+        y = bare_rms(x)
+        q, k, v = split(attention.qkv(y), 3, 4)
+        q, k = (turned(bare_rms(each * signs), back) for each in (q, k))
+        found = read_values(torch.tensor(0.1 * 128**0.5).item() * q, k, v, hidden) * torch.sigmoid(
+            attention.gate(y)
+        ).unsqueeze(-1)
+        x = x + attention.out(found.flatten(2))
+        x = x + mlp.fc2(relu(mlp.fc1(bare_rms(x))))
+    return bare_rms(x)
+
+
+def weigh_streams(streams: Tensor, reading: Any, norm: Any, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return the logits of weights of streams (batch, time, streams, width), each with a scale of its own."""
+    together = streams.flatten(2)
+    normed = together / (together.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    parts = (normed @ reading.map.T).split(sizes, -1)
+    return tuple(s * part + base for s, part, base in zip(reading.scale, parts, reading.base.split(sizes), strict=True))
+
+
+def deepseek_v4(x: Tensor, model: Any, hidden: Any) -> Tensor:
+    """huggingface/transformers 5.24 `deepseek_v4/modeling_deepseek_v4.py:765,885,999,1149`, heads of one group each.
+
+    Keys and values are maps of their own, and what rotates are queries and keys alone.
+    """
+    streams = torch.stack([x] * 4, dim=2)
+    normed = {"q": bare_rms_of_6, "k": rms, "v": rms}
+    for block in model.blocks:
+        for role, branch in block.branches.items():
+            read, write, mix = weigh_streams(streams, block.connections[role], block.norms[role]["streams"], (4, 4, 16))
+            mix = mix.unflatten(-1, (4, 4)).softmax(-1) + 1e-6
+            for axis in [-2, *[-1, -2] * 19]:
+                mix = mix / (mix.sum(axis, keepdim=True) + 1e-6)
+            y = torch.einsum("bts,btsd->btd", torch.sigmoid(read) + 1e-6, streams)
+            y = rms(y, block.norms[role]["in"])
+            y = attended(branch, y, normed, model.rotation, hidden) if role == "attention" else gated(branch, y)
+            written = torch.einsum("bts,btd->btsd", 2 * torch.sigmoid(write), y)
+            streams = torch.einsum("btsr,btsd->btrd", mix, streams) + written
+    last = model.blocks[-1]
+    (read,) = weigh_streams(streams, last.read_out, last.norms["closing"]["streams"], (4,))
+    return rms(torch.einsum("bts,btsd->btd", torch.sigmoid(read) + 1e-6, streams), model.final_norm)
+
+
+def bare_rms_of_6(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
 Formula = Callable[[Tensor, Any, Any], Tensor]
 OF_TEXTS: dict[str, tuple[Formula, list[str]]] = {
     "nanochat": (nanochat, []),
+    "modded_nanogpt": (modded_nanogpt, []),
+    "deepseek_v4": (deepseek_v4, []),
     "gemma2": (gemma2, []),
     "hybridnorm": (hybridnorm, []),
     "keel": (keel, []),
@@ -299,6 +358,8 @@ def test_a_language_model_is_its_authors_function(scheme: str) -> None:
     cap = {"nanochat": 15.0, "gemma2": 30.0}.get(scheme)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
+    if scheme == "modded_nanogpt":
+        logits = 23 * torch.sigmoid((logits + 5) / 7.5)
     hold(model, model(tokens), logits)
 
 

@@ -287,6 +287,99 @@ def test_a_scheme_is_its_authors_function(scheme: str) -> None:
     torch.testing.assert_close(*double, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_deepseek_v4_is_its_authors_function_but_for_what_is_left_out() -> None:
+    """Without positions, latent queries, sinks and routed experts, where keys and values are one map of one head.
+
+    To 1e-5, since theirs computes the weights of streams in float32.
+    """
+    ours: Any = made("deepseek_v4")
+    norms = ours.anatomy().norms
+    theirs = deepseek_v4()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(5)  # so that branches count beside the embedding
+        ours.rotation[0].fill_(1.0)
+        ours.rotation[1].fill_(0.0)
+        for name in ("main", "compress"):
+            theirs.model.rotary_emb.get_buffer(f"{name}_inv_freq").zero_()
+        theirs.model.embed_tokens.weight.copy_(ours.stem.embedding.weight)
+        theirs.lm_head.weight.copy_(ours.head.linear.weight)
+        theirs.model.norm.weight.copy_(norms["final"].weight)
+        copy_reading(ours.blocks[-1].read_out, theirs.model.hc_head, "hc_")
+        for number, layer in enumerate(theirs.model.layers):
+            block = ours.blocks[number]
+            for role, connection in (("attention", layer.attn_hc), ("mlp", layer.ffn_hc)):
+                copy_reading(block.connections[role], connection)
+            copy_latent_free(block, layer)
+    tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, expected = ours(tokens), theirs(tokens).logits
+    assert expected.std() > 0.1, "of weights that do something"
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def deepseek_v4() -> Any:
+    """Return transformers' DeepSeek-V4 of the sizes of ours, with plain attention to all positions before."""
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    config = transformers.DeepseekV4Config(
+        vocab_size=TEXT.vocabulary_size,
+        hidden_size=32,
+        moe_intermediate_size=8 * -(-32 // 3),
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        head_dim=8,
+        q_lora_rank=32,
+        o_groups=1,
+        o_lora_rank=32,
+        layer_types=["sliding_attention"] * 3,
+        mlp_layer_types=["moe"] * 3,
+        n_routed_experts=1,
+        num_experts_per_tok=1,
+        sliding_window=16,
+        swiglu_limit=1e6,
+        max_position_embeddings=16,
+        experts_implementation="eager",
+        use_cache=False,
+    )
+    return transformers.DeepseekV4ForCausalLM(config).eval()
+
+
+def copy_reading(ours: Any, theirs: Any, prefix: str = "") -> None:
+    """Draw what tells how streams are read in our model, and give it to theirs."""
+    for name, parameter in (("fn", ours.map), ("base", ours.base), ("scale", ours.scale)):
+        parameter.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+        getattr(theirs, prefix + name).copy_(parameter)
+
+
+def copy_latent_free(block: Any, layer: Any) -> None:
+    """Give a layer of DeepSeek-V4 the weights of a block of ours, whose heads have the same keys, which are values."""
+    attention, mlp = block.branches["attention"], block.branches["mlp"]
+    q, k, v = attention.qkv.weight.chunk(3)
+    one_head = k[:8].clone()
+    k.copy_(one_head.repeat(4, 1))
+    v.copy_(k)
+    attention.norms["v"].weight.copy_(attention.norms["k"].weight)
+    own = layer.self_attn
+    own.q_a_norm = nn.Identity()
+    own.q_a_proj.weight.copy_(torch.eye(32))
+    own.q_b_proj.weight.copy_(q)
+    own.kv_proj.weight.copy_(one_head)
+    own.kv_norm.weight.copy_(attention.norms["k"].weight)
+    own.o_a_proj.weight.copy_(attention.out.weight)
+    own.o_b_proj.weight.copy_(torch.eye(32))
+    own.sinks.fill_(-torch.inf)
+    gate, up = mlp.fc1.weight.chunk(2)
+    layer.mlp.shared_experts.gate_proj.weight.copy_(gate)
+    layer.mlp.shared_experts.up_proj.weight.copy_(up)
+    layer.mlp.shared_experts.down_proj.weight.copy_(mlp.fc2.weight)
+    layer.mlp.experts.down_proj.zero_()
+    layer.input_layernorm.weight.copy_(block.norms["attention"]["in"].weight)
+    layer.post_attention_layernorm.weight.copy_(block.norms["mlp"]["in"].weight)
+
+
 def test_swin2_starts_as_the_identity_and_with_its_temperature() -> None:
     words = ["model=vit_tiny", "data=digits", "model.depth=2", "model.width=64", "model.heads=2", "model.patch=4"]
     model, norms = make_model(read(["scheme=swin2", *words, "trainer.steps=3"]).recipe, IMAGES, 0)
