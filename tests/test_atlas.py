@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.atlas.anatomy import fold_gain, fold_statistics, order_of_rotary, place_model, say_placement
-from normbench.atlas.atlas import differences, measure_apart, measure_family, versions
+from normbench.atlas.atlas import compare_rows, differences, measure_apart, measure_family, versions
 from normbench.atlas.behaviour import Behaviour, measure
 from normbench.atlas.families import Family
 from normbench.atlas.page import questions, read_published
 from normbench.cli import main
 from normbench.commands.atlas import as_json, write_markdown
 from normbench.errors import UsageError
+from normbench.hosts.adapters import Unreadable, read_adapter
 from normbench.hosts.finding import find
 from normbench.hosts.libraries import LIBRARIES
 from normbench.training.precision import reason_against
@@ -320,7 +321,7 @@ def test_families_are_still_as_they_are_published(key: str, has_low: bool) -> No
     skip_other_versions(published, family(key).library)
     before = published["families"][key]
     row = measure_family(family(key), before.get("config", {}).get("model", ""), has_low)
-    assert differences(comparable(before, has_low), comparable(row, has_low)) == []
+    assert compare_rows(comparable(before, has_low), comparable(row, has_low)) == []
 
 
 def test_a_family_that_cannot_be_built_has_a_reason() -> None:
@@ -360,10 +361,94 @@ def test_the_command_shows_a_family_and_refuses_others(capsys: pytest.CaptureFix
 
 
 def test_differences_name_what_changed() -> None:
-    before = {"norms": [{"eps": 1e-6}], "placement": "pre"}
-    after = {"norms": [{"eps": 1e-5}], "placement": "pre"}
-    assert differences(before, after) == ["norms[0].eps: 1e-06 → 1e-05"]
+    before = {"settings": {"eps": {"value": 1e-6}}, "placement": "pre"}
+    after = {"settings": {"eps": {"value": 1e-5}}, "placement": "pre"}
+    assert differences(before, after) == ["settings.eps.value: 1e-06 → 1e-05"]
     assert differences(before, before) == []
+
+
+def norm_at(where: dict[str, int], **facts: Any) -> dict[str, Any]:
+    """Return a group of norms as a row has it."""
+    return {"class": "N", "count": sum(where.values()), "where": where, "start": {"1": 1}, "kind": "rmsnorm", **facts}
+
+
+def test_norms_are_compared_by_where_they_stand() -> None:
+    """A group that splits, or comes before another, is told of the places that changed alone."""
+    before = {"norms": [norm_at({"attention in": 2, "mlp in": 2, "final": 1}, eps=1e-6)]}
+    split = {"norms": [norm_at({"final": 1}, eps=1e-5), norm_at({"attention in": 2, "mlp in": 2}, eps=1e-6)]}
+    other = {"norms": [norm_at({"attention in": 2, "mlp in": 2, "final": 1}, eps=1e-5)]}
+    more = {"norms": [norm_at({"stem": 1}, eps=1e-3), *before["norms"]]}
+    assert compare_rows(before, before) == []
+    assert compare_rows(before, split) == ["final: eps: 1e-06 → 1e-05"]
+    assert compare_rows(before, other) == ["attention in, mlp in, final: eps: 1e-06 → 1e-05"]
+    (added,), (gone,) = compare_rows(before, more), compare_rows(more, before)
+    assert added.startswith("stem: ") and gone.startswith("stem: ") and added != gone
+
+
+def test_two_kinds_of_norms_at_a_place_are_compared_together() -> None:
+    before = {"norms": [norm_at({"attention q": 3}, eps=1e-6), norm_at({"attention q": 1}, eps=1e-5)]}
+    after = {"norms": [norm_at({"attention q": 4}, eps=1e-6)]}
+    assert compare_rows(before, before) == []
+    (phrase,) = compare_rows(before, after)
+    assert phrase.startswith("attention q: 3 N") and phrase.endswith("4 N (rmsnorm, ε 1e-06)")
+
+
+def test_why_a_family_is_not_measured_is_compared_without_lines_of_files() -> None:
+    built = {"norms": [norm_at({"final": 1})], "placement": "pre"}
+    there, moved = {"reason": "TypeError: a (m.py, line 3)"}, {"reason": "TypeError: a (m.py, line 300)"}
+    assert compare_rows(there, moved) == []
+    assert len(compare_rows(there, {"reason": "TypeError: b (m.py, line 3)"})) == 1
+    (now,), (lost,) = compare_rows(there, built), compare_rows(built, there)
+    assert "N (rmsnorm)" in now and "TypeError" in now and "TypeError" in lost
+
+
+class Fixed(nn.Module):
+    """An RMSNorm with a buffer of one number, as a class has it that is used with and without γ."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor(gain))
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def test_a_gain_that_is_a_buffer_of_one_number_is_none() -> None:
+    assert measured(Fixed(1.0), False).gain == "none"
+    x = torch.randn(2, 5, WIDTH)
+    assert read_adapter(Fixed(1.0), 1, x).formula == "rmsnorm"
+    for other in (2.0, 0.0):
+        with pytest.raises(Unreadable):
+            read_adapter(Fixed(other), 1, x)
+
+
+@pytest.mark.parametrize("words", [["--check"], ["hf/llama", "--check"]])
+def test_a_check_tells_what_differs_and_what_cannot_be_measured(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"norms": [norm_at({"final": 1}, eps=1e-6)], "placement": "pre"}
+    other = {"norms": [norm_at({"final": 1}, eps=1e-5)], "placement": "pre"}
+    families = {"hf/llama": row, "hf/gone": row, "timm/resnet": row}
+    published = {"versions": versions(), "families": families, "not_built": {}}
+    here = [Family("hf", "llama", "language_model"), Family("hf", "new", "language_model")]
+
+    def measure_them(wanted: list[Family], known: dict[str, Any]) -> Any:
+        for each in wanted:
+            yield each.key, other
+
+    monkeypatch.setattr("normbench.commands.atlas.read_published", lambda: published)
+    monkeypatch.setattr("normbench.atlas.atlas.all_families", lambda: here)
+    monkeypatch.setattr("normbench.atlas.atlas.missing_libraries", lambda: {"timm": "timm does not fit torch"})
+    monkeypatch.setattr("normbench.atlas.atlas.measure_families", measure_them)
+    assert main(["atlas", *words]) == 1
+    output = capsys.readouterr().out
+    assert "hf/llama final: eps: 1e-06 → 1e-05" in output
+    is_whole = len(words) == 1
+    for said in ("1 families of timm are not measured: timm does not fit torch", "hf/gone", "hf/new"):
+        assert (said in output) is is_whole
+    assert main(["atlas", "timm/resnet", "--check"]) == 2
+    assert "timm does not fit torch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["hf/llama", "--markdown"], ["--check", "--out", "a.json"]])

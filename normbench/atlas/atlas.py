@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import warnings
@@ -24,6 +25,7 @@ from normbench.training.precision import reason_against
 PATIENCE = 100  # seconds of CPU time for a family, so that a busy machine measures the same
 OTHER_EPS = 3e-4  # that no model has by itself
 FEW_SETTINGS = 12  # of a configuration that are tried
+LINE = re.compile(r", line \d+")  # of a library's file, which moves with each of its versions
 
 Row = dict[str, Any]
 
@@ -95,6 +97,9 @@ def name_signal(status: int | None) -> str:
 def send_row(there: Any, parent: int, family: Family, model: str, has_low: bool) -> None:
     """Measure a family and send its row to the process that waits."""
     begin_trial(parent)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)  # torch.export prints the whole of a graph that it cannot follow
     resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 5))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -178,20 +183,85 @@ def describe_norm(norm: Row) -> str:
 # ---- comparing
 
 
+def compare_rows(published: Row, measured: Row) -> list[str]:
+    """Return what differs between two rows of a family, a phrase each.
+
+    Norms are compared by where they stand, whichever others do the same as they. The line of a library's file at which
+    a model cannot be built does not count.
+    """
+    if "reason" in published or "reason" in measured:
+        return compare_reasons(published, measured)
+    found = compare_norms(published["norms"], measured["norms"])
+    before, after = ({name: value for name, value in row.items() if name != "norms"} for row in (published, measured))
+    return found + differences(before, after)
+
+
+def compare_reasons(published: Row, measured: Row) -> list[str]:
+    """Return what differs where a family could not be measured, once or both times."""
+    before, after = (LINE.sub("", str(row.get("reason", ""))) for row in (published, measured))
+    if before == after:
+        return []
+    if not after:
+        norms = distinct_norms(measured["norms"])
+        return [f"it is measured, with {norms}: it was not ({published['reason']})"]
+    if not before:
+        return [f"it is not measured any more: {measured['reason']}"]
+    return [f"why it is not measured: {published['reason']} → {measured['reason']}"]
+
+
+def distinct_norms(norms: Iterable[Row]) -> str:
+    """Return the classes and kinds of norms, each once."""
+    names = dict.fromkeys(f"{norm['class']} ({norm['kind']})" for norm in norms)
+    return ", ".join(names) or "no norms"
+
+
+def compare_norms(published: Iterable[Row], measured: Iterable[Row]) -> list[str]:
+    """Return what differs between norms by where they stand; where the same does at several places, once."""
+    before, after = norms_by_place(published), norms_by_place(measured)
+    phrases: dict[str, list[str]] = {}
+    for place in dict.fromkeys([*before, *after]):
+        old, new = before.get(place, []), after.get(place, [])
+        if not new:
+            found = [f"no norm any more: {describe_at(old)}"]
+        elif not old:
+            found = [f"a norm that was not there: {describe_at(new)}"]
+        elif len(old) == len(new) == 1:
+            found = differences(old[0], new[0])
+        else:
+            found = [] if old == new else [f"{describe_at(old)} → {describe_at(new)}"]
+        for phrase in found:
+            phrases.setdefault(phrase, []).append(place)
+    return [f"{', '.join(places)}: {phrase}" for phrase, places in phrases.items()]
+
+
+def norms_by_place(norms: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return what was measured of the norms at each place, and how many there are."""
+    places: dict[str, list[Row]] = {}
+    for norm in norms:
+        facts = {name: value for name, value in norm.items() if name not in ("where", "count", "start")}
+        facts["start"] = ", ".join(norm["start"])
+        for place, number in norm["where"].items():
+            places.setdefault(place, []).append({"count": number, **facts})
+    return places
+
+
+def describe_at(norms: Iterable[Row]) -> str:
+    """Return the norms at a place: how many of which class, and the facts by which a person knows them."""
+    shown = []
+    for norm in norms:
+        eps = f", ε {norm['eps']:g}" if "eps" in norm else ""
+        shown.append(f"{norm['count']} {norm['class']} ({norm['kind']}{eps})")
+    return " and ".join(shown)
+
+
 def differences(published: Row, measured: Row, path: str = "") -> list[str]:
-    """Return what differs between two rows, a phrase each."""
+    """Return what differs between two mappings, nested or not, a phrase each."""
     found = []
     for key in dict.fromkeys([*published, *measured]):
         before, after = published.get(key), measured.get(key)
         where = f"{path}{key}"
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(dict(before), dict(after), f"{where}.")
-        elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-            for number, (old, new) in enumerate(zip(before, after, strict=True)):
-                if isinstance(old, Mapping) and isinstance(new, Mapping):
-                    found += differences(dict(old), dict(new), f"{where}[{number}].")
-                elif old != new:
-                    found.append(f"{where}[{number}]: {old} → {new}")
         elif before != after:
             found.append(f"{where}: {before} → {after}")
     return found
@@ -207,3 +277,14 @@ def all_families() -> list[Family]:
         except UsageError:  # not installed here
             continue
     return families
+
+
+def missing_libraries() -> dict[str, str]:
+    """Return why libraries of which the atlas has families cannot be used here, by their words."""
+    reasons: dict[str, str] = {}
+    for word, library in LIBRARIES.items():
+        try:
+            library.load()
+        except UsageError as reason:
+            reasons[word] = str(reason)
+    return reasons

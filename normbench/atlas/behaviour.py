@@ -93,10 +93,13 @@ class Probe:
         self.fill(self.shift_name, 0.0)
 
     def find_vectors(self) -> tuple[str, str]:
-        """Return the names of the tensors that multiply and shift the output, found by name for β, else by order."""
+        """Return the names of the tensors that multiply and shift the output, found by name for β, else by order.
+
+        A buffer of one number is none: no optimizer moves it, as it is in place of a γ that a class can do without.
+        """
         gain = shift = ""
-        tensors = [*self.norm.named_parameters(), *self.norm.named_buffers()]
-        for name, tensor in tensors:
+        vectors = [(name, buffer) for name, buffer in self.norm.named_buffers() if buffer.numel() > 1]
+        for name, tensor in [*self.norm.named_parameters(), *vectors]:
             is_statistic = name.startswith(("running_", "num_batches"))
             if is_statistic or not tensor.is_floating_point() or tensor.numel() not in (1, self.features):
                 continue

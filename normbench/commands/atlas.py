@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,8 +160,8 @@ def as_words(value: Any) -> str:
 # ---- what is measured
 
 
-def measure(families: Sequence[Family], known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rows of families by their keys, and say how far it is.
+def measure(families: Sequence[Family], known: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the row of each family with its key as soon as it is measured, and say how far it is.
 
     Raises:
         UsageError: there are none.
@@ -170,19 +170,17 @@ def measure(families: Sequence[Family], known: Mapping[str, Any]) -> dict[str, d
 
     if not families:
         raise UsageError("none of it is installed: pip install 'normbench[hf,timm]'")
-    rows: dict[str, dict[str, Any]] = {}
     for number, (key, row) in enumerate(measure_families(families, known), 1):
-        rows[key] = row
+        yield key, row
         if number % 10 == 0 or number == len(families):
             console().print(Text(f"{number} of {len(families)} families measured"))
-    return rows
 
 
 def write_measured(out: Path) -> int:
     """Measure all families, and write them as JSON, a line each."""
     from normbench.atlas.atlas import all_families, versions
 
-    rows = measure(all_families(), {})
+    rows = dict(measure(all_families(), {}))
     write_bytes(out, as_json(rows, versions()).encode())
     return 0
 
@@ -203,25 +201,35 @@ def as_json(rows: Mapping[str, Mapping[str, Any]], of_what: Mapping[str, str]) -
 
 def check_published(published: Mapping[str, Any], key: str) -> int:
     """Print what is measured here otherwise than it is published; return 1 where something is."""
-    from normbench.atlas.atlas import all_families, differences, versions
+    from normbench.atlas.atlas import all_families, compare_rows, differences, missing_libraries, versions
 
     changed = differences(dict(published["versions"]), versions())
     console().print(Text("; ".join(changed) or "The installed versions are those that were measured."))
     reasons = {name: {"reason": why} for name, why in published["not_built"].items()}
     rows_there = {**published["families"], **reasons}
     here = {family.key: family for family in all_families()}
+    unusable = missing_libraries()
     wanted = [key] if key else list(rows_there)
-    rows = measure([here[name] for name in wanted if name in here], rows_there)
+    to_measure = [name for name in wanted if name in here]
+    if key and not to_measure:
+        library = key.partition("/")[0]
+        raise UsageError(unusable.get(library, f"{key} is not in the version that is installed here"))
     differing = 0
-    for name, row in rows.items():
-        found = differences(rows_there[name], row)
+    for name, row in measure([here[name] for name in to_measure], rows_there):
+        found = compare_rows(rows_there[name], row)
         differing += bool(found)
         for phrase in found:
             console().print(Text(f"{name} {phrase}"))
-    missing = [name for name in wanted if name not in here]
-    new = [name for name in here if name not in rows_there]
-    for words, names in (("not installed here, or gone", missing), ("here, and not published", new)):
-        if names and not key:
-            console().print(Text(f"{words}: {', '.join(names)}"))
-    console().print(Text(f"{differing} of {len(rows)} families differ from what is published."))
+    if not key:
+        for library, reason in unusable.items():
+            lost = sum(name.startswith(f"{library}/") for name in wanted)
+            console().print(Text(f"{lost} families of {library} are not measured: {reason}"))
+        usable = [name for name in wanted if name.partition("/")[0] not in unusable]
+        for words, names in (
+            ("not in the installed version", [name for name in usable if name not in here]),
+            ("here, and not published", [name for name in here if name not in rows_there]),
+        ):
+            if names:
+                console().print(Text(f"{words}: {', '.join(names)}"))
+    console().print(Text(f"{differing} of {len(to_measure)} families differ from what is published."))
     return 1 if differing else 0

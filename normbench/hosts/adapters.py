@@ -231,8 +231,9 @@ def refuse_other_forms(norm: nn.Module, arguments: int, x: Tensor) -> None:
     for name, vector in vectors.items():
         if vector.numel() not in sizes:
             odd.append(name)
-    for name, _ in norm.named_buffers():
-        odd.append(name)
+    for name, buffer in norm.named_buffers():
+        if buffer.numel() != 1 or buffer.is_meta:  # one number may be a gain that is fixed at 1, which is tried
+            odd.append(name)
     if odd or len(vectors) > 2:
         raise Unreadable(f"has {' and '.join(odd or vectors)} beside what a norm has")
 
@@ -270,6 +271,9 @@ def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
 def make_trial(norm: nn.Module, generator: torch.Generator) -> nn.Module:
     """Return a copy of a norm on the CPU in float32, with random parameters."""
     trial = copy.deepcopy(norm).to_empty(device="cpu").float()
+    buffers = dict(norm.named_buffers())
+    for name, buffer in trial.named_buffers():
+        buffer.copy_(buffers[name])
     for parameter in trial.parameters():
         parameter.requires_grad_(False)
         parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu"))

@@ -30,7 +30,6 @@ from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
     list_limits_of_worth,
     list_notes,
-    tell_one_rate,
     tell_tuning,
     tell_withdrawal,
     write_corrected,
@@ -65,7 +64,7 @@ MOST_WANTED = (
     "rmsnorm-faster-shipped",
     "derf-best-whole",
     "warmup-more",
-    "peri-better-stem-near",
+    "peri-better-stem-whole",
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
@@ -301,11 +300,7 @@ def rates_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     rows = []
     for entry in judged:
         if entry.result is not None and entry.result.tuning is not None:
-            told = [tell_tuning(entry)]
-            at_one_rate = tell_one_rate(entry)
-            if at_one_rate:
-                told.append(f"With one rate for all arms {at_one_rate}")
-            rows.append(f"- `{entry.name}`: {'. '.join(told)}.")
+            rows.append(f"- `{entry.name}`: {tell_tuning(entry)}.")
     return rows
 
 
