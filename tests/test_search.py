@@ -22,11 +22,12 @@ from normbench.claims.suite import read_suite
 from normbench.evidence.arms import Arm
 from normbench.record.digests import write_with_digests
 from normbench.record.forms import CHOICE_FILE
-from normbench.results.claimed import Tuning
+from normbench.results.claimed import ClaimResult, RegisteredClaim, Tuning
+from normbench.results.one_rate import effects_at_one_rate
 from normbench.results.rules import ClaimKind
 from normbench.results.search import RateChoice, Search, read_choice
 from normbench.sweep.folder import Entry
-from normbench.tell.claim_sentences import tell_unlike_rates
+from normbench.tell.claim_sentences import list_notes, tell_one_rate, tell_tuning, tell_unlike_rates
 
 ARM = {"norm": "rmsnorm"}
 
@@ -218,3 +219,93 @@ def test_a_claim_tells_what_rests_on_unlike_rates(rates: list[float], length: fl
     told = tell_unlike_rates(complete("tiny", claim, 0.1, values=values, tuning=tuning), "nats")
     assert told == ([f"The two arms {said}"] if said else [])
     assert tell_unlike_rates(complete("tiny", claim, 0.1), "nats") == []
+
+
+# ---- with one rate for all arms
+
+SPREAD = [0.02 * place - 0.09 for place in range(10)]  # of ten seeds, around 0
+
+
+def tuned(claim: dict[str, Any], mean: float, **more: Any) -> ClaimResult:
+    """A claim of ten seeds: arm two leads at 0.001 by 0.3 nats, is 0.1 behind at 0.003, and is lost once at 0.01."""
+    choices: dict[str, list[RateChoice]] = {"one": [], "two": []}
+    for seed, off in enumerate(SPREAD):
+        of_one: dict[float, list[float | None]] = {1e-3: [2.3], 3e-3: [2.0], 1e-2: [2.2]}
+        of_two: dict[float, list[float | None]] = {1e-3: [2.0 - off], 3e-3: [2.1 - off], 1e-2: [2.5 if seed else None]}
+        choices["one"].append(choice(3e-3, of_one, seed=seed))
+        choices["two"].append(choice(1e-3, of_two, seed=seed))
+    tuning = tuple(Tuning(arm, tuple(of_arm)) for arm, of_arm in choices.items())
+    return complete("tuned", claim, mean, **({"tuning": tuning} | more))
+
+
+def test_runs_that_chose_tell_the_effect_at_one_rate() -> None:
+    of_loss = content("A claim", ClaimKind.ANY, 0.02, effect="one - two")
+    low, high = effects_at_one_rate(tuned(of_loss, 0.0))
+    assert (low.rate, high.rate) == (1e-3, 3e-3), "at 0.01 a run was lost"
+    assert low.effect.values == pytest.approx([0.3 + off for off in SPREAD])
+    assert high.effect.values == pytest.approx([-0.1 + off for off in SPREAD])
+    assert low.is_chosen and high.is_chosen and low.unit == "nats"
+    # By hand: Student's quantile for nine degrees of freedom is 2.262, and the ten values have the sd 0.0606.
+    half = 2.2622 * np.std(SPREAD, ddof=1) / np.sqrt(10)
+    assert low.effect.interval == pytest.approx((0.3 - half, 0.3 + half), abs=1e-4)
+    # A higher accuracy and a lower loss are both the better.
+    of_accuracy = content("A claim", ClaimKind.ANY, 1.0, effect="two - one", measure="accuracy/val", unit="points")
+    assert effects_at_one_rate(tuned(of_accuracy, 3.0))[0].effect.mean == pytest.approx(0.3)
+    assert effects_at_one_rate(tuned(of_accuracy, 3.0))[0].unit == "nats"
+    ratio = content("A claim", ClaimKind.ANY, 0.02, effect="log(one / two)", unit="log ratio")
+    by_hand = np.mean([np.log(2.3 / (2.0 - off)) for off in SPREAD])
+    assert effects_at_one_rate(tuned(ratio, 0.0))[0].effect.mean == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"effect": "speedup(one, two)"},
+        {"measure": "act/stream1/rms"},
+        {"effect": "slope(one - two, model.depth)"},
+        {"effect": "one - three"},
+    ],
+)
+def test_other_effects_have_none_at_one_rate(more: dict[str, Any]) -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02, **more)
+    assert effects_at_one_rate(tuned(claim, 0.0)) == []
+
+
+def test_nothing_is_told_at_one_rate_of_arms_with_several_kinds_of_runs_or_one_choice() -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02, effect="one - two", words=["sweep.lr=each"])
+    whole = tuned(claim, 0.0)
+    assert whole.tuning is not None
+    one, two = whole.tuning
+    deeper = [RateChoice({"norm": "rmsnorm", "model.depth": "4"}, of.lr, of.curve, of.seed) for of in two.choices]
+    both = tuned(claim, 0.0, tuning=(one, two, Tuning("two", tuple(deeper))))
+    assert effects_at_one_rate(both) == []
+    told = tell_tuning(RegisteredClaim("tuned", claim, both))
+    assert "two at" in told and "two (model.depth=4) at" in told
+    for_all = tuple(Tuning(tuning.arm, (choice(1e-3, {1e-3: [2.0]}),)) for tuning in (one, two))
+    assert effects_at_one_rate(tuned(claim, 0.0, tuning=for_all)) == []
+    assert effects_at_one_rate(tuned(claim, 0.0, tuning=(one,))) == []
+
+
+@pytest.mark.parametrize("mean", [0.3, -0.3, 0.0])
+def test_a_claim_notes_where_one_rate_for_all_gives_another_sign(mean: float) -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02, effect="one - two", words=["sweep.lr=each"])
+    entry = RegisteredClaim("tuned", claim, tuned(claim, mean))
+    # Intervals are rounded away from their mean.
+    said = "+0.300 nats (95 %: +0.256 to +0.344) at 0.001, −0.100 nats (95 %: −0.144 to −0.056) at 0.003"
+    assert tell_one_rate(entry) == said
+    noted = f"With one learning rate for all arms the runs that chose rates give another picture: {said}."
+    assert noted in list_notes(entry)
+
+
+def test_a_claim_notes_nothing_where_one_rate_for_all_gives_the_same_sign() -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02, effect="one - two", words=["sweep.lr=each"])
+    agreeing = tuned(claim, 0.3)
+    assert agreeing.tuning is not None
+    one, two = agreeing.tuning
+    at_low = []
+    for tuning in (one, two):
+        choices = [RateChoice(of.arm, 1e-3, of.curve, of.seed) for of in tuning.choices]
+        at_low.append(Tuning(tuning.arm, tuple(choices)))
+    entry = RegisteredClaim("tuned", claim, tuned(claim, 0.3, tuning=tuple(at_low)))
+    assert "at 0.003" in tell_one_rate(entry), "it is shown where nobody chose it"
+    assert not any("another picture" in note for note in list_notes(entry))

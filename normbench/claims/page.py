@@ -30,6 +30,7 @@ from normbench.tell.claim_sentences import (
     list_found,
     list_limits_of_worth,
     list_notes,
+    tell_one_rate,
     tell_p,
     tell_rates,
     tell_tuning,
@@ -305,6 +306,7 @@ def list_details(entry: RegisteredClaim) -> dict[str, str]:
     if result and result.minutes:
         facts["Took"] = write_minutes(result.minutes)
     facts["Learning rates"] = tell_tuning(entry) or NONE
+    facts["With one rate for all arms"] = tell_one_rate(entry) or NONE
     return {term: words for term, words in facts.items() if words != NONE}
 
 
@@ -358,6 +360,7 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
             row |= values_of_worth(result.worth)
             row |= {"way_of_rates": entry.way_of_rates, "rates": tell_rates(result)}
+            row |= {"at_one_rate": tell_one_rate(entry)}
         rows.append(row)
     return pd.DataFrame(rows)
 

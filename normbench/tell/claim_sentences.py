@@ -9,6 +9,7 @@ from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
 from normbench.results.luck import AT_MOST
+from normbench.results.one_rate import AtOneRate, effects_at_one_rate
 from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
@@ -145,12 +146,36 @@ def tell_tuning(entry: RegisteredClaim) -> str:
         return ""
     if result.tuning is None:
         return "chosen by losses on held-out data that were not kept"
-    return "; ".join(write_tuning(tuning, entry) for tuning in result.tuning)
+    return "; ".join(write_tuning(tuning, result.tuning, entry) for tuning in result.tuning)
 
 
 def tell_rates(result: ClaimResult) -> str:
     """Write the learning rates that were chosen, by arm, such as `rms 0.003, ln 0.01`; empty where none were kept."""
     return ", ".join(f"{tuning.arm} {write_chosen(tuning)}" for tuning in result.tuning or ())
+
+
+def name_kind(tuning: Tuning, all_of_claim: Sequence[Tuning]) -> str:
+    """Write the arm of a choice, with the settings that tell the kind of its runs from the arm's other ones."""
+    kinds = [other.search.arm.settings for other in all_of_claim if other.arm == tuning.arm]
+    own = tuning.search.arm.settings
+    telling = [key for key in own if any(kind.get(key) != own[key] for kind in kinds)]
+    words = ", ".join(f"{key}={own[key]}" for key in telling)
+    return f"{tuning.arm} ({words})" if words else tuning.arm
+
+
+def tell_one_rate(entry: RegisteredClaim) -> str:
+    """Write what the runs that chose learning rates give with one rate for all arms; empty where they tell nothing."""
+    if entry.result is None:
+        return ""
+    return ", ".join(write_at_one_rate(found) for found in effects_at_one_rate(entry.result))
+
+
+def write_at_one_rate(found: AtOneRate) -> str:
+    """Write the effect at one rate, such as `+0.12 nats (95 %: +0.10 to +0.14) at 0.001`."""
+    size = write_size(found.effect.mean, found.effect.interval, found.unit)
+    interval = found.effect.interval
+    span = f" ({write_span(found.effect.mean, interval, ALPHA)})" if interval else ""
+    return f"{size}{span} at {short(found.rate)}"
 
 
 def write_chosen(tuning: Tuning) -> str:
@@ -163,9 +188,9 @@ def write_chosen(tuning: Tuning) -> str:
     return " and ".join(rates) or "none"
 
 
-def write_tuning(tuning: Tuning, entry: RegisteredClaim) -> str:
+def write_tuning(tuning: Tuning, all_of_claim: Sequence[Tuning], entry: RegisteredClaim) -> str:
     """Write which rates were chosen for an arm of a claim, and what the next ones would cost, in margins too."""
-    words = f"{tuning.arm} at {write_chosen(tuning)}"
+    words = f"{name_kind(tuning, all_of_claim)} at {write_chosen(tuning)}"
     costs = []
     for rate, cost in tuning.search.neighbours.items():
         of_margin = ""
@@ -340,6 +365,7 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     if judgement and result:
         notes += tell_unlike_rates(result, entry.unit)
+        notes += tell_other_side(judgement, result)
     notes += list_found(entry.claim)
     if entry.changed:
         notes.append(f"{entry.changed}. Its verdict is of the runs that were registered.")
@@ -390,6 +416,26 @@ def tell_unlike_rates(result: ClaimResult, unit: str) -> list[str]:
     where = f"at {len(alike)} of {count(len(seeds), 'seed')}"
     said = f"there the effect is {there} in the mean, and {elsewhere} at the others"
     return [f"The two arms have the same learning rate {where}{chose}: {said}."]
+
+
+def tell_other_side(judgement: ClaimedEffect, result: ClaimResult) -> list[str]:
+    """Return what the runs that chose rates give with one of the chosen rates for all arms: a sentence, or none.
+
+    None where they lie on the same side of 0 as the effect at each such rate, or as it on neither.
+    """
+    side = side_of(judgement.interval)
+    chosen = [found for found in effects_at_one_rate(result) if found.is_chosen]
+    if all(side_of(found.effect.interval) == side for found in chosen):
+        return []
+    said = ", ".join(map(write_at_one_rate, chosen))
+    return [f"With one learning rate for all arms the runs that chose rates give another picture: {said}."]
+
+
+def side_of(interval: Interval | None) -> int:
+    """Return on which side of 0 an interval lies, 1 or -1; 0 where it holds 0 or there is none."""
+    if interval is None or interval.lower <= 0 <= interval.upper:
+        return 0
+    return 1 if interval.lower > 0 else -1
 
 
 def tell_withdrawal(entry: RegisteredClaim) -> str:

@@ -30,6 +30,7 @@ from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
     list_limits_of_worth,
     list_notes,
+    tell_one_rate,
     tell_tuning,
     tell_withdrawal,
     write_corrected,
@@ -64,7 +65,7 @@ MOST_WANTED = (
     "rmsnorm-faster-shipped",
     "derf-best-whole",
     "warmup-more",
-    "peri-better-stem-whole",
+    "peri-better-stem-near",
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
@@ -300,7 +301,11 @@ def rates_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
     rows = []
     for entry in judged:
         if entry.result is not None and entry.result.tuning is not None:
-            rows.append(f"- `{entry.name}`: {tell_tuning(entry)}.")
+            told = [tell_tuning(entry)]
+            at_one_rate = tell_one_rate(entry)
+            if at_one_rate:
+                told.append(f"With one rate for all arms {at_one_rate}")
+            rows.append(f"- `{entry.name}`: {'. '.join(told)}.")
     return rows
 
 
