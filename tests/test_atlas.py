@@ -233,6 +233,67 @@ def test_blocks_without_a_residual_are_told() -> None:
     assert say_placement(place_model(model, call, find(model, call))) == "no residual"
 
 
+class Widening(nn.Module):
+    """A block whose skip is a map to another width, of the stream or of its norm, as SAM 2's Hiera has it."""
+
+    def __init__(self, width: int, out: int, of_norm: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(out)
+        self.proj = nn.Identity() if width == out else nn.Linear(width, out)
+        self.pool = nn.MaxPool1d(1)
+        self.attn, self.mlp = nn.Sequential(nn.Linear(width, 8), nn.Linear(8, out)), nn.Linear(out, out)
+        self.of_norm = of_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm1(x)
+        changes = not isinstance(self.proj, nn.Identity)
+        skip = self.proj(normed if self.of_norm else x) if changes else x
+        x = self.pool(skip) + self.attn(normed)
+        return x + self.mlp(self.norm2(x))
+
+
+@pytest.mark.parametrize(("of_norm", "third"), [(True, "pre, of the learned shortcut too"), (False, "pre")])
+def test_a_map_to_another_width_is_a_shortcut_and_no_branch(of_norm: bool, third: str) -> None:
+    widths = [(16, 16), (16, 16), (16, 24), (24, 24)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), *[Widening(width, out, of_norm) for width, out in widths])
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    found = find(model, call)
+    assert [list(block.branches) for block in found.blocks] == [["attention", "mlp"]] * 4
+    assert [len(block.shortcut) for block in found.blocks] == [0, 0, 1, 0]
+    counts = place_model(model, call, found)
+    assert sum(counts.values()) == 8
+    assert counts[f"attention: {third}"] == (1 if of_norm else 4)
+
+
+class Skipping(nn.Module):
+    """A block with a norm at the end of its branch, whose skip is left out where it changes the size."""
+
+    def __init__(self, has_skip: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.has_skip = has_skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return x + y if self.has_skip else y
+
+
+def test_blocks_without_a_skip_are_counted_apart_from_their_like() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), *[Skipping(number % 3 != 0) for number in range(6)])
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    assert place_model(model.eval(), call, find(model, call)) == {"conv: no residual": 2, "conv: post_inside": 4}
+
+
 class Turning(nn.Module):
     """A block whose queries are turned by position before or after their norm."""
 

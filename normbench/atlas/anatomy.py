@@ -30,7 +30,6 @@ from normbench.hosts.tape import evaluating, look_at, tensors_in, without_fast_p
 CallModel = Callable[[nn.Module], object]
 
 SAME = 1e-5  # relative, of two outputs in float32 that are alike
-MOST_TRIED = 4  # of blocks with the same norms, of which some have a residual and others change the size
 FOLDS = 1e-4  # relative, of an output whose γ is in another weight: some models compute in float32 alone
 SKIPPED = 6  # positions at the start that short convolutions see otherwise than those behind
 HEADS = ("q", "k", "qk", "kq", "qv", "kv", "qkv", "v")  # what a slot inside of attention begins with
@@ -49,19 +48,25 @@ def hooked(model: nn.Module) -> Iterator[ExitStack]:
         yield stack
 
 
-def hold(value: Any, keep_first: bool = False) -> Any:
-    """Return tensors in which both samples have what the first one has; keep_first: but for the first tensor."""
-    is_kept = keep_first
+def hold(value: Any, part_first: bool = False) -> Any:
+    """Return tensors in which both samples have what the first one has; part_first: but for the first tensor.
+
+    There the second sample has noise beside it as large as what it varies by, since deep in a network at its start two
+    samples may hardly differ.
+    """
+    is_kept = part_first
 
     def hold_one(item: Any) -> Any:
         nonlocal is_kept
         if not isinstance(item, Tensor) or not item.is_floating_point() or item.ndim == 0 or item.shape[0] % 2:
             return item
+        first = item[: item.shape[0] // 2]
+        second = first
         if is_kept:
             is_kept = False
-            return item
-        half = item.shape[0] // 2
-        return torch.cat([item[:half], item[:half]])
+            noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(5))
+            second = first + (noise * (float(first.float().std(correction=0)) or 1.0)).to(first.dtype)
+        return torch.cat([first, second])
 
     return tree_map(hold_one, value)
 
@@ -74,7 +79,7 @@ def depends_around(model: nn.Module, call: CallModel, held: Iterable[nn.Module],
         return hold(output)
 
     def hold_context(module: nn.Module, given: Any, named: Any) -> Any:
-        return hold((given, named), keep_first=True)
+        return hold((given, named), part_first=True)
 
     def see(module: nn.Module, given: Any, output: Any) -> None:
         seen.extend(list(tensors_in(output))[:1])
@@ -123,17 +128,18 @@ def modules_of(branch: nn.Module) -> list[nn.Module]:
     return list(branch) if isinstance(branch, nn.ModuleList) else [branch]
 
 
-def maps_of(block: nn.Module) -> Iterator[nn.Module]:
+def maps_of(block: HostBlock) -> Iterator[nn.Module]:
     """Give the innermost modules of a block that have a matrix or a kernel, but for those of a learned shortcut."""
-    for path, module in block.named_modules():
+    for path, module in block.module.named_modules():
         is_innermost = not any(has_map(child) for child in module.children())
-        if is_innermost and has_map(module) and not SHORTCUT.search(path):
+        of_shortcut = module in block.shortcut or SHORTCUT.search(path)
+        if is_innermost and has_map(module) and not of_shortcut:
             yield module
 
 
 def has_skip(model: nn.Module, call: CallModel, block: HostBlock) -> bool | None:
     """Tell whether a block's input reaches its output by a way around all of its maps; None where samples are mixed."""
-    return depends_around(model, call, list(maps_of(block.module)), block.module)
+    return depends_around(model, call, list(maps_of(block)), block.module)
 
 
 def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Collection[Found]) -> dict[str, str]:
@@ -149,10 +155,14 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
     before = defaultdict[str, int](int)
     after = defaultdict[str, int](int)
     carrying = defaultdict[str, int](int)
+    of_shortcut = set[str]()
     for found in around:
         roles = (found.site.role, *found.site.also)
         if depends_around(model, call, [found.module], block.module) is False:
-            carrying[found.site.role] += 1
+            if found.site.slot == "in" and any(has_map(module) for module in block.shortcut):
+                of_shortcut.add(found.site.role)
+            else:
+                carrying[found.site.role] += 1
         elif found.site.slot == "in":
             for role in roles:
                 before[role] += 1
@@ -164,6 +174,8 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
         role = name.partition(".")[0]
         word = word_for(before[role], after[role], carrying[role], is_residual)
         has_inside = any(found.site.role == role for found in norms)
+        if role in of_shortcut:
+            word = "pre, of the learned shortcut too"
         words[name] = "inside" if word == "none" and has_inside else word
     if stand_side_by_side(model, call, block):
         words["together"] = "parallel"
@@ -200,20 +212,18 @@ def stand_side_by_side(model: nn.Module, call: CallModel, block: HostBlock) -> b
 
 
 def place_model(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, int]:
-    """Return how many branches have each placement, by word; of blocks with the same norms one is tried."""
+    """Return how many branches have each placement, by word; of blocks with the same norms and skip one is tried."""
     by_path = {found.path: found for found in findings.found}
     alike: dict[tuple[Any, ...], list[tuple[HostBlock, list[Found]]]] = defaultdict(list)
     for block in findings.blocks:
         norms = [found for path, found in by_path.items() if path.startswith(f"{block.path}.")]
         form = [(found.site.role, found.site.slot, qualified_name(found.module)) for found in norms]
-        key = (type(block.module), block.side, tuple(block.branches), *form)
-        alike[key].append((block, norms))
+        has_projection = any(has_map(module) for module in block.shortcut)
+        skip = (has_projection, has_skip(model, call, block))  # blocks that change the size may have none
+        alike[type(block.module), block.side, tuple(block.branches), skip, *form].append((block, norms))
     counts = Counter[str]()
     for blocks in alike.values():
-        block, norms = next(
-            (one for one in blocks[: -1 - MOST_TRIED : -1] if has_skip(model, call, one[0])), blocks[-1]
-        )
-        words = place_block(model, call, block, norms)
+        words = place_block(model, call, *blocks[-1])
         together = words.pop("together", "")
         for name, word in words.items():
             role = name.partition(".")[0]

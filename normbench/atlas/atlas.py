@@ -225,10 +225,10 @@ def compare_norms(published: Iterable[Row], measured: Iterable[Row]) -> list[str
             found = [f"no norm any more: {describe_at(old)}"]
         elif not old:
             found = [f"a norm that was not there: {describe_at(new)}"]
-        elif len(old) == len(new) == 1:
-            found = differences(old[0], new[0])
+        elif len(old) == len(new):
+            found = [phrase for one, other in zip(old, new, strict=True) for phrase in differences(one, other)]
         else:
-            found = [] if old == new else [f"{describe_at(old)} → {describe_at(new)}"]
+            found = [f"{describe_at(old)} → {describe_at(new)}"]
         for phrase in found:
             phrases.setdefault(phrase, []).append(place)
     return [f"{', '.join(places)}: {phrase}" for phrase, places in phrases.items()]

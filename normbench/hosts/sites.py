@@ -57,6 +57,7 @@ class HostBlock:
             modules.
         channel_dim: the axis of features of the stream.
         side: of an encoder–decoder, `encoder` or `decoder`.
+        shortcut: the modules of a learned shortcut.
     """
 
     path: str
@@ -65,6 +66,7 @@ class HostBlock:
     branches: Mapping[str, nn.Module]
     channel_dim: int
     side: str = ""
+    shortcut: tuple[nn.Module, ...] = ()
 
 
 @dataclass(eq=False)
@@ -242,6 +244,11 @@ class BlockParts:
         maps = [part for part in all_parts if self.is_map(part)]
         self.flow = Flow(block, maps, [part for part in all_parts if self.is_norm(part)])
         self.feeders = self.find_feeders()
+        projections = [part for part in self.parts if self.is_projection(part)]
+        if projections:
+            self.shortcut += projections
+            self.parts = [part for part in self.parts if part not in projections]
+            self.feeders = self.find_feeders()
         self.branch_of: dict[Call, Branch] = {}
         self.branches = self.find_branches()
 
@@ -319,6 +326,24 @@ class BlockParts:
                 if seen.key is not None:
                     source[seen.key] = gives
         return feeders
+
+    def is_projection(self, part: Call) -> bool:
+        """Tell whether a part is a learned shortcut by what it does: it alone carries the stream to another width.
+
+        It is one map of the block's own, reads the stream or a norm of it, and no norm or map reads what it gives.
+        """
+        module = part.module
+        if self.child_of[part] is not part or not isinstance(module, nn.Linear | _ConvNd) or part in self.flow.feeding:
+            return False
+        out_features, in_features, *_ = module.weight.shape
+        if out_features == in_features or not self.block.inputs or not self.block.outputs:
+            return False
+        changes_width = in_features in self.block.inputs[0].shape and out_features in self.block.outputs[0].shape
+        reads_a_map = any(self.is_map(feeder) for feeder in self.feeders[part])
+        others = [other for other in self.parts if other is not part and self.is_map(other)]
+        readers = [reader for reader, feeders in self.feeders.items() if part in feeders]
+        is_read = any(self.is_norm(reader) or self.is_map(reader) for reader in readers)
+        return changes_width and not reads_a_map and not is_read and bool(others)
 
     def find_branches(self) -> list[Branch]:
         """Return the branches, of one map or several.
@@ -557,7 +582,8 @@ def lay_out(
     for layer, (call, block_parts) in enumerate(zip(calls, parts, strict=True)):
         channel_dim = block_parts.channel_dim()
         modules = block_parts.modules_by_branch()
-        blocks.append(HostBlock(call.path, call.module, layer, modules, channel_dim, sides[layer]))
+        shortcut = tuple(part.module for part in block_parts.shortcut)
+        blocks.append(HostBlock(call.path, call.module, layer, modules, channel_dim, sides[layer], shortcut))
         width = call.inputs[0].shape[channel_dim] if call.inputs else None
         site = Site("block", layer, side=sides[layer], width=width, **about)
         for part, place in block_parts.places().items():
