@@ -80,12 +80,13 @@ def build(
     seed: int = 0,
     init: Any = None,
     norm_settings: dict[str, Any] | None = None,
+    placement_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[Model, dict[str, nn.Module]]:
     """A small model with its starting weights, and its norms by site."""
     tree = {
         "norm": section("norm", norm, **(norm_settings or {})),
-        "placement": section("placement", placement),
+        "placement": section("placement", placement, **(placement_settings or {})),
         "model": section("model", model, **{**SMALL[model], **settings}),
     }
     made, norms = build_model(Recipe(tree), task, seed)

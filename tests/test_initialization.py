@@ -211,3 +211,34 @@ def test_starts_are_paired_over_norms_and_placements(name: str) -> None:
         found = weights(INITS[name], norm=norm, placement=placement, task=TEXT)
         shared = [key for key in reference if ".norms." not in key and "final" not in key]
         assert all(torch.equal(found[key], reference[key]) for key in shared)
+
+
+# ---- factors that placements prescribe
+
+
+@pytest.mark.parametrize(("how", "layers"), [({"depth": 4}, {"blocks.": 4}), ({"depth": 2}, {"blocks.": 2})])
+def test_b2t_starts_all_weights_of_its_blocks_smaller_as_the_authors_do(
+    how: dict[str, int], layers: dict[str, int]
+) -> None:
+    """By 1/√layers, queries and keys too, and nothing else: Takase et al.'s code, with `placement.rescale`."""
+    check_rescaled("nano", TEXT, how, layers)
+
+
+def test_b2t_counts_the_layers_of_each_side_of_a_translator() -> None:
+    how = {"depth": 2, "decoder_depth": 3}
+    check_rescaled("seq2seq", TRANSLATIONS, how, {"blocks.0.": 2, "blocks.1.": 2, **dict.fromkeys(LATER, 3)})
+
+
+def check_rescaled(model: str, task: Any, how: dict[str, int], layers: dict[str, int]) -> None:
+    """Hold the starting weights with rescaling against those without. layers: of a stack, by a beginning of names."""
+    init = Xavier(**WORDS)
+    plain = own_weights(init, model=model, task=task, placement="b2t", **how)
+    smaller = own_weights(init, model=model, task=task, placement="b2t", placement_settings={"rescale": True}, **how)
+    seen = 0
+    for name, weight in plain.items():
+        factors = [count**-0.5 for beginning, count in layers.items() if name.startswith(beginning)]
+        is_map = weight.ndim == 2 and ".branches." in name
+        seen += is_map
+        expected = weight * factors[0] if is_map else weight
+        assert torch.equal(smaller[name], expected), name
+    assert seen >= 4 * how["depth"]

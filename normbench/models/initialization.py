@@ -6,7 +6,7 @@
 | embedding (tokens, positions, class token) | `init.embedding_std`, or 1/√width, × one standard-normal draw |
 | factor on a text's embedding | 1 / root mean square of what it multiplies, with `model.embedding_scale=unit` |
 | bias | 0 |
-| a branch's scaled weights | × the placement's gain (DeepNorm's β) |
+| a branch's scaled weights | × the placement's gain (DeepNorm's β); B2T's is on all weights of the branch |
 | all weights of a branch | × what `init=` gives its block's place (`init=scaled`: 1/√place, from 1) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
 | any weight | × what `init=` makes of the whole model, such as `fixup`, `tfixup`, `magneto` and `mup` |
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -96,13 +96,15 @@ class Initialization(ABC):
 
         Here the weights that branches name, by their placement's gain, and with `residual_scale` by 1/√branches.
         """
+        in_norms = with_parts(anatomy.norms.values())
         placed = []
         for block in anatomy.blocks:
             if isinstance(block.module, Placement):
                 for branch in residual_branches(block):
                     placed.append((block.module, branch))
         for placement, branch in placed:
-            for weight in branch.scaled_weights():
+            weights = maps_in(branch, in_norms) if placement.gains_all else branch.scaled_weights()
+            for weight in weights:
                 weight.mul_(placement.branch_gain)
             if self.residual_scale:
                 for weight in branch.output_weights():
@@ -307,9 +309,16 @@ def inner_weights(anatomy: Anatomy) -> list[nn.Parameter]:
     weights = list[nn.Parameter]()
     for block in anatomy.blocks:
         for branch in block.branches.values():
-            for module in branch.modules():
-                if isinstance(module, nn.Linear | nn.Conv2d) and module not in in_norms:
-                    weights.append(module.get_parameter("weight"))
+            weights += maps_in(branch, in_norms)
+    return weights
+
+
+def maps_in(branch: nn.Module, in_norms: Collection[nn.Module]) -> list[nn.Parameter]:
+    """Return the weights of all linear maps and convolutions in a branch, less those in norms."""
+    weights = list[nn.Parameter]()
+    for module in branch.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d) and module not in in_norms:
+            weights.append(module.get_parameter("weight"))
     return weights
 
 
@@ -366,6 +375,5 @@ def scale_by_place(blocks: Iterable[Block], init: Initialization, inside_norms: 
         places[block.side] += 1
         factor = init.at_place(places[block.side])
         for branch in block.branches.values():
-            for module in branch.modules():
-                if isinstance(module, nn.Linear | nn.Conv2d) and module not in inside_norms:
-                    module.weight.mul_(factor)
+            for weight in maps_in(branch, inside_norms):
+                weight.mul_(factor)

@@ -215,6 +215,7 @@ def fit(x: Values, y: Values) -> dict[str, float]:
         "tanh_left": tanh.left,
         "line_left": line.left,
         "bend": line.left - tanh.left,
+        "bend_share": (line.left - tanh.left) / line.left if line.left > 0 else 0.0,
     }
 
 

@@ -20,7 +20,7 @@ from normbench.claims.registration import find_registration
 from normbench.claims.suite import put_beside, read_suite
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
-from normbench.results.claimed import RegisteredClaim, Status, Suite
+from normbench.results.claimed import NOT_SETTLED, WITHDRAWN, RegisteredClaim, Status, Suite
 from normbench.results.rules import Verdict
 from normbench.settings import key_of
 from normbench.show.figures.figure import Figure
@@ -69,7 +69,7 @@ MOST_WANTED = (
     "lns-more",
     "bn-degrades",
     "bn-not-ics-vgg-relative",
-    "ngpt-authors-start",
+    "ngpt-authors-near",
     "ln-derivatives",
     "layerscale-deep",
 )
@@ -179,7 +179,10 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         keep_trailing_newline=True,
     )
     judged = [entry for entry in suite.entries if entry.judgement is not None]
-    others = [entry for entry in suite.entries if entry.judgement is None and not entry.withdrawn]
+    unsettled = [entry for entry in suite.entries if entry.opposed and not entry.withdrawn]
+    others = [
+        entry for entry in suite.entries if entry.standing not in (NOT_SETTLED, WITHDRAWN) and not entry.judgement
+    ]
     template = environment.get_template(TEMPLATE)
     return template.render(
         on_gpu=has_any_on_gpu(suite.entries),
@@ -187,8 +190,9 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         verdicts=verdict_rows(judged, on_gpu=has_any_on_gpu(suite.entries)),
         figures=say_once(show_figure(figure, figure.svg) for figure in figures),
         inconclusive=inconclusive_rows(judged),
-        notes=noted_rows(judged),
-        confounds=confound_rows(judged),
+        notes=noted_rows([*judged, *unsettled]),
+        confounds=confound_rows([*judged, *unsettled]),
+        unsettled=unsettled_rows(unsettled),
         others=other_rows(others),
         worth=worth_rows(judged),
         rates=rates_rows(judged),
@@ -196,6 +200,24 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         withdrawn=withdrawn_rows(suite.withdrawn),
         witnessed=witnessed_rows(judged),
     )
+
+
+def unsettled_rows(unsettled: Sequence[RegisteredClaim]) -> list[str]:
+    """Return the rows of the table of claims that lost their verdict, with what their runs alone have come to."""
+    rows = []
+    for entry in unsettled:
+        judgement = entry.by_runs_alone
+        assert judgement is not None
+        said = (
+            f"{cell(write_tested(entry.claim))}, `{entry.name}`",
+            f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})",
+            f"<s>{judgement.verdict}</s>",
+            f"{write_effect(judgement, entry.unit)} ({write_interval(judgement)}; {count(judgement.n, 'seed')})",
+            cell(entry.opposed),
+            cell(entry.claim["scope"]),
+        )
+        rows.append(f"| {' | '.join(said)} |")
+    return rows
 
 
 def other_rows(others: Sequence[RegisteredClaim]) -> list[str]:
