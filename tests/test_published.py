@@ -24,7 +24,7 @@ from normbench.record.digests import write_with_digests
 from normbench.results.claimed import WITHDRAWN
 
 PUBLISHED = REPOSITORY / "docs" / "claims"
-FORGED = "eps"  # a claim of parity with runs of its own
+FORGED = "decay-norms"  # a claim of parity with runs of its own
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_list_has_the_published_verdict_of_what_was_not_run_here(
     (old,) = (line for line in told.splitlines() if line.startswith("peri-better-unit "))
     verdict = load_result(PUBLISHED / "peri-better-unit.json").judgement
     assert verdict is not None
-    assert " ".join(old.split()[1:]) == f"on 2026-11-30; see peri-better-unit-whole {verdict.verdict}"
+    assert " ".join(old.split()[1:]) == f"on 2026-11-30; see peri-better-unit-near {verdict.verdict}"
     # What was run here stands in its place; what another registration has come to does not.
     here = tmp_path / "outputs" / "claims" / FORGED
     here.mkdir(parents=True)
