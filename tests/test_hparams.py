@@ -114,6 +114,18 @@ def test_choices_stand_before_settings_and_results_before_what_probes_tell(tmp_p
     assert values == {tag: pytest.approx(LOGGED[tag]) for tag in tab.metrics()}
 
 
+def test_what_changes_no_number_stands_behind_all_else_that_varies(tmp_path: Path) -> None:
+    """A browser shows the first columns: a run beside those of a sweep is less quiet, which is nothing to compare."""
+    swept = {**OWN, "norm._target_": "normbench.norms.LayerNorm", "quiet": True, "threads": 1}
+    loose = {**RULED, "norm._target_": "normbench.norms.DyT", "quiet": False, "threads": None, "name": "others"}
+    record(tmp_path, "a", swept)
+    record(tmp_path, "b", loose)
+    columns = Tab(HParams, tmp_path).columns()
+    varied = [name for name, varies in columns.items() if varies]
+    assert varied[:4] == ["norm", "norm@qk", "norm.eps", "norm@qk.eps"]
+    assert varied[4:] == ["name", "quiet", "threads", "norm._target_"]
+
+
 def test_the_tab_of_the_command_is_ours() -> None:
     plugins = make_plugins()
     assert HParams in plugins and HParamsPlugin not in plugins

@@ -11,6 +11,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.hparams_plugin import HParamsPlugin
 
+from normbench.config.schema import UNHASHED_KEYS
 from normbench.record.tensorboard import METRICS
 from normbench.settings import drop_keys
 
@@ -58,11 +59,16 @@ def settings_of_runs(rows: Mapping[str, Mapping[str, bytes]]) -> list[set[str]]:
     return names_of_runs
 
 
-def place_of_setting(info: api_pb2.HParamInfo) -> tuple[bool, int, bool, str]:
-    """Return what sorts a setting among others: those that vary come first, and choices before the settings of each."""
+def place_of_setting(info: api_pb2.HParamInfo) -> tuple[bool, bool, int, bool, str]:
+    """Return what sorts a setting among others.
+
+    Those that vary come first, and choices before the settings of each. Of those that vary the last are settings that
+    change no number, as `quiet`, which a sweep sets for its runs, and what the choices imply, as the class of a norm.
+    """
+    tells_nothing = info.name in UNHASHED_KEYS or info.name.rpartition(".")[2].startswith("_")
     place = FIRST.index(info.name) if info.name in FIRST else len(FIRST)
     is_of_choice = "." in info.name
-    return not info.differs, place, is_of_choice, info.name
+    return not info.differs, tells_nothing, place, is_of_choice, info.name
 
 
 class HParams(HParamsPlugin):
