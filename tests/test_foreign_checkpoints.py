@@ -130,7 +130,7 @@ def load(path: Path | str, network: nn.Module) -> nn.Module:
     saved = find_saved(str(path))
     where = f"model.weights={path}"
     weights = take_weights(read_tensors(saved.files), network.state_dict(), where, saved.part)
-    put_in_weights(network, weights, where, None)
+    put_in_weights(network, weights, where)
     return network
 
 

@@ -23,7 +23,7 @@ from normbench.hosts.libraries import build_host
 from normbench.hosts.text_library import USUAL_SIZES
 from normbench.hub import explain_silence
 from normbench.runs.plan import prepare
-from normbench.types import Task
+from normbench.types import ImageClassification, Task
 
 GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": TEXT.vocabulary_size, "n_positions": 16}
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
@@ -215,6 +215,39 @@ def test_a_convolution_that_tells_classes_starts_anew_for_others(tmp_path: Path)
     state = host.module.state_dict()
     kept = {name: tensor for name, tensor in model.state_dict().items() if name not in host.anew}
     assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+
+
+DISTILLED = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 8}
+SEVERAL_OUTPUTS = {  # the model, its options, its output layers, and what leads to outputs that train alone
+    "googlenet": ("torchvision", {"init_weights": False}, ("fc", "aux1.fc2", "aux2.fc2"), ("aux1", "aux2")),
+    "inception_v3": ("timm", {"aux_logits": True}, ("fc", "AuxLogits.fc"), ("AuxLogits",)),
+    "deit_tiny_distilled_patch16_224": ("timm", DISTILLED, ("head", "head_dist"), ("head_dist",)),
+    "levit_128s": ("timm", {}, ("head.linear", "head_dist.linear"), ("head_dist",)),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_OUTPUTS)
+def test_all_outputs_for_other_classes_start_anew(name: str, tmp_path: Path) -> None:
+    """Those that a model has beside the one that judges, too, also where weights lack all that leads to them."""
+    library, options, outputs, branches = SEVERAL_OUTPUTS[name]
+    pytest.importorskip(library)
+    pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    others = ImageClassification(num_classes=IMAGES.num_classes + 2, image_shape=IMAGES.image_shape)
+    state = build_host(library, name, options, others).module.state_dict()
+    of_outputs = {key for key in state if key.rpartition(".")[0] in outputs}
+    without = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{at}." for at in branches))}
+    lost = (state.keys() - without.keys()) | of_outputs
+    for number, (given, anew) in enumerate(((state, of_outputs), (without, lost))):
+        file = tmp_path / f"{number}.pth"
+        torch.save(given, file)
+        host = build_host(library, name, options, IMAGES, weights=str(file))
+        assert {*host.anew} == anew
+        loaded = host.module.state_dict()
+        assert all(torch.equal(loaded[key], tensor) for key, tensor in given.items() if key not in anew)
+    less = {key: tensor for key, tensor in state.items() if key != next(iter(state))}
+    torch.save(less, file)
+    assert f"{next(iter(state))} is missing" in refusal(library, name, options, IMAGES, weights=str(file))
 
 
 def test_a_folder_of_older_versions_is_read(gpt2: tuple[Path, nn.Module], tmp_path: Path) -> None:

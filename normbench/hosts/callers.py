@@ -56,10 +56,13 @@ class ImageCaller(Caller):
         return logits_of(host, host(x))
 
     def head(self, host: nn.Module) -> nn.Module | None:
+        last = None
         get_classifier = getattr(host, "get_classifier", None)  # as all of timm's have it
-        last: nn.Module | None = get_classifier() if get_classifier else None
-        if last is not None:
-            return last
+        classifier = get_classifier() if get_classifier else None
+        if isinstance(classifier, tuple):  # of several, such as a student's and its teacher's, none is the output layer
+            return None
+        if isinstance(classifier, nn.Module):
+            return classifier
         for module in host.modules():
             if isinstance(module, nn.Linear):
                 last = module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,8 +41,13 @@ class ImageLibrary(Library):
             saved = find_saved(weights)
             self.check_saved(name, saved, where)
             tensors = take_weights(read_tensors(saved.files), host.module.state_dict(), where, saved.part)
-        head = host.head or last_convolution(host.module, task.num_classes)
-        return replace(host, anew=put_in_weights(host.module, tensors, where, head))
+        other = self.outline(name, {**host.decided, **options, "num_classes": task.num_classes + 1})
+        heads = find_heads(host, other, tensors)
+        return replace(host, anew=put_in_weights(host.module, tensors, where, heads))
+
+    @abstractmethod
+    def outline(self, name: str, options: Options) -> nn.Module | None:
+        """Return a model without memory for its weights; None where it cannot be made so."""
 
     @abstractmethod
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
@@ -78,6 +83,9 @@ class Timm(ImageLibrary):
         call = ImageCaller(None if size == tuple(pixels) else size, shrinks=size[0] < pixels[0])
         return Host(module, call, self.versions(), of_task)
 
+    def outline(self, name: str, options: Options) -> nn.Module | None:
+        return outline_of(self.load().create_model, name, pretrained=False, **options)
+
     def pretrained(self, name: str) -> Mapping[str, Tensor]:
         model: nn.Module = self.load().create_model(name, pretrained=True)
         return model.state_dict()
@@ -86,7 +94,7 @@ class Timm(ImageLibrary):
         """Return the size of patches of which an image has enough, where a model takes it and has larger ones."""
         if "patch_size" in options:
             return {}
-        outline = outline_of(self.load().create_model, name, pretrained=False, **options)
+        outline = self.outline(name, options)
         embedding = getattr(outline, "patch_embed", None)
         patch = getattr(embedding, "patch_size", None)
         if outline is None or "patch_size" not in parameters_of(type(outline)) or patch is None:
@@ -119,7 +127,7 @@ class Torchvision(ImageLibrary):
         channels, *pixels = task.image_shape
         size = scaled_size(pixels, image_size)
         of_task: dict[str, Any] = {"num_classes": task.num_classes}
-        outline = outline_of(models.get_model, name, weights=None, **options)
+        outline = self.outline(name, options)
         taken = () if outline is None else parameters_of(type(outline))
         if "image_size" in taken:
             of_task["image_size"] = size[0]
@@ -132,6 +140,9 @@ class Torchvision(ImageLibrary):
             channels=COLOURS if channels == 1 else None,
         )
         return Host(module, call, self.versions(), of_task)
+
+    def outline(self, name: str, options: Options) -> nn.Module | None:
+        return outline_of(self.load("models").get_model, name, weights=None, **options)
 
     def explain_silence(self) -> str:
         """Return nothing: its weights are elsewhere, and its client tries once by itself."""
@@ -157,13 +168,37 @@ def scaled_size(pixels: Iterable[int], image_size: int | str | None) -> Size:
     return round(height * scale), round(width * scale)
 
 
-def last_convolution(module: nn.Module, num_classes: int) -> nn.Module | None:
-    """Return the last convolution of a model if it has a channel for each class, as that of SqueezeNet."""
-    last = None
-    for submodule in module.modules():
-        if isinstance(submodule, nn.Conv2d):
-            last = submodule
-    return last if last is not None and last.out_channels == num_classes else None
+def find_heads(host: Host, other: nn.Module | None, tensors: Collection[str]) -> list[nn.Module]:
+    """Return the output layers of a classifier of images, also those beside the one that judges.
+
+    Such others are the heads of a distilled model and, as in GoogLeNet, outputs on the way that train alone. They are
+    the modules with another shape in a model for other classes. Where weights lack the branch that leads to such an
+    output, as where they were trained without it, it is the whole branch.
+
+    Args:
+        host: the model.
+        other: the same for another number of classes; None where there is none to compare with.
+        tensors: the names of those that are put into it.
+    """
+    module = host.module
+    head = host.head
+    others = {} if other is None else other.state_dict()
+    heads = [] if head is None else [head]
+    inside = set[nn.Module]() if head is None else set(head.modules())
+    for name, tensor in module.state_dict().items():
+        if name not in others or others[name].shape == tensor.shape:
+            continue
+        path = name.rpartition(".")[0]
+        if not path:  # a parameter of the whole model
+            continue
+        branch = path.rpartition(".")[0]
+        if branch and not any(given.startswith(f"{branch}.") for given in tensors):
+            path = branch
+        output = module.get_submodule(path)
+        if output not in inside:
+            heads.append(output)
+            inside |= set(output.modules())
+    return heads
 
 
 def outline_of(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module | None:

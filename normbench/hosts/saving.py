@@ -287,7 +287,7 @@ def load_swapped(model: nn.Module, folder: Path) -> None:
             raise
         raise UsageError(f"{folder} is of another model ({explain(error)}): build the one that it says") from error
     leave_fast_path(model, norms)
-    put_in_weights(model, read_tensors(weights_in(folder)), str(folder), None)
+    put_in_weights(model, read_tensors(weights_in(folder)), str(folder))
 
 
 def read_note(folder: Path) -> SwapNote:

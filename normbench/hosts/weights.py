@@ -619,14 +619,16 @@ def explain_object(name: str) -> str:
     return f"{what}: save model.state_dict() alone, or {WANTED}"
 
 
-def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str, head: nn.Module | None) -> list[str]:
+def put_in_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], where: str, heads: Iterable[nn.Module] = ()
+) -> list[str]:
     """Load weights into a model; an output layer that they have not, or have for other classes, starts anew.
 
     Args:
         module: the model.
         tensors: by the names of its parameters and buffers.
         where: the weights come from, in words.
-        head: the output layer; None: it must fit as all else.
+        heads: the output layers, which need not fit.
 
     Returns:
         The names of what starts anew.
@@ -638,9 +640,10 @@ def put_in_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str,
     paths = {submodule: path for path, submodule in module.named_modules()}
     anew = list[str]()
     known = dict(tensors)
-    if head is not None and is_for_others(paths[head], state, tensors):
-        anew = names_below(paths[head], state)
-        known = drop_keys(tensors, *names_below(paths[head], tensors))
+    for head in heads:
+        if is_for_others(paths[head], state, tensors):
+            anew += names_below(paths[head], state)
+            known = drop_keys(known, *names_below(paths[head], tensors))
     present = [name for name in state if name in known]
     other = [name for name in present if not has_shape_of(known[name], state[name])]
     unfit = defaultdict[str, list[str]](list)  # names by what keeps torch from taking these numbers
