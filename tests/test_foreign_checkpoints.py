@@ -606,6 +606,14 @@ def test_files_in_place_of_weights_are_told(tmp_path: Path, name: str) -> None:
         load(tmp_path / name, make_network(1))
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_folder_of_a_checkpoint_in_parts_is_told(tmp_path: Path) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    checkpoint.save({"model": make_network(1).state_dict()}, checkpoint_id=tmp_path / "parts", no_dist=True)
+    with pytest.raises(UsageError, match=r"dcp_to_torch .*parts FILE\.pt"):
+        find_saved(str(tmp_path / "parts"))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_program_of_torchscript_is_told(tmp_path: Path) -> None:
     torch.jit.script(make_network(1)).save(tmp_path / "given.pt")  # type: ignore[no-untyped-call]

@@ -252,6 +252,14 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+def test_a_folder_of_tables_is_told_from_one_of_images(tmp_path: Path) -> None:
+    """As `datasets` writes one: its tables may hold images, and each is one that `data.path` may name."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train-00000-of-00001.parquet").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"no images, but tables such as data/train-00000-of-00001\.parquet: give"):
+        own(tmp_path)
+
+
 @pytest.mark.parametrize(("make", "complaint"), FOLDERS.values(), ids=list(FOLDERS))
 def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
     make(tmp_path / "pets")

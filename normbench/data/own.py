@@ -250,6 +250,9 @@ def read_folder(path: Path) -> Any:
 
     Where `train` is alone, its folders are the classes, without splits. Images count however deep they are in the
     folder of their class; names that begin with a dot do not.
+
+    Raises:
+        UsageError: there are none; with the tables that are there.
     """
     import pandas as pd
     from PIL import Image
@@ -260,6 +263,11 @@ def read_folder(path: Path) -> Any:
             endings.append(ending)
     names = glob.glob("**", root_dir=path, recursive=True)
     files = [Path(name) for name in names if name.lower().endswith(tuple(endings))]
+    if not files:
+        tables = sorted(name for name in names if name.lower().endswith(ENDINGS))
+        held = f"no images, but tables such as {tables[0]}" if tables else "no images"
+        cure = "give one of the tables, which may have a column of splits (data.split_column)" if tables else WANTED
+        raise UsageError(f"data.path={path} holds {held}: {cure}")
     splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
     kinds = set(splits) - {None}
     has_splits = "train" in kinds and len(kinds) > 1

@@ -55,6 +55,7 @@ LABELS = ("id2label", "label2id")  # which hold words of whoever has named the c
 
 ADAPTER = "adapter_config.json"
 CONFIG = "config.json"
+SHARDED = ".metadata"  # what torch.distributed.checkpoint writes beside the parts: a pickle, which is not read
 NOTE = "swap.json"  # beside the weights of a model whose norms were swapped
 MARK = "normbench_swap"  # of its config.json and its files of weights, which say so too
 # What stands in names of tensors of a model that was compiled, sharded or recomputed, wherever such a module was in it.
@@ -103,6 +104,9 @@ def find_saved(path: str) -> Saved:
             f"{where} has an adapter ({ADAPTER}), whose model may be elsewhere: merge the two, and save that"
         )
     files = tuple(sorted(place.glob("*.safetensors")) or sorted(place.glob("pytorch_model*.bin")))
+    if not files and (place / SHARDED).exists():
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {place} FILE.pt"
+        raise UsageError(f"{where} holds parts of torch.distributed.checkpoint: make one file of them with {command}")
     if not files:
         raise UsageError(f"{where} has no .safetensors or pytorch_model.bin: {WANTED}")
     about = read_about(place / CONFIG)
