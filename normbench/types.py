@@ -283,8 +283,8 @@ class Placement(nn.Module):
     Attributes:
         slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
         streams: how many there are. All blocks of a stack have placements with the same ones.
-        branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
-        gains_all: whether that factor is on all weights of linear maps and convolutions in the branch.
+        branch_gain: factor at initialisation on the weights that the branch names as scaled (DeepNorm's β).
+        gains_all: whether that factor is on all linear maps and convolutions of the branch instead (B2T's).
         residual_gain: factor on the skip (DeepNorm's α), at the start where it is learned.
         treated: parameters of its own that the optimizer treats otherwise than others.
         stack_settings: attributes that say what the streams are, so that all blocks of a stack have the same.

@@ -24,7 +24,7 @@ from normbench.record.digests import write_with_digests
 from normbench.results.claimed import WITHDRAWN
 
 PUBLISHED = REPOSITORY / "docs" / "claims"
-FORGED = "decay-norms"  # a claim of parity with runs of its own
+FORGED = "decay-norms"  # a claim of parity with runs of its own, which stands
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,11 @@ def test_the_list_has_the_published_verdict_of_what_was_not_run_here(
     judged = [one for one in published if not any("opposite" in found for found in one.claim.content.get("found", ()))]
     assert f"; {len(judged)} more have a published verdict; " in told and len(published) > len(judged) > 20
     assert f"0 of {len(claims)} claims were judged here, in " in told and WITHDRAWN in told
-    (old,) = (line for line in told.splitlines() if line.startswith("peri-better-unit "))
-    verdict = load_result(PUBLISHED / "peri-better-unit.json").judgement
-    assert verdict is not None
-    assert " ".join(old.split()[1:]) == f"on 2026-11-30; see peri-better-unit-near {verdict.verdict}"
+    name = "peri-better-unit"
+    withdrawn, verdict = claims[name].withdrawn, load_result(PUBLISHED / f"{name}.json").judgement
+    assert withdrawn is not None and verdict is not None
+    (old,) = (line for line in told.splitlines() if line.startswith(f"{name} "))
+    assert " ".join(old.split()[1:]) == f"on {withdrawn.date}; see {', '.join(withdrawn.by)} {verdict.verdict}"
     # What was run here stands in its place; what another registration has come to does not.
     here = tmp_path / "outputs" / "claims" / FORGED
     here.mkdir(parents=True)

@@ -264,6 +264,7 @@ def test_runs_that_chose_tell_the_effect_at_one_rate() -> None:
         {"measure": "act/stream1/rms"},
         {"effect": "slope(one - two, model.depth)"},
         {"effect": "one - three"},
+        {"effect": "log(one / two)", "measure": "accuracy/val"},
     ],
 )
 def test_other_effects_have_none_at_one_rate(more: dict[str, Any]) -> None:
@@ -309,3 +310,28 @@ def test_a_claim_notes_nothing_where_one_rate_for_all_gives_the_same_sign() -> N
     entry = RegisteredClaim("tuned", claim, tuned(claim, 0.3, tuning=tuple(at_low)))
     assert "at 0.003" in tell_one_rate(entry), "it is shown where nobody chose it"
     assert not any("another picture" in note for note in list_notes(entry))
+
+
+def test_a_claim_tells_which_chosen_rates_have_no_effect_and_notes_no_sign_that_is_not_of_rates() -> None:
+    claim = content("A claim", ClaimKind.ANY, 0.02, effect="one - two", words=["sweep.lr=each"])
+    whole = tuned(claim, 0.3)
+    assert whole.tuning is not None
+
+    def at(*rates: float) -> tuple[Tuning, ...]:
+        """The same searches, with these rates chosen for the arms."""
+        tunings = []
+        for tuning, rate in zip(whole.tuning or (), rates, strict=True):
+            choices = [RateChoice(of.arm, rate, of.curve, of.seed) for of in tuning.choices]
+            tunings.append(Tuning(tuning.arm, tuple(choices)))
+        return tuple(tunings)
+
+    def noted(claim: dict[str, Any], tuning: tuple[Tuning, ...]) -> bool:
+        entry = RegisteredClaim("tuned", claim, tuned(claim, 0.3, tuning=tuning))
+        return any("another picture" in note for note in list_notes(entry))
+
+    # At 0.01 a run of arm two was lost.
+    entry = RegisteredClaim("tuned", claim, tuned(claim, 0.3, tuning=at(1e-2, 1e-3)))
+    assert tell_one_rate(entry).endswith(" at 0.003; none at 0.01, where not every arm has a loss at each seed")
+    assert noted(claim, at(3e-3, 1e-3))
+    assert not noted(claim, at(3e-3, 3e-3)), "the reported runs are at one rate themselves"
+    assert not noted(claim | {"kind": "parity", "margin": 1.0}, at(3e-3, 1e-3)), "parity is not about a sign"

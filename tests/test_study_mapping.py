@@ -48,6 +48,7 @@ def test_the_fit_is_that_of_scipy() -> None:
     slope, intercept = np.polyfit(x, y, 1)
     assert found["line_left"] == pytest.approx(np.var(y - slope * x - intercept) / np.var(y))
     assert found["bend"] == found["line_left"] - found["tanh_left"]
+    assert found["bend_share"] == pytest.approx(1 - left / (np.var(y - slope * x - intercept) / np.var(y)), rel=1e-4)
     assert found["reach"] == pytest.approx(found["alpha"] * np.quantile(np.abs(x), 0.99))
 
 
@@ -56,6 +57,7 @@ def test_a_line_is_fitted_by_a_tanh_that_is_one() -> None:
     found = fit(x, 3 * x + 1)
     assert found["line_left"] == pytest.approx(0, abs=1e-12)
     assert found["tanh_left"] < 1e-6
+    assert found["bend_share"] == 0, "of nothing but rounding there is no share"
     assert found["gamma"] * found["alpha"] == pytest.approx(3, rel=1e-3)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normbench.results.claimed import ClaimResult, sample_of
-from normbench.results.effects import FUNCTIONS, ArmValue, Effect, EffectError, functions_in, parse_effect
+from normbench.results.claimed import ClaimResult, Tuning, sample_of
+from normbench.results.effects import FUNCTIONS, ArmValue, Effect, EffectError, Operation, functions_in, parse_effect
 from normbench.results.search import RateChoice
 from normbench.results.statistics import Sample
 
@@ -40,20 +40,26 @@ class AtOneRate:
 def effects_at_one_rate(result: ClaimResult) -> list[AtOneRate]:
     """Return the effect of a claim at each learning rate at which all of its arms have a loss for all of its seeds.
 
-    Of a claim on a loss it is the effect that is judged, of the losses that chose; of one on an accuracy it is that of
-    these losses, too, with its sign turned, as a lower loss is the better. There is none of other measures, of arms
-    that have several kinds of runs, and where no rate was chosen for each seed by itself.
+    Of a claim on a loss it is the claim's effect, of the losses that chose in place of those that are judged. Of one
+    on the difference of two accuracies it is the difference of these losses, the other way round, as a lower loss is
+    the better. There is none of other measures, of arms that have several kinds of runs, and where no rate was chosen
+    for each seed by itself.
     """
     tunings = result.tuning or ()
     losses = {tuning.arm: losses_by_rate(tuning.choices) for tuning in tunings}
     effect = pointwise_effect(result.claim)
-    measured, _, _ = str(result.claim.get("measure", "")).partition("/")
     has_one_kind_each = len(losses) == len(tunings)
-    if effect is None or effect.arms != losses.keys() or not has_one_kind_each or measured not in ("loss", "accuracy"):
+    if effect is None or effect.arms != losses.keys() or not has_one_kind_each:
         return []
-    chosen = {rate for tuning in tunings for rate in tuning.search.chosen}
-    sign = 1.0 if measured == "loss" else -1.0
-    unit = str(result.claim.get("unit") or "") if measured == "loss" else "nats"
+    measured, _, _ = str(result.claim.get("measure", "")).partition("/")
+    match measured, effect.expression:
+        case "loss", _:
+            sign, unit = 1.0, str(result.claim.get("unit") or "")
+        case "accuracy", Operation("-", (str(), str())):
+            sign, unit = -1.0, "nats"
+        case _:
+            return []
+    chosen = chosen_rates(tunings)
     found = []
     for rate in sorted({rate for by_rate in losses.values() for rate in by_rate}):
         by_seed = {arm: by_rate.get(rate, {}) for arm, by_rate in losses.items()}
@@ -62,6 +68,17 @@ def effects_at_one_rate(result: ClaimResult) -> list[AtOneRate]:
             sample = sample_of({seed: sign * value for seed, value in values.items()})
             found.append(AtOneRate(rate, sample, unit, rate in chosen))
     return found
+
+
+def chosen_rates(tunings: Iterable[Tuning]) -> set[float]:
+    """Return the rates that arms have at one of their reported seeds."""
+    return {rate for tuning in tunings for rate in tuning.search.chosen}
+
+
+def has_one_rate(tunings: Iterable[Tuning]) -> bool:
+    """Tell whether all arms have the same rate at each seed, so that the reported runs are at one rate themselves."""
+    by_arm = [{choice.seed: choice.lr for choice in tuning.choices} for tuning in tunings]
+    return all(by_seed == by_arm[0] for by_seed in by_arm)
 
 
 def pointwise_effect(claim: Mapping[str, Any]) -> Effect | None:

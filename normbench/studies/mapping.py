@@ -19,6 +19,7 @@ from normbench.evidence.arms import Arm
 from normbench.evidence.labels import label_of
 from normbench.norms.fitting import Lines, find_slope, fit_lines
 from normbench.results.rows import Column, ResultTable, StudyResult, arms_of, compare, compare_kinds, is_arm
+from normbench.results.statistics import ROUNDING
 from normbench.settings import Setting
 from normbench.show.figures import plots, style
 from normbench.show.figures.captions import at_most
@@ -207,6 +208,7 @@ def fit(x: Values, y: Values) -> dict[str, float]:
     tanh = fit_with(alpha)
     line = fit_lines(x[:, None], y[:, None])
     largest = float(np.quantile(np.abs(x), 0.99))
+    bend = line.left - tanh.left
     return {
         "gamma": float(tanh.gamma[0]),
         "alpha": alpha,
@@ -214,8 +216,8 @@ def fit(x: Values, y: Values) -> dict[str, float]:
         "reach": alpha * largest,
         "tanh_left": tanh.left,
         "line_left": line.left,
-        "bend": line.left - tanh.left,
-        "bend_share": (line.left - tanh.left) / line.left if line.left > 0 else 0.0,
+        "bend": bend,
+        "bend_share": bend / line.left if line.left > ROUNDING else 0.0,
     }
 
 

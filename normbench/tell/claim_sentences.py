@@ -9,7 +9,7 @@ from typing import Any
 
 from normbench.results.claimed import ClaimedEffect, ClaimResult, RegisteredClaim, Suite, Tuning, sample_of
 from normbench.results.luck import AT_MOST
-from normbench.results.one_rate import AtOneRate, effects_at_one_rate
+from normbench.results.one_rate import AtOneRate, chosen_rates, effects_at_one_rate, has_one_rate
 from normbench.results.rules import IN_FAVOUR, OF_A_DIFFERENCE, OF_CLAIMS, OF_SIGN, ClaimKind, Verdict
 from normbench.results.statistics import ALPHA, Interval
 from normbench.tell.worth import list_limits, say_unreached, write_worth
@@ -165,9 +165,15 @@ def name_kind(tuning: Tuning, all_of_claim: Sequence[Tuning]) -> str:
 
 def tell_one_rate(entry: RegisteredClaim) -> str:
     """Write what the runs that chose learning rates give with one rate for all arms; empty where they tell nothing."""
-    if entry.result is None:
+    result = entry.result
+    found = effects_at_one_rate(result) if result else []
+    if not found or result is None:
         return ""
-    return ", ".join(write_at_one_rate(found) for found in effects_at_one_rate(entry.result))
+    words = ", ".join(map(write_at_one_rate, found))
+    missing = sorted(chosen_rates(result.tuning or ()) - {one.rate for one in found})
+    if missing:
+        words += f"; none at {list_words([*map(short, missing)])}, where not every arm has a loss at each seed"
+    return words
 
 
 def write_at_one_rate(found: AtOneRate) -> str:
@@ -365,7 +371,7 @@ def list_notes(entry: RegisteredClaim) -> list[str]:
         notes.append(f"The loss that steps() asks for is never reached by {by_arm}. {stands}.")
     if judgement and result:
         notes += tell_unlike_rates(result, entry.unit)
-        notes += tell_other_side(judgement, result)
+        notes += tell_other_sign(entry)
     notes += list_found(entry.claim)
     if entry.changed:
         notes.append(f"{entry.changed}. Its verdict is of the runs that were registered.")
@@ -418,17 +424,22 @@ def tell_unlike_rates(result: ClaimResult, unit: str) -> list[str]:
     return [f"The two arms have the same learning rate {where}{chose}: {said}."]
 
 
-def tell_other_side(judgement: ClaimedEffect, result: ClaimResult) -> list[str]:
-    """Return what the runs that chose rates give with one of the chosen rates for all arms: a sentence, or none.
+def tell_other_sign(entry: RegisteredClaim) -> list[str]:
+    """Return what the runs that chose rates give with one rate for all arms, where that has another sign: a sentence.
 
-    None where they lie on the same side of 0 as the effect at each such rate, or as it on neither.
+    Nothing if at each chosen rate the interval lies on the same side of 0 as that of the claim, or both hold 0. Claims
+    of parity and of no harm are not about a sign.
     """
+    result, judgement = entry.result, entry.judgement
+    if result is None or judgement is None or entry.kind not in OF_A_DIFFERENCE or has_one_rate(result.tuning or ()):
+        return []
     side = side_of(judgement.interval)
     chosen = [found for found in effects_at_one_rate(result) if found.is_chosen]
     if all(side_of(found.effect.interval) == side for found in chosen):
         return []
-    said = ", ".join(map(write_at_one_rate, chosen))
-    return [f"With one learning rate for all arms the runs that chose rates give another picture: {said}."]
+    of_losses = "" if entry.measures_losses or entry.unit == "log ratio" else ", in the loss"
+    runs = "the runs that chose rates give another picture"
+    return [f"With one learning rate for all arms {runs}{of_losses}: {tell_one_rate(entry)}."]
 
 
 def side_of(interval: Interval | None) -> int:

@@ -179,7 +179,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         keep_trailing_newline=True,
     )
     judged = [entry for entry in suite.entries if entry.judgement is not None]
-    unsettled = [entry for entry in suite.entries if entry.opposed and not entry.withdrawn]
+    unsettled = [entry for entry in suite.entries if entry.standing == NOT_SETTLED]
     others = [
         entry for entry in suite.entries if entry.standing not in (NOT_SETTLED, WITHDRAWN) and not entry.judgement
     ]
