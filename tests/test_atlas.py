@@ -270,6 +270,40 @@ def test_a_map_to_another_width_is_a_shortcut_and_no_branch(of_norm: bool, third
     assert counts[f"attention: {third}"] == (1 if of_norm else 4)
 
 
+class Bare(nn.Module):
+    """A block of one branch with F.relu between its maps, whose skip is left out where it changes the width."""
+
+    def __init__(self, width: int, out: int, convolves: bool) -> None:
+        super().__init__()
+        self.norm: nn.Module = nn.BatchNorm2d(width) if convolves else nn.LayerNorm(width)
+        maps = [nn.Conv2d(one, out, 3, padding=1) if convolves else nn.Linear(one, out) for one in (width, out)]
+        self.first, self.second = maps
+        self.has_skip = width == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(self.norm(x))))
+        return x + y if self.has_skip else y
+
+
+@pytest.mark.parametrize("convolves", [False, True])
+@pytest.mark.parametrize("widths", [[(16, 24)] * 1, [(16, 16), (16, 24), (24, 24), (24, 24)]])
+def test_a_map_to_another_width_without_a_sum_is_no_shortcut(convolves: bool, widths: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 16, 1) if convolves else nn.Linear(3, 16)
+    model = nn.Sequential(stem, *[Bare(width, out, convolves) for width, out in widths])
+    shape = (2, 3, 6, 6) if convolves else (2, 5, 3)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def call(model: nn.Module) -> object:
+        return model(x)
+
+    found = find(model.eval(), call)
+    assert not any(block.shortcut for block in found.blocks)
+    if len(widths) > 1:
+        counts = place_model(model, call, found)
+        assert {phrase.partition(": ")[2]: count for phrase, count in counts.items()} == {"no residual": 1, "pre": 3}
+
+
 class Skipping(nn.Module):
     """A block with a norm at the end of its branch, whose skip is left out where it changes the size."""
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normbench.hosts.adapters import Adapter
 from normbench.hosts.flow import LETTERS, Flow, count_residual_sums, has_operator, in_order, multiplies_data
-from normbench.hosts.tape import Call, Key, Tape
+from normbench.hosts.tape import Call, Key, Operand, Operator, Tape
 from normbench.types import Side, Site
 
 # Modules that hold others and are no blocks themselves.
@@ -206,6 +207,16 @@ def maps_in(call: Call) -> list[Call]:
     return maps
 
 
+def operators_in(call: Call) -> set[Operator]:
+    """Return the operators that ran in a call and inside of it."""
+    return {operator for inner_call in call.inside() for operator in inner_call.operators}
+
+
+def sources_of(operand: Operand) -> list[Operator]:
+    """Return the operator that made an operand, if one did."""
+    return [] if operand.source is None else [operand.source]
+
+
 def is_convolution(call: Call) -> bool:
     """Tell whether a module is a convolution or has one inside."""
     return any(isinstance(module, _ConvNd) for module in call.module.modules())
@@ -330,20 +341,60 @@ class BlockParts:
     def is_projection(self, part: Call) -> bool:
         """Tell whether a part is a learned shortcut by what it does: it alone carries the stream to another width.
 
-        It is one map of the block's own, reads the stream or a norm of it, and no norm or map reads what it gives.
+        It is one map of the block's own, reads the stream or a norm of it, and no norm or map reads what it gives
+        before it is added to what another map gives.
         """
-        module = part.module
-        if self.child_of[part] is not part or not isinstance(module, nn.Linear | _ConvNd) or part in self.flow.feeding:
+        if self.child_of[part] is not part or part in self.flow.feeding or not self.changes_width(part):
             return False
-        out_features, in_features, *_ = module.weight.shape
-        if out_features == in_features or not self.block.inputs or not self.block.outputs:
-            return False
-        changes_width = in_features in self.block.inputs[0].shape and out_features in self.block.outputs[0].shape
         reads_a_map = any(self.is_map(feeder) for feeder in self.feeders[part])
-        others = [other for other in self.parts if other is not part and self.is_map(other)]
         readers = [reader for reader, feeders in self.feeders.items() if part in feeders]
         is_read = any(self.is_norm(reader) or self.is_map(reader) for reader in readers)
-        return changes_width and not reads_a_map and not is_read and bool(others)
+        return not reads_a_map and not is_read and self.is_added(part)
+
+    def changes_width(self, part: Call) -> bool:
+        """Tell whether a part is a linear map or a convolution from the width of the stream to that of the output."""
+        module = part.module
+        if isinstance(module, nn.Linear):
+            axis, before, after = -1, module.in_features, module.out_features
+        elif isinstance(module, _ConvNd):
+            axis, before, after = -1 - len(module.kernel_size), module.in_channels, module.out_channels
+        else:
+            return False
+        shapes = [seen.shape for seen in (*self.block.inputs[:1], *self.block.outputs[:1])]
+        if before == after or len(shapes) != 2 or min(len(shape) for shape in shapes) < -axis:
+            return False
+        return [shape[axis] for shape in shapes] == [before, after]
+
+    def is_added(self, part: Call) -> bool:
+        """Tell whether what a part gives comes into a sum that the block gives, beside what other maps give.
+
+        On its way into the sum, and on that of the sum out of the block, there is no map.
+        """
+        own = operators_in(part)
+        of_maps = {operator for each in self.parts if self.is_map(each) for operator in operators_in(each)}
+        for operator in self.behind(self.block.made_by, of_maps):
+            if operator.name != "add" or operator in of_maps:
+                continue
+            for one, other in permutations(operator.operands, 2):
+                comes_from_it = not own.isdisjoint(self.behind(sources_of(one), of_maps))
+                others = self.behind(sources_of(other), set())
+                if comes_from_it and own.isdisjoint(others) and not of_maps.isdisjoint(others):
+                    return True
+        return False
+
+    def behind(self, operators: Iterable[Operator], last: Collection[Operator]) -> set[Operator]:
+        """Return the operators of the block that some follow from, and these; of the last ones' none further back."""
+        inside = operators_in(self.block)
+        found = set[Operator]()
+        waiting = list(operators)
+        while waiting:
+            operator = waiting.pop()
+            if operator in found or operator not in inside:
+                continue
+            found.add(operator)
+            if operator not in last:
+                waiting += [source for operand in operator.operands for source in sources_of(operand)]
+        return found
 
     def find_branches(self) -> list[Branch]:
         """Return the branches, of one map or several.

@@ -104,6 +104,7 @@ class Call:
         children: the calls inside of it, in order.
         operators: those that ran in its own forward, in order, without those of its children.
         added: the numbers of those inputs that were added to something inside of it.
+        made_by: the operators that last wrote to what it gave; empty where that cannot be told.
     """
 
     path: str
@@ -114,6 +115,7 @@ class Call:
     children: list[Call] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     added: set[int] = field(default_factory=set)
+    made_by: tuple[Operator, ...] = ()
 
     @property
     def has_skip(self) -> bool:
@@ -170,6 +172,8 @@ class Tape(TorchFunctionMode):
         """Note what it has given."""
         call = self.stack.pop()
         call.outputs = tuple(look_at(tensor) for tensor in tensors_in(output))
+        storages = storages_of(floats_in(output))
+        call.made_by = tuple(self.sources[storage] for storage in storages if storage in self.sources)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
