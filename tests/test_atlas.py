@@ -509,6 +509,22 @@ class Fixed(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
+class RunningScale(Fixed):
+    """An RMSNorm with a buffer of one number, by which it multiplies and which training moves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.weight = 0.9 * self.weight + 0.1 * x.detach().abs().mean()
+        return super().forward(x)
+
+
+def test_a_buffer_of_one_number_that_training_updates_is_refused() -> None:
+    norm = RunningScale(1.0)
+    with pytest.raises(Unreadable, match="has weight beside what a norm has, which training updates"):
+        read_adapter(norm, 1, torch.randn(2, 5, WIDTH))
+    assert norm.weight == 1 and norm.training
+
+
 def test_a_gain_that_is_a_buffer_of_one_number_is_none() -> None:
     assert measured(Fixed(1.0), False).gain == "none"
     x = torch.randn(2, 5, WIDTH)

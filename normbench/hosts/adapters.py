@@ -232,7 +232,7 @@ def refuse_other_forms(norm: nn.Module, arguments: int, x: Tensor) -> None:
         if vector.numel() not in sizes:
             odd.append(name)
     for name, buffer in norm.named_buffers():
-        if buffer.numel() != 1 or buffer.is_meta:  # one number may be a gain that is fixed at 1, which is tried
+        if buffer.numel() != 1 or buffer.is_meta:  # one number may be a gain fixed at 1: both are tried
             odd.append(name)
     if odd or len(vectors) > 2:
         raise Unreadable(f"has {' and '.join(odd or vectors)} beside what a norm has")
@@ -255,15 +255,17 @@ def axes_of(x: Tensor) -> tuple[int, ...]:
 def find_agreement(norm: nn.Module, x: Tensor) -> Adapter:
     """Return how a norm is read, if its class computes LayerNorm or RMSNorm.
 
-    A copy of it gets random parameters, and must then give what our formula gives with the same.
+    A copy of it gets random parameters, and must then give in evaluation what our formula gives with the same. One in
+    training must leave its buffers as they are: a pass there shows that, but not what changes later than in the first.
 
     Raises:
-        Unreadable: it computes something else, or cannot be tried.
+        Unreadable: it computes something else, has a buffer that training updates, or cannot be tried.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     trial = make_trial(norm, generator)
     for adapter in candidates(trial, x):
         if all(agrees(trial, adapter, x, generator, scale) for scale in SCALES):
+            refuse_running(trial, adapter, x, generator)
             return adapter
     raise Unreadable("computes neither LayerNorm nor RMSNorm")
 
@@ -318,8 +320,7 @@ def agrees(trial: nn.Module, adapter: Adapter, like: Tensor, generator: torch.Ge
         scale: by which they are multiplied.
     """
     features = like.shape[adapter.axis]
-    shape = [2, *range(3, like.ndim + 1), features]
-    x = scale * torch.randn(shape, generator=generator, device="cpu").movedim(-1, adapter.axis)
+    x = scale * random_input(adapter, like, generator)
     try:
         theirs = trial(x.clone())
     except Exception:  # of a class that takes another layout, and may raise anything
@@ -329,6 +330,39 @@ def agrees(trial: nn.Module, adapter: Adapter, like: Tensor, generator: torch.Ge
     if not isinstance(theirs, Tensor) or theirs.shape != x.shape:
         return False
     return torch.allclose(theirs, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))
+
+
+def random_input(adapter: Adapter, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a small random input of a norm, of as many axes and features as another."""
+    shape = [2, *range(3, like.ndim + 1), like.shape[adapter.axis]]
+    return torch.randn(shape, generator=generator, device="cpu").movedim(-1, adapter.axis)
+
+
+def refuse_running(trial: nn.Module, adapter: Adapter, like: Tensor, generator: torch.Generator) -> None:
+    """Refuse a norm with a buffer that a pass in training changes: the state would go, and the formula with it.
+
+    Args:
+        trial: the norm, which stays as it is.
+        adapter: how it is read.
+        like: an input, of which the shape counts.
+        generator: of the random numbers.
+
+    Raises:
+        Unreadable: with the buffers.
+    """
+    before = dict(trial.named_buffers())
+    if not before:
+        return
+    training = copy.deepcopy(trial).train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            training(random_input(adapter, like, generator))
+        except Exception as error:  # of a class that may raise anything
+            raise Unreadable(f"has {' and '.join(before)} beside what a norm has, and fails in training") from error
+    after = dict(training.named_buffers())
+    changed = [name for name in before if name not in after or not torch.equal(before[name], after[name])]
+    if changed:
+        raise Unreadable(f"has {' and '.join(changed)} beside what a norm has, which training updates")
 
 
 def our_norm(adapter: Adapter, features: int, eps: float | None) -> nn.Module:
