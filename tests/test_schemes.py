@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -308,11 +309,11 @@ def test_deepseek_v4_is_its_authors_function_but_for_what_is_left_out() -> None:
         theirs.model.embed_tokens.weight.copy_(ours.stem.embedding.weight)
         theirs.lm_head.weight.copy_(ours.head.linear.weight)
         theirs.model.norm.weight.copy_(norms["final"].weight)
-        copy_reading(ours.blocks[-1].read_out, theirs.model.hc_head, "hc_")
+        copy_reading(ours.blocks[-1].read_out, theirs.model.hc_head, "read_out", "hc_")
         for number, layer in enumerate(theirs.model.layers):
             block = ours.blocks[number]
             for role, connection in (("attention", layer.attn_hc), ("mlp", layer.ffn_hc)):
-                copy_reading(block.connections[role], connection)
+                copy_reading(block.connections[role], connection, f"blocks.{number}.{role}")
             copy_latent_free(block, layer)
     tokens = torch.randint(TEXT.vocabulary_size, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -347,10 +348,11 @@ def deepseek_v4() -> Any:
     return transformers.DeepseekV4ForCausalLM(config).eval()
 
 
-def copy_reading(ours: Any, theirs: Any, prefix: str = "") -> None:
-    """Draw what tells how streams are read in our model, and give it to theirs."""
+def copy_reading(ours: Any, theirs: Any, path: str, prefix: str = "") -> None:
+    """Draw what tells how streams are read at a path of our model, other numbers at each, and give it to theirs."""
     for name, parameter in (("fn", ours.map), ("base", ours.base), ("scale", ours.scale)):
-        parameter.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+        seed = zlib.crc32(f"{path}.{name}".encode())
+        parameter.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
         getattr(theirs, prefix + name).copy_(parameter)
 
 
