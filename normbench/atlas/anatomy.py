@@ -48,22 +48,22 @@ def hooked(model: nn.Module) -> Iterator[ExitStack]:
         yield stack
 
 
-def hold(value: Any, part_first: bool = False) -> Any:
-    """Return tensors in which both samples have what the first one has; part_first: but for the first tensor.
+def hold(value: Any, vary_first: bool = False) -> Any:
+    """Return tensors in which both samples have what the first one has.
 
-    There the second sample has noise beside it as large as what it varies by, since deep in a network at its start two
-    samples may hardly differ.
+    With `vary_first` the first tensor alone differs between them: its second sample has noise beside it as large as
+    what it varies by, since deep in a network at its start two samples may hardly differ.
     """
-    is_kept = part_first
+    is_to_vary = vary_first
 
     def hold_one(item: Any) -> Any:
-        nonlocal is_kept
+        nonlocal is_to_vary
         if not isinstance(item, Tensor) or not item.is_floating_point() or item.ndim == 0 or item.shape[0] % 2:
             return item
         first = item[: item.shape[0] // 2]
         second = first
-        if is_kept:
-            is_kept = False
+        if is_to_vary:
+            is_to_vary = False
             noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(5))
             second = first + (noise * (float(first.float().std(correction=0)) or 1.0)).to(first.dtype)
         return torch.cat([first, second])
@@ -79,7 +79,7 @@ def depends_around(model: nn.Module, call: CallModel, held: Iterable[nn.Module],
         return hold(output)
 
     def hold_context(module: nn.Module, given: Any, named: Any) -> Any:
-        return hold((given, named), part_first=True)
+        return hold((given, named), vary_first=True)
 
     def see(module: nn.Module, given: Any, output: Any) -> None:
         seen.extend(list(tensors_in(output))[:1])
@@ -161,6 +161,7 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
         if depends_around(model, call, [found.module], block.module) is False:
             if found.site.slot == "in" and any(has_map(module) for module in block.shortcut):
                 of_shortcut.add(found.site.role)
+                before[found.site.role] += 1
             else:
                 carrying[found.site.role] += 1
         elif found.site.slot == "in":
@@ -174,7 +175,7 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
         role = name.partition(".")[0]
         word = word_for(before[role], after[role], carrying[role], is_residual)
         has_inside = any(found.site.role == role for found in norms)
-        if role in of_shortcut:
+        if word == "pre" and role in of_shortcut:
             word = "pre, of the learned shortcut too"
         words[name] = "inside" if word == "none" and has_inside else word
     if stand_side_by_side(model, call, block):
