@@ -222,8 +222,11 @@ def in_prose(value: Any) -> str:
 
 
 def count(number: int, word: str) -> str:
-    """Write a number of things, such as `5 seeds`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    """Write a number of things, such as `5 seeds` or `2 families`."""
+    if number == 1:
+        return f"1 {word}"
+    stem = re.sub("(?<![aeiou])y$", "ie", word)
+    return f"{number:,} {stem}s"
 
 
 def step_of(step: int, steps: int) -> str:

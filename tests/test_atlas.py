@@ -549,17 +549,38 @@ def test_a_check_tells_what_differs_and_what_cannot_be_measured(
             yield each.key, other
 
     monkeypatch.setattr("normbench.commands.atlas.read_published", lambda: published)
-    monkeypatch.setattr("normbench.atlas.atlas.all_families", lambda: here)
-    monkeypatch.setattr("normbench.atlas.atlas.missing_libraries", lambda: {"timm": "timm does not fit torch"})
+    unusable = {"timm": "timm does not fit torch"}
+    monkeypatch.setattr("normbench.atlas.atlas.families_here", lambda: (here, unusable))
     monkeypatch.setattr("normbench.atlas.atlas.measure_families", measure_them)
     assert main(["atlas", *words]) == 1
     output = capsys.readouterr().out
     assert "hf/llama final: eps: 1e-06 → 1e-05" in output
     is_whole = len(words) == 1
-    for said in ("1 families of timm are not measured: timm does not fit torch", "hf/gone", "hf/new"):
+    for said in ("1 family of timm, since timm does not fit torch", "hf/gone", "hf/new"):
         assert (said in output) is is_whole
     assert main(["atlas", "timm/resnet", "--check"]) == 2
     assert "timm does not fit torch" in capsys.readouterr().err
+    here.clear()
+    assert main(["atlas", "--check"]) == 2
+    error = capsys.readouterr().err
+    assert "timm does not fit torch" in error and "pip install" not in error
+
+
+def break_down(*given: object) -> Any:
+    raise LookupError("nothing is there")
+
+
+def give_what_cannot_be_sent(*given: object) -> Any:
+    return {"norms": lambda: None}
+
+
+@pytest.mark.parametrize("fails", [break_down, give_what_cannot_be_sent])
+def test_whatever_fails_in_a_process_of_the_atlas_is_the_reason(
+    fails: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normbench.atlas.atlas.measure_family", fails)
+    reason = measure_apart(Family("hf", "llama", "language_model"), "", False)["reason"]
+    assert reason.startswith("it cannot be measured (")
 
 
 @pytest.mark.parametrize("words", [["hf/llama", "--markdown"], ["--check", "--out", "a.json"]])

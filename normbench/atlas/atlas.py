@@ -103,7 +103,10 @@ def send_row(there: Any, parent: int, family: Family, model: str, has_low: bool)
     resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 5))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    there.send(measure_family(family, model, has_low))
+    try:
+        there.send(measure_family(family, model, has_low))
+    except Exception as error:  # of any kind: what is printed goes nowhere, so that the row alone can say what it was
+        there.send({"reason": f"it cannot be measured ({explain(error)})"[:300]})
 
 
 def measure_family(family: Family, model: str = "", has_low: bool = True) -> Row:
@@ -268,23 +271,13 @@ def differences(published: Row, measured: Row, path: str = "") -> list[str]:
 
 
 @cache
-def all_families() -> list[Family]:
-    """Return the families of all libraries that are installed and can be imported."""
+def families_here() -> tuple[list[Family], dict[str, str]]:
+    """Return the families of all libraries that can be used here, and why the others cannot, by their words."""
     families: list[Family] = []
+    unusable: dict[str, str] = {}
     for library in LIBRARIES:
         try:
             families += list_families(library)
-        except UsageError:  # not installed here
-            continue
-    return families
-
-
-def missing_libraries() -> dict[str, str]:
-    """Return why libraries of which the atlas has families cannot be used here, by their words."""
-    reasons: dict[str, str] = {}
-    for word, library in LIBRARIES.items():
-        try:
-            library.load()
         except UsageError as reason:
-            reasons[word] = str(reason)
-    return reasons
+            unusable[library] = str(reason)
+    return families, unusable

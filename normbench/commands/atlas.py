@@ -17,7 +17,7 @@ from normbench.errors import UsageError
 from normbench.record.files import write_bytes
 from normbench.settings import nearest
 from normbench.show.templating import environment
-from normbench.wording import list_words
+from normbench.wording import count, list_words
 
 if TYPE_CHECKING:  # imports torch
     from normbench.atlas.families import Family
@@ -160,16 +160,23 @@ def as_words(value: Any) -> str:
 # ---- what is measured
 
 
-def measure(families: Sequence[Family], known: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(
+    families: Sequence[Family], unusable: Mapping[str, str], known: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give the row of each family with its key as soon as it is measured, and say how far it is.
 
+    Args:
+        families: of them.
+        unusable: why libraries cannot be used, by their words.
+        known: rows by their names.
+
     Raises:
-        UsageError: there are none.
+        UsageError: there are no families.
     """
     from normbench.atlas.atlas import measure_families  # imports torch
 
     if not families:
-        raise UsageError("none of it is installed: pip install 'normbench[hf,timm]'")
+        raise UsageError("; ".join(unusable.values()) or "no published family is in the versions installed here")
     for number, (key, row) in enumerate(measure_families(families, known), 1):
         yield key, row
         if number % 10 == 0 or number == len(families):
@@ -178,9 +185,9 @@ def measure(families: Sequence[Family], known: Mapping[str, Any]) -> Iterator[tu
 
 def write_measured(out: Path) -> int:
     """Measure all families, and write them as JSON, a line each."""
-    from normbench.atlas.atlas import all_families, versions
+    from normbench.atlas.atlas import families_here, versions
 
-    rows = dict(measure(all_families(), {}))
+    rows = dict(measure(*families_here(), {}))
     write_bytes(out, as_json(rows, versions()).encode())
     return 0
 
@@ -201,21 +208,21 @@ def as_json(rows: Mapping[str, Mapping[str, Any]], of_what: Mapping[str, str]) -
 
 def check_published(published: Mapping[str, Any], key: str) -> int:
     """Print what is measured here otherwise than it is published; return 1 where something is."""
-    from normbench.atlas.atlas import all_families, compare_rows, differences, missing_libraries, versions
+    from normbench.atlas.atlas import compare_rows, differences, families_here, versions
 
     changed = differences(dict(published["versions"]), versions())
     console().print(Text("; ".join(changed) or "The installed versions are those that were measured."))
     reasons = {name: {"reason": why} for name, why in published["not_built"].items()}
     rows_there = {**published["families"], **reasons}
-    here = {family.key: family for family in all_families()}
-    unusable = missing_libraries()
+    families, unusable = families_here()
+    here = {family.key: family for family in families}
     wanted = [key] if key else list(rows_there)
     to_measure = [name for name in wanted if name in here]
     if key and not to_measure:
         library = key.partition("/")[0]
         raise UsageError(unusable.get(library, f"{key} is not in the version that is installed here"))
     differing = 0
-    for name, row in measure([here[name] for name in to_measure], rows_there):
+    for name, row in measure([here[name] for name in to_measure], unusable, rows_there):
         found = compare_rows(rows_there[name], row)
         differing += bool(found)
         for phrase in found:
@@ -223,7 +230,7 @@ def check_published(published: Mapping[str, Any], key: str) -> int:
     if not key:
         for library, reason in unusable.items():
             lost = sum(name.startswith(f"{library}/") for name in wanted)
-            console().print(Text(f"{lost} families of {library} are not measured: {reason}"))
+            console().print(Text(f"Not measured: {count(lost, 'family')} of {library}, since {reason}"))
         usable = [name for name in wanted if name.partition("/")[0] not in unusable]
         for words, names in (
             ("not in the installed version", [name for name in usable if name not in here]),
