@@ -76,6 +76,7 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
     if number is not signal.SIGKILL:
         assert status == 128 + number, output
         assert output.splitlines()[-1].startswith(f"stopped by {number.name}; to go on, each run from its checkpoint: ")
+    if number is signal.SIGTERM:  # Ctrl-C reaches the runs themselves, which may have ended before the sweep looks
         assert "stopping: waiting for 2 runs to write a checkpoint; Ctrl-C again kills what is left" in output
     for path, pid in processes.items():
         assert poll(lambda pid=pid: not Path(f"/proc/{pid}").exists())
