@@ -20,7 +20,7 @@ from normbench.claims.registration import find_registration
 from normbench.claims.suite import put_beside, read_suite
 from normbench.errors import UsageError
 from normbench.record.files import write_bytes
-from normbench.results.claimed import NOT_SETTLED, WITHDRAWN, RegisteredClaim, Status, Suite
+from normbench.results.claimed import NOT_SETTLED, WITHDRAWN, ClaimedEffect, RegisteredClaim, Status, Suite
 from normbench.results.rules import Verdict
 from normbench.settings import key_of
 from normbench.show.figures.figure import Figure
@@ -212,7 +212,7 @@ def unsettled_rows(unsettled: Sequence[RegisteredClaim]) -> list[str]:
             f"{cell(write_tested(entry.claim))}, `{entry.name}`",
             f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})",
             f"<s>{judgement.verdict}</s>",
-            f"{write_effect(judgement, entry.unit)} ({write_interval(judgement)}; {count(judgement.n, 'seed')})",
+            tell_effect(judgement, entry.unit),
             cell(entry.opposed),
             cell(entry.claim["scope"]),
         )
@@ -234,11 +234,13 @@ def verdict_rows(judged: Sequence[RegisteredClaim], *, on_gpu: bool = False) -> 
     """Return the rows of the table of verdicts. on_gpu: with a column for those on a GPU."""
     rows = []
     for entry in judged:
+        judgement = entry.judgement
+        assert judgement is not None
         said = (
             f"{cell(write_tested(entry.claim))}, `{entry.name}`",
             f"{cell(entry.claim['published'])} ({cell(entry.claim['source'])})",
             f"**{entry.standing}**",
-            tell_effect(entry),
+            tell_effect(judgement, entry.unit),
             ", ".join(filter(None, [write_corrected(entry), write_corrected_p(entry)])),
             cell(entry.claim["scope"]),
         )
@@ -247,14 +249,12 @@ def verdict_rows(judged: Sequence[RegisteredClaim], *, on_gpu: bool = False) -> 
     return rows
 
 
-def tell_effect(entry: RegisteredClaim) -> str:
+def tell_effect(judgement: ClaimedEffect, unit: str) -> str:
     """Write the effect of a claim with its interval and seeds."""
-    judgement = entry.judgement
-    assert judgement is not None
     interval = write_interval(judgement)
     seeds = count(judgement.n, "seed")
     told = seeds if interval == NONE else f"{interval}; {seeds}"
-    return f"{write_effect(judgement, entry.unit)} ({told})"
+    return f"{write_effect(judgement, unit)} ({told})"
 
 
 def inconclusive_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
@@ -265,7 +265,7 @@ def inconclusive_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
         if judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE:
             said = (
                 f"`{entry.name}`",
-                tell_effect(entry),
+                tell_effect(judgement, entry.unit),
                 short(entry.margin),
                 write_power(judgement),
                 write_settling(entry),
@@ -406,7 +406,7 @@ def row_of_readme(entry: RegisteredClaim) -> str:
     said = (
         f"{cell(entry.claim['claim'])} ({cell(work)})",
         tell_headline(entry),
-        NONE if entry.judgement is None else tell_effect(entry),
+        NONE if entry.judgement is None else tell_effect(entry.judgement, entry.unit),
         f"{short(entry.margin)} {entry.unit}",
         cell(entry.claim["scope"]),
     )
