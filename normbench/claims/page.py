@@ -359,7 +359,8 @@ def values_of(key: str, entries: Sequence[RegisteredClaim]) -> pd.DataFrame:
             unreached = None if result.unreached is None else sum(result.unreached.values())
             row |= {"lost_runs": entry.lost, "unreached": unreached, "minutes": result.minutes, "date": result.date}
             row |= values_of_worth(result.worth)
-            row |= {"way_of_rates": entry.way_of_rates, "rates": tell_rates(result), "at_one_rate": tell_one_rate(entry)}
+            row |= {"way_of_rates": entry.way_of_rates, "rates": tell_rates(result)}
+            row |= {"at_one_rate": tell_one_rate(entry)}
         rows.append(row)
     return pd.DataFrame(rows)
 
