@@ -27,7 +27,7 @@ from normbench.results.one_rate import effects_at_one_rate
 from normbench.results.rules import ClaimKind
 from normbench.results.search import RateChoice, Search, read_choice
 from normbench.sweep.folder import Entry
-from normbench.tell.claim_sentences import list_notes, tell_one_rate, tell_tuning, tell_unlike_rates
+from normbench.tell.claim_sentences import list_notes, name_kind, tell_one_rate, tell_tuning, tell_unlike_rates
 
 ARM = {"norm": "rmsnorm"}
 
@@ -186,7 +186,8 @@ def test_a_claim_keeps_and_tells_how_its_rates_were_chosen(tmp_path: Path, monke
     write_result(complete("larger", claims["larger"], 0.03, digest=NOW, tuning=(Tuning("one", choices),)), path)
     kept_suite = read_suite(tmp_path, claims, digests, [])
     assert not any(entry.judgement for entry in entries), "what is changed is left out"
-    assert f"- `larger`: {said}" in make_page(kept_suite, [])
+    row = "| `larger` | one | 0.003 (10 seeds) | 0.01 nats (0.5 of the margin) at 0.001<br>0.03"
+    assert row in make_page(kept_suite, [])
     # Of results from before the losses were kept it is said that they were not.
     page = page_with()
     assert "chosen by losses on held-out data that were not kept" in page and "figure--rates" not in page
@@ -287,12 +288,28 @@ def test_nothing_is_told_at_one_rate_of_arms_with_several_kinds_of_runs_or_one_c
     assert effects_at_one_rate(tuned(claim, 0.0, tuning=(one,))) == []
 
 
+def test_a_kind_of_runs_is_told_by_the_fewest_settings_that_tell_it_from_the_others() -> None:
+    curve = ({"lr": 1e-3, "losses": [2.0]},)
+
+    def kind(**settings: str) -> Tuning:
+        return Tuning("ln", (RateChoice({"norm": "layernorm"} | settings, 1e-3, curve, 0),))
+
+    only = kind(steps="150")
+    assert name_kind(only, [only]) == "ln"
+    # The context and the batch go together, as those of a tie do.
+    short, long = {"context": "64", "batch": "8"}, {"context": "512", "batch": "1"}
+    tied = [kind(**short), kind(**long)]
+    assert [name_kind(one, tied) for one in tied] == ["ln (context=64)", "ln (context=512)"]
+    grid = [kind(steps=steps, **of_context) for steps in ("150", "450") for of_context in (short, long)]
+    assert name_kind(grid[2], grid) == "ln (steps=450, context=64)"
+
+
 @pytest.mark.parametrize("mean", [0.3, -0.3, 0.0])
 def test_a_claim_notes_where_one_rate_for_all_gives_another_sign(mean: float) -> None:
     claim = content("A claim", ClaimKind.ANY, 0.02, effect="one - two", words=["sweep.lr=each"])
     entry = RegisteredClaim("tuned", claim, tuned(claim, mean))
     # Intervals are rounded away from their mean.
-    said = "+0.300 nats (95 %: +0.256 to +0.344) at 0.001, −0.100 nats (95 %: −0.144 to −0.056) at 0.003"
+    said = "+0.300 nats (95 %: +0.256 to +0.344) at 0.001; −0.100 nats (95 %: −0.144 to −0.056) at 0.003"
     assert tell_one_rate(entry) == said
     noted = f"With one learning rate for all arms the runs that chose rates give another picture: {said}."
     assert noted in list_notes(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
 
@@ -155,25 +156,37 @@ def tell_rates(result: ClaimResult) -> str:
 
 
 def name_kind(tuning: Tuning, all_of_claim: Sequence[Tuning]) -> str:
-    """Write the arm of a choice, with the settings that tell the kind of its runs from the arm's other ones."""
-    kinds = [other.search.arm.settings for other in all_of_claim if other.arm == tuning.arm]
+    """Write the arm of a choice, with the fewest settings that tell the kind of its runs from the arm's other ones.
+
+    Settings that go together in a sweep, such as a context and its batch, differ together.
+    """
     own = tuning.search.arm.settings
-    telling = [key for key in own if any(kind.get(key) != own[key] for kind in kinds)]
+    kinds = [other.search.arm.settings for other in all_of_claim if other.arm == tuning.arm]
+    others = [kind for kind in kinds if kind != own]
+    differing = [key for key in own if any(kind.get(key) != own[key] for kind in others)]
+    all_sets = chain.from_iterable(combinations(differing, size) for size in range(len(differing) + 1))
+    enough = (keys for keys in all_sets if all(any(kind.get(key) != own[key] for key in keys) for kind in others))
+    telling = next(enough, differing)
     words = ", ".join(f"{key}={own[key]}" for key in telling)
     return f"{tuning.arm} ({words})" if words else tuning.arm
 
 
 def tell_one_rate(entry: RegisteredClaim) -> str:
     """Write what the runs that chose learning rates give with one rate for all arms; empty where they tell nothing."""
+    return "; ".join(list_at_one_rate(entry))
+
+
+def list_at_one_rate(entry: RegisteredClaim) -> list[str]:
+    """Return the effect at each rate at which it is known, and at which rates of arms it is not."""
     result = entry.result
     found = effects_at_one_rate(result) if result else []
     if not found or result is None:
-        return ""
-    words = ", ".join(map(write_at_one_rate, found))
+        return []
+    told = [write_at_one_rate(one) for one in found]
     missing = sorted(chosen_rates(result.tuning or ()) - {one.rate for one in found})
     if missing:
-        words += f"; none at {list_words([*map(short, missing)])}, where not every arm has a loss at each seed"
-    return words
+        told.append(f"none at {list_words([*map(short, missing)])}, where not every arm has a loss at each seed")
+    return told
 
 
 def write_at_one_rate(found: AtOneRate) -> str:
@@ -195,17 +208,23 @@ def write_chosen(tuning: Tuning) -> str:
 
 
 def write_tuning(tuning: Tuning, all_of_claim: Sequence[Tuning], entry: RegisteredClaim) -> str:
-    """Write which rates were chosen for an arm of a claim, and what the next ones would cost, in margins too."""
+    """Write which rates were chosen for an arm of a claim, and what the next ones would cost."""
     words = f"{name_kind(tuning, all_of_claim)} at {write_chosen(tuning)}"
+    costs = list_costs(tuning, entry)
+    if costs:
+        words += f", where the next rate costs {' and '.join(costs)}"
+    return words
+
+
+def list_costs(tuning: Tuning, entry: RegisteredClaim) -> list[str]:
+    """Return what the rates next to the one chosen most often would cost, of a claim on losses in margins too."""
     costs = []
     for rate, cost in tuning.search.neighbours.items():
         of_margin = ""
         if entry.measures_losses:
             of_margin = f" ({compact(cost / entry.margin, 2)} of the margin)"
         costs.append(f"{compact(cost, 2)} nats{of_margin} at {short(rate)}")
-    if costs:
-        words += f", where the next rate costs {' and '.join(costs)}"
-    return words
+    return costs
 
 
 def write_on_gpu(entry: RegisteredClaim) -> str:

@@ -28,11 +28,13 @@ from normbench.show.pages import show_figure
 from normbench.show.shown import say_once
 from normbench.show.templating import cell
 from normbench.tell.claim_sentences import (
+    list_at_one_rate,
+    list_costs,
     list_limits_of_worth,
     list_notes,
-    tell_one_rate,
-    tell_tuning,
+    name_kind,
     tell_withdrawal,
+    write_chosen,
     write_corrected,
     write_corrected_p,
     write_effect,
@@ -196,6 +198,7 @@ def make_page(suite: Suite, figures: Sequence[Figure]) -> str:
         others=other_rows(others),
         worth=worth_rows(judged),
         rates=rates_rows(judged),
+        one_rate=one_rate_rows(judged),
         machines=machines_of(judged),
         withdrawn=withdrawn_rows(suite.withdrawn),
         witnessed=witnessed_rows(judged),
@@ -319,15 +322,25 @@ def worth_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
 
 
 def rates_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
-    """Return a line for each claim whose learning rates were chosen by losses that were kept."""
+    """Return a row for each arm whose learning rates were chosen by losses that were kept."""
     rows = []
     for entry in judged:
-        if entry.result is not None and entry.result.tuning is not None:
-            told = [tell_tuning(entry)]
-            at_one_rate = tell_one_rate(entry)
-            if at_one_rate:
-                told.append(f"With one rate for all arms {at_one_rate}")
-            rows.append(f"- `{entry.name}`: {'. '.join(told)}.")
+        all_of_claim = (entry.result.tuning if entry.result else None) or ()
+        for place, tuning in enumerate(all_of_claim):
+            name = "" if place else f"`{entry.name}`"
+            costs = "<br>".join(list_costs(tuning, entry)) or NONE
+            rows.append(f"| {name} | {name_kind(tuning, all_of_claim)} | {write_chosen(tuning)} | {costs} |")
+    return rows
+
+
+def one_rate_rows(judged: Sequence[RegisteredClaim]) -> list[str]:
+    """Return a row for each claim of whose arms the runs that chose rates tell the effect at one rate for all."""
+    rows = []
+    for entry in judged:
+        at_one_rate = list_at_one_rate(entry)
+        if at_one_rate and entry.judgement is not None:
+            effect = tell_effect(entry.judgement, entry.unit)
+            rows.append(f"| `{entry.name}` | {effect} | {'<br>'.join(at_one_rate)} |")
     return rows
 
 
