@@ -387,8 +387,7 @@ def planned_on_gpu(claim: Claim) -> dict[str, Any]:
     recorded = []
     for point in {0: points[0], len(points): points[-1]}.values():
         narrow = [*point.words, *(NARROW if of_text else NARROW[:1]), "trainer.steps=5"]
-        if "model.heads" in settings_in(point.words):
-            narrow.append("model.heads=2")
+        narrow += [f"{key}=2" for key in ("model.depth", "model.heads") if key in settings_in(point.words)]
         loop = make_loop(last_of_each(narrow), TEXT if of_text else IMAGES)
         trained(loop, 5)
         recorded.append(bool(loop.compile_seconds) == ("trainer.compile=graph" in point.words))
