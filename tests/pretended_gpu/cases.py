@@ -382,8 +382,8 @@ def planned_on_gpu(claim: Claim) -> dict[str, Any]:
     points, _ = read_grid([*claim.words, "seed=0"])
     first = read(points[0].words)
     of_text = str(first.tree["data"]["_target_"]).endswith("text")
-    whole = make_loop([*points[0].words, "quiet=true"], CHARACTERS if of_text else PHOTOGRAPHS)
-    sizes = sum(weight.numel() for weight in whole.model.parameters())
+    whole = build.lay_out(first.recipe, CHARACTERS if of_text else PHOTOGRAPHS).model
+    sizes = sum(weight.numel() for weight in whole.parameters())
     recorded = []
     for point in {0: points[0], len(points): points[-1]}.values():
         narrow = [*point.words, *(NARROW if of_text else NARROW[:1]), "trainer.steps=5"]
