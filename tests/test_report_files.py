@@ -367,6 +367,7 @@ def test_the_command_prints_the_verdict_what_is_unfair_and_the_page_without_torc
         ("runs --width wide", "--width wide is not a width: give column (3.5 inches), page (7), or 3 to 20 inches"),
         ("empty", "holds no runs: "),
         ("damaged", "holds no run that has ended: run is damaged, metrics.jsonl cannot be read"),
+        ("failed", "holds no run that has ended: run failed with: failed: mend the cause, and run them again"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -376,6 +377,7 @@ def test_mistakes_are_one_sentence(
     make_study(tmp_path / "runs", {"layernorm": [2.0], "rmsnorm": [2.0]})
     (tmp_path / "empty").mkdir()
     (make_run(tmp_path / "damaged", name="run") / "metrics.jsonl").unlink()
+    make_run(tmp_path / "failed", name="run", status="failed")
     (tmp_path / "file").write_text("")
     assert main(["report", *words.split()]) == 2
     found = capsys.readouterr()

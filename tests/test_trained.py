@@ -14,16 +14,23 @@ from scipy import stats
 
 from normbench.data.own import text_file
 from normbench.data.sources import digits
+from normbench.evidence.arms import LEARNING_RATE
 from normbench.evidence.facts import lead
+from normbench.evidence.measures import loss_on
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.yardstick import metrics_of
 from normbench.results.answer import ReasonKind, Remedy, StepKind
-from normbench.results.result import TwoGroups
+from normbench.results.caveat import CaveatKind
+from normbench.results.designs import compare_levels
+from normbench.results.result import EffectKind, TwoGroups
 from normbench.results.rules import Verdict
 from normbench.results.sensitivity import tried_levels
 from normbench.show.figures import draw_all
 from normbench.show.figures.finals import draw_learning_rates
 from normbench.show.report import Report
+from normbench.show.tables import rates_table
+from normbench.tell.designs import say_largest
+from normbench.tell.methods import write_methods
 from normbench.types import Data
 
 CONSTANT = {"constant": {"loss/val": 3.337, "accuracy/val": 0.149}}
@@ -129,6 +136,83 @@ def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": [3.341, 3.342, 3.343], "dyt": STUCK})
     (one,) = report.answer.differences
     assert (one.verdict, one.untrained) == (Verdict.UNTRAINED, ("dyt", "layernorm"))
+
+
+def test_nothing_is_tested_of_arms_that_did_not_train(tmp_path: Path) -> None:
+    """No p in `answer.json` from which a script could take a difference, and no test in the methods of a paper."""
+    report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": STUCK})
+    (one,) = report.answer.differences
+    assert (one.verdict, one.untrained) == (Verdict.UNTRAINED, ("dyt",))
+    assert (one.p, one.ranked_p, one.corrected, one.effect_size, one.detectable) == (None,) * 5
+    assert one.interval and one.interval.lower > 0, "how far apart they end is said"
+    methods = write_methods(report)
+    assert "Student" not in methods and "significant" not in methods
+
+
+def test_an_arm_that_trains_at_no_rate_has_no_best_one(tmp_path: Path) -> None:
+    for norm, losses in (("layernorm", (2.5, 2.6)), ("dyt", (3.349, 3.348))):
+        for lr, final in zip((1e-3, 3e-3), losses, strict=True):
+            make_run(tmp_path, norm=norm, lr=lr, final=final, data=CONSTANT)
+    study = read_study([tmp_path])
+    dyt, layernorm = rates_table(tried_levels(study.arms)).frame.to_dict("records")
+    assert (dyt["best rate"], dyt["loss there, nats"]) == ("–", "–")
+    assert (layernorm["best rate"], layernorm["loss there, nats"]) == ("0.001", "2.5000")
+    (figure,) = draw_learning_rates(study, loss_on("val"))
+    filled = figure.data[figure.data["best"] == "yes"]
+    assert filled[["arm", "learning_rate"]].to_numpy().tolist() == [["layernorm", 1e-3]]
+
+
+def test_no_rate_was_chosen_where_no_run_trained(tmp_path: Path) -> None:
+    for norm in ("layernorm", "dyt"):
+        for lr in (1e-3, 3e-3):
+            make_run(tmp_path, norm=norm, lr=lr, final=3.35, data=CONSTANT)
+    report = make_report([tmp_path])
+    assert CaveatKind.LEARNING_RATE not in {caveat.kind for caveat in report.answer.caveats}
+    assert "dyt none, as no run trained; layernorm none, as no run trained." in write_methods(report)
+
+
+def test_arms_that_diverged_in_every_run_are_to_be_made_train(tmp_path: Path) -> None:
+    """Not to be trained longer, which would show whether what was found holds: nothing was."""
+    for norm in ("layernorm", "dyt"):
+        for lr in (1e-3, 3e-3):
+            make_run(tmp_path, norm=norm, lr=lr, status="diverged", data=CONSTANT)
+    steps = make_report([tmp_path]).answer.next
+    assert {(step.kind, step.remedies) for step in steps} == {(StepKind.MAKE_TRAIN, (Remedy.WARMUP,))}
+
+
+def test_half_the_lowest_rate_is_called_none(tmp_path: Path) -> None:
+    """An arm that trains at no rate, or in one seed of three at none, is not said to train at a rate nobody tried."""
+    rates = (1e-3, 3e-3, 9e-3)
+    bears = {"layernorm": (3e-3, 9e-3, 3e-3), "dyt": (0.0, 0.0, 0.0), "rmsnorm": (0.0, 1e-3, 1e-3)}
+    for norm, largest_of_seed in bears.items():
+        for seed, largest in enumerate(largest_of_seed):
+            for lr in rates:
+                make_run(tmp_path, norm=norm, seed=seed, lr=lr, final=2.5 if lr <= largest else 3.35, data=CONSTANT)
+    study = read_study([tmp_path])
+    said = {}
+    for effect in compare_levels(study.arms, LEARNING_RATE, {"norm": "layernorm"}):
+        if effect.kind == EffectKind.LARGEST:
+            said[effect.arm] = say_largest(effect)
+    assert "dyt at none of the rates tried, at rates" in said["dyt"]
+    assert "where none counts as half the lowest" in said["dyt"]
+    assert "rmsnorm up to 0.001, some seeds at none, at rates" in said["rmsnorm"]
+
+
+def test_gradients_that_explode_do_not_vanish(tmp_path: Path) -> None:
+    """A norm of 20 in the blocks beside one of a billion outside of them is no norm near 0."""
+    for norm, final in (("layernorm", 2.5), ("none", 6e6)):
+        path = make_run(tmp_path, norm=norm, final=final, data=CONSTANT, probed=20)
+        if norm == "none":
+            ended = {"step": 101, "grad/norm": 1e9} | {f"grad/block{n:02}.mlp/norm": 10.0 for n in range(4)}
+            with (path / "metrics.jsonl").open("a") as file:
+                file.write(f"{json.dumps(ended)}\n")
+    report = make_report([tmp_path])
+    (cause,) = report.answer.causes
+    reasons = {reason.kind: reason.evidence for reason in cause.reasons}
+    assert reasons[ReasonKind.EXPLODING] == pytest.approx({"gradient": 1e9})
+    assert ReasonKind.VANISHING not in reasons
+    (step,) = report.answer.next
+    assert (step.kind, step.remedies) == (StepKind.MAKE_TRAIN, (Remedy.WARMUP,))
 
 
 def test_an_arm_of_which_one_run_did_not_train_has_no_mean(tmp_path: Path) -> None:

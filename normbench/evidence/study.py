@@ -24,7 +24,7 @@ from normbench.evidence.arms import (
     sort_keys,
     without_settings,
 )
-from normbench.evidence.run import RecordedRun, read_run
+from normbench.evidence.run import WITHOUT_RESULT, RecordedRun, read_run
 from normbench.processes import run_beside
 from normbench.record.digests import find_altered
 from normbench.record.directory import RunDirectory
@@ -234,6 +234,20 @@ def leave_out_of_tie(word: str, keys: Container[str]) -> list[str]:
 # ---- reading
 
 
+def say_why_none_ended(runs: Sequence[RecordedRun], damaged: Sequence[tuple[str, str]]) -> str:
+    """Say why no run has ended, and what to do. damaged: the name of each run that cannot be read, and the reason."""
+    if damaged:
+        name, reason = damaged[0]
+        return f": {name} is damaged, {reason}: wait for one, or give another folder"
+    failed = [run for run in runs if run.status in WITHOUT_RESULT]
+    if failed and len(failed) == len(runs):
+        first, *others = failed
+        subject = f"all {len(runs)} runs failed, {first.name} with" if others else f"{first.name} failed with"
+        message = first.message or first.status
+        return f": {subject}: {message}: mend the cause, and run them again with sweep.retry_failed=true"
+    return ": wait for one, or give another folder"
+
+
 def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     """Return the runs below some folders as a study for each task; a run counts once, also below two of them.
 
@@ -253,12 +267,8 @@ def read_studies(folders: Sequence[Path]) -> list[RecordedStudy]:
     damaged += other_damaged
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
-        why = ""
-        if damaged:
-            name, reason = damaged[0]
-            why = f": {name} is damaged, {reason}"
         where = ", ".join(str(folder) for folder in folders)
-        raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
+        raise UsageError(f"{where} holds no run that has ended{say_why_none_ended(runs, damaged)}")
     studies = []
     for task in tasks:
         runs_of_task = [run for run in runs if run.task == task]

@@ -157,6 +157,7 @@ class ReasonKind(StrEnum):
 
     SMALL_STREAM = "small stream"  # what enters the first norm is near 0
     SATURATED = "saturated"  # inputs of norms are at their bound
+    EXPLODING = "exploding gradients"
     VANISHING = "vanishing gradients"  # in all blocks
     VANISHING_DOWN = "gradients vanish on their way down"
     STANDING = "standing loss"  # the training loss no longer falls

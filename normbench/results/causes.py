@@ -28,6 +28,7 @@ GRADIENT = re.compile("grad/norm")
 SMALL = 0.1  # root mean square of what enters a norm, below which a bounded function is linear
 MOSTLY_SATURATED = 0.5  # share at the bound from which on it may keep an arm from training
 SATURATED = 0.1  # share from which on it is worth telling
+EXPLODED = 1000.0  # norm of all gradients from which on they explode, and no ratio of two says that some vanish
 VANISHED = 0.001  # norm of the gradients of all blocks over that of all gradients
 VANISHED_DOWN = 0.01  # gradient norm of the first block over that of the last one
 FALLS = 0.01  # share by which the training loss falls late in training, from which on it counts as falling
@@ -66,6 +67,16 @@ class Readings:
     stream: float
     saturated: float
     fall: float
+
+    @property
+    def explode(self) -> bool:
+        """Tell whether gradients explode."""
+        return self.gradient > EXPLODED
+
+    @property
+    def vanish_downward(self) -> bool:
+        """Tell whether gradients vanish on their way down."""
+        return self.first_gradient < VANISHED_DOWN * self.last_gradient
 
 
 def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
@@ -152,9 +163,11 @@ def reasons_of(readings: Readings) -> tuple[Reason, ...]:
         reasons.append(Reason(ReasonKind.SMALL_STREAM, evidence))
     if readings.saturated > MOSTLY_SATURATED:
         reasons.append(Reason(ReasonKind.SATURATED, {"saturated": readings.saturated}))
-    if readings.in_blocks < VANISHED * readings.gradient:
+    if readings.explode:
+        reasons.append(Reason(ReasonKind.EXPLODING, {"gradient": readings.gradient}))
+    elif readings.in_blocks < VANISHED * readings.gradient:
         reasons.append(Reason(ReasonKind.VANISHING, {"in_blocks": readings.in_blocks, "gradient": readings.gradient}))
-    elif readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
+    elif readings.vanish_downward:
         evidence = {"last_gradient": readings.last_gradient, "first_gradient": readings.first_gradient}
         reasons.append(Reason(ReasonKind.VANISHING_DOWN, evidence))
     if readings.fall < FALLS:
@@ -203,6 +216,8 @@ def next_steps(
         if not arm.trained:
             remedies = remedies_for(readings_of[arm.name])
             steps.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies))
+        elif arm.runs and all(run.status == "diverged" for run in arm.runs):
+            steps.append(NextStep(StepKind.MAKE_TRAIN, arm=arm.name, remedies=(Remedy.WARMUP,)))
     undecided = [difference for difference in differences if difference.verdict in UNDECIDED]
     if undecided:
         steps += more_seeds(study, undecided, margin)
@@ -216,7 +231,7 @@ def remedies_for(readings: Readings) -> tuple[Remedy, ...]:
     remedies = []
     if readings.entering < SMALL and readings.passed < SMALL:
         remedies.append(Remedy.LARGER_STREAM)
-    if readings.saturated > MOSTLY_SATURATED or readings.first_gradient < VANISHED_DOWN * readings.last_gradient:
+    if readings.saturated > MOSTLY_SATURATED or readings.explode or readings.vanish_downward:
         remedies.append(Remedy.WARMUP)
     if readings.fall >= FALLS:
         remedies.append(Remedy.STEPS)

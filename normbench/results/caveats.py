@@ -24,6 +24,7 @@ from normbench.evidence.study import RecordedStudy, candidate_settings, rate_fam
 from normbench.results.caveat import Caveat, CaveatKind, Evidence
 from normbench.results.recorded_facts import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Alike, Record
 from normbench.results.result import Difference, Scaling
+from normbench.results.sensitivity import is_lost
 from normbench.results.statistics import FEWEST_RANKS
 from normbench.wording import count, equals, fixed, in_words, join_first, whole
 
@@ -627,7 +628,7 @@ def unequal_choices(case: Case) -> Iterator[Caveat]:
 def skewed_differences(case: Case) -> Iterator[Caveat]:
     """Find differences by seed that may be too skewed for the t test, and say what the signed-rank test gives."""
     for difference in case.differences:
-        if not difference.skewed or difference.untrained or difference.torn:
+        if not difference.skewed or not difference.is_tested:
             continue
         numbers: dict[str, float] = {"ranks": difference.ranks}
         if difference.ranked_p is not None:
@@ -686,13 +687,14 @@ def missing_runs(case: Case) -> Iterator[Caveat]:
 def rates_chosen_by_report(case: Case) -> Iterator[Caveat]:
     """Find that each arm's learning rate was chosen by what is reported, and among how many.
 
-    Where no run of an arm has a result, nothing was chosen by one.
+    Where no run of an arm trained, nothing was chosen by one.
     """
     if not case.chosen_by_what_is_reported or case.study.fairly_chosen:
         return
     evidence = []
     for family in rate_families(case.study):
-        if any(final_values(arm.runs, loss_on("val")) for arm in family):
+        chosen_among = [run for arm in family for run in arm.runs if not is_lost(run)]
+        if final_values(chosen_among, loss_on("val")):
             name = without_settings(family[0], LEARNING_RATE).name
             evidence.append(Evidence("", (name,), numbers={"rates": len(family)}))
     if not evidence:

@@ -40,6 +40,8 @@ def compare(arm: Arm, baseline: Arm, metric: Metric, margin: float | None = None
     lost_by_arm, lost_by_baseline = lost_seeds(arm, baseline)
     ranked = rank_lost_seeds(sample, metric, len(lost_by_arm - lost_by_baseline), len(lost_by_baseline - lost_by_arm))
     ends = final_values(runs, metric)
+    untrained = [side.name for side in sides if not side.trained]
+    is_tested = not (untrained or torn)
     return Difference(
         values=sample.values,
         resolution=sample.resolution,
@@ -51,12 +53,12 @@ def compare(arm: Arm, baseline: Arm, metric: Metric, margin: float | None = None
         tried=len(arm.seeds | baseline.seeds),
         margin=margin,
         spread=max(ends) - min(ends) if ends else math.inf,
-        untrained=tuple(side.name for side in sides if not side.trained),
+        untrained=tuple(untrained),
         torn=tuple(torn),
         survived=survived,
         lost=(len(lost_by_arm), len(lost_by_baseline)),
         ranks=len(ranked),
-        ranked_p=None if torn else signed_rank_p(ranked, sample.resolution),
+        ranked_p=signed_rank_p(ranked, sample.resolution) if is_tested else None,
     )
 
 

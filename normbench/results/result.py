@@ -135,7 +135,8 @@ class Deciding:
 class Difference(Paired):
     """How an arm ends less how its baseline does, in the metric's unit, over the seeds that finished in both.
 
-    Where runs of an arm end in two groups, of which one did not train, it has no mean, and nothing is tested.
+    Where an arm did not train, or its runs end in two groups, of which one did not train, nothing is tested; over two
+    groups there is no mean either.
 
     Attributes:
         margin: differences within it do not matter; None where nobody has said.
@@ -173,19 +174,24 @@ class Difference(Paired):
         return None if self.torn else super().interval
 
     @property
+    def is_tested(self) -> bool:
+        """Tell whether there is a test: not where an arm did not train, or ends in two groups."""
+        return not (self.untrained or self.torn)
+
+    @property
     def p(self) -> float | None:
-        """Return p of the paired t test; there is none over two groups."""
-        return None if self.torn else super().p
+        """Return p of the paired t test."""
+        return super().p if self.is_tested else None
 
     @property
     def p_before_holm(self) -> float | None:
-        """Return p as it enters Holm's correction; None where an arm did not train, or ends in two groups."""
-        return None if self.untrained or self.torn else super().p_before_holm
+        """Return p as it enters Holm's correction."""
+        return super().p_before_holm if self.is_tested else None
 
     @property
     def real(self) -> bool:
         """Tell whether it may be called a difference."""
-        return super().real and not self.untrained and not self.flattered
+        return super().real and not self.flattered
 
     @property
     def flattered(self) -> bool:
@@ -196,20 +202,20 @@ class Difference(Paired):
 
     @property
     def effect_size(self) -> float | None:
-        """Return Hedges' g_z; there is none over two groups."""
-        return None if self.torn else super().effect_size
+        """Return Hedges' g_z; there is none where nothing is tested."""
+        return super().effect_size if self.is_tested else None
 
     @property
     def detectable(self) -> float | None:
         """Return the smallest true difference that would be found four times in five, with Holm's correction."""
-        if not self.sd or self.torn:
+        if not self.sd or not self.is_tested:
             return None
         return detectable_difference(self.n, self.sd, family=self.family)
 
     @property
     def detectable_interval(self) -> Interval | None:
         """Return the interval of `detectable`, since the spread is estimated from few seeds."""
-        if not self.sd or self.torn:
+        if not self.sd or not self.is_tested:
             return None
         return detectable_interval(self.n, self.sd, family=self.family)
 

@@ -151,7 +151,7 @@ def make_ladder(family: Sequence[Rung], keys: Sequence[str]) -> Scaling | None:
     usable, left_out = list[Rung](), list[str]()
     for rung in sorted(family, key=lambda rung: parameters_of(rung.baseline)):
         difference = rung.difference
-        is_usable = difference.n and not difference.untrained and not difference.torn
+        is_usable = difference.n and difference.is_tested
         if is_usable and parameters_of(rung.baseline):
             usable.append(rung)
         else:

@@ -112,6 +112,11 @@ class TriedLevels:
         return everywhere
 
     @property
+    def trains_at_best(self) -> bool:
+        """Tell whether a run trains at the best level, which else is only that with the lowest loss of a failure."""
+        return count_trained(self.by_level[self.best].runs) > 0
+
+    @property
     def sensitivity(self) -> dict[int, float]:
         """Return the sensitivity to the learning rate (nats) of each seed (Wortsman et al. 2023).
 

@@ -304,7 +304,8 @@ def rates(columns: Collection[str]) -> list[str]:
         "Sensitivity: the mean over the rates of min(final validation loss, loss at the start), less the loss at the "
         "best rate (Wortsman et al. 2023), averaged over the seeds that ended at every rate; lower is calmer. A run "
         "that diverged counts its loss at the start. Its interval is cut at 0, below which it cannot be. An arm that "
-        "does not train at its best rate has none; a low sensitivity beside a high loss is not a merit."
+        "trains at no rate has no best one; an arm most of whose runs do not train at its best rate has no "
+        "sensitivity; a low sensitivity beside a high loss is not a merit."
     ]
 
 

@@ -411,10 +411,6 @@ def columns_of_pair(one: Paired) -> dict[str, str]:
     return {"arm": one.arm, "against": one.baseline, "seeds": some_of(one.n, one.tried)}
 
 
-# The columns of a table of differences that say what its tests give.
-OF_TESTS = ("effect size", "p", "p after Holm", "Wilcoxon p", "minimum detectable effect")
-
-
 def differences_table(found: Sequence[Difference], primary: bool = True) -> Table:
     """Return the table of the differences of arms from their baselines. primary: whether the answer speaks of them."""
     metric, family = found[0].metric, found[0].family
@@ -433,9 +429,6 @@ def differences_table(found: Sequence[Difference], primary: bool = True) -> Tabl
             "minimum detectable effect": detectable_of(difference),
             "found": found_in(difference),
         }
-        if difference.verdict == Verdict.UNTRAINED:
-            # no test counts it, and the columns in a paper do not say that it is none
-            row |= dict.fromkeys(OF_TESTS, NONE)
         rows.append(row)
     title = f"Differences in {metric.words}"
     table = make_table(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
@@ -695,8 +688,8 @@ def rates_table(tried: Sequence[TriedLevels]) -> Table:
         row = {
             "arm": levels.arm.name,
             "rates tried": ", ".join(map(short, levels.losses)),
-            "best rate": short(levels.best),
-            "loss there, nats": fixed(levels.losses[levels.best], 4),
+            "best rate": short(levels.best) if levels.trains_at_best else NONE,
+            "loss there, nats": fixed(levels.losses[levels.best], 4) if levels.trains_at_best else NONE,
             "sensitivity, nats": fixed(sensitivity, 4),
             "95 % interval": span(interval, 4),
             "lost or did not train": ", ".join(lost) or "0",

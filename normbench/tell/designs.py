@@ -95,14 +95,18 @@ def say_largest(effect: FactorEffect) -> str:
     is_rate = word == "learning rate"
     name, levels = ("lr", "rates") if is_rate else (word, "values")
     highest = write_levels(effect, better.effects)
-    lowest = write_levels(effect, worse.effects)
-    words = f"{better.arm} trains up to {name} {highest}, {worse.arm} up to {lowest}"
+    if is_none(effect, 2 ** max(worse.effects)):
+        up_to_what = f"at none of the {levels} tried"
+    else:
+        up_to_what = f"up to {write_levels(effect, worse.effects)}"
+    words = f"{better.arm} trains up to {name} {highest}, {worse.arm} {up_to_what}"
     gap = gap_of(effect)
     if gap is None:
         return f"{words}, in each of {count(effect.n, 'seed')}."
     times = fixed(2 ** abs(effect.mean), 1)
     known_by = evidence_of_effect(effect, span(gap.as_ratios, 1))
-    return f"{words}, at {levels} {times} times as large {known_by}."
+    counted = ", where none counts as half the lowest" if is_none(effect, 2 ** min(worse.effects)) else ""
+    return f"{words}, at {levels} {times} times as large{counted} {known_by}."
 
 
 def say_area(effect: FactorEffect) -> str:
@@ -252,15 +256,18 @@ def direction(effects: Sequence[float]) -> str:
     return "falls" if sum(effects) < 0 else "rises"
 
 
+def is_none(effect: FactorEffect, level: float) -> bool:
+    """Tell whether a level stands for none at which a seed trains: half the lowest that was tried."""
+    return level < (1 - NEXT_TO) * float(effect.levels[0])
+
+
 def write_levels(effect: FactorEffect, effects: Sequence[float]) -> str:
     """Write the levels up to which seeds train. effects: their logarithms to base 2."""
     low, high = 2 ** min(effects), 2 ** max(effects)
-    lowest_tried, largest_tried = effect.levels[0], effect.levels[-1]
-    if high < (1 - NEXT_TO) * lowest_tried:
-        return "none"
+    largest_tried = effect.levels[-1]
     words = plain(high, digits=3)
     if low < (1 - NEXT_TO) * high:
-        words = f"{plain(low, digits=3)} to {words}"
+        words = f"{words}, some seeds at none" if is_none(effect, low) else f"{plain(low, digits=3)} to {words}"
     if low > (1 - NEXT_TO) * largest_tried:
         words += " (the largest tried)"
     return words

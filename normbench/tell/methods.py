@@ -118,7 +118,7 @@ def say_rates(setup: Setup) -> list[str]:
 def say_tests(answer: Answer) -> list[str]:
     """Say what was tested, and how."""
     differences, losses = answer.differences, answer.losses
-    compared = any(difference.n > 1 for difference in differences)
+    compared = any(difference.p_before_holm is not None for difference in differences)
     survived = any(lost_runs.counted for lost_runs in losses)
     parts = []
     if compared:

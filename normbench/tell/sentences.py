@@ -335,6 +335,8 @@ def say_reason(reason: Reason) -> str:
     if reason.kind == ReasonKind.SATURATED:
         share = fixed(100 * reason.evidence["saturated"], 0)
         return f"up to {share} % of what enters the norms of a block is at their bound"
+    if reason.kind == ReasonKind.EXPLODING:
+        return f"gradients explode: their norm is {numbers['gradient']} at the end"
     if reason.kind == ReasonKind.VANISHING:
         inside, outside = numbers["in_blocks"], numbers["gradient"]
         return f"gradients vanish: their norm is {inside} in all blocks together, and {outside} outside of them"

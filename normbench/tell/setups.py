@@ -19,6 +19,7 @@ from normbench.evidence.arms import LEARNING_RATE, Arm, sort_keys
 from normbench.evidence.run import RecordedRun
 from normbench.evidence.study import RecordedStudy, candidate_settings
 from normbench.results.caveats import asked_for, keys_of_schemes
+from normbench.results.sensitivity import count_trained
 from normbench.settings import Setting, either, flat
 from normbench.tell.references import in_brackets, works_of
 from normbench.wording import count, in_prose, join_first, list_words, one_line, percent
@@ -101,6 +102,7 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
     judged: the arms that are compared. rates_chosen: whether each is at the best of several learning rates.
     """
     runs = study.runs
+    choice = rate_choice(study, rates_chosen)
     varied = {*study.varied, *accompanying_settings(study)}
     aside = {*varied, LEARNING_RATE} if study.fairly_chosen else varied
 
@@ -128,9 +130,9 @@ def describe_setup(study: RecordedStudy, judged: Sequence[Arm], rates_chosen: bo
         clip=describe(facts.clip),
         precision=describe(precision_in_words),
         average=describe(average_in_words),
-        rate_choice=rate_choice(study, rates_chosen),
+        rate_choice=choice,
         choice_length=study.choice_length,
-        rates=tuple(rates_of(study, arm) for arm in judged),
+        rates=tuple(rates_of(study, arm, choice) for arm in judged),
         scores=facts.join_distinct(runs, facts.bleu),
         code=facts.join_distinct(runs, facts.code),
         versions=facts.join_distinct(runs, facts.versions),
@@ -371,8 +373,13 @@ def altered_settings(study: RecordedStudy, run: RecordedRun, group: str, aside: 
     return altered
 
 
-def rates_of(study: RecordedStudy, arm: Arm) -> str:
-    """Write an arm's name and its learning rate, or rates."""
+def rates_of(study: RecordedStudy, arm: Arm, choice: RateChoice) -> str:
+    """Write an arm's name and its learning rate, or rates.
+
+    choice: on what they were chosen; there is none where that is the arm's own runs and no run trained.
+    """
+    if choice == RateChoice.REPORTED and not count_trained(arm.runs):
+        return f"{arm.name} none, as no run trained"
     rates = [in_prose(study.value_of(run, LEARNING_RATE)) for run in arm.runs]
     return f"{arm.name} {join(rates)}"
 

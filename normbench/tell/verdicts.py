@@ -309,7 +309,8 @@ def say_untrained(difference: Difference) -> str:
     if difference.n:
         baseline_is_higher = difference.mean < 0
         is_higher = baseline_is_higher == (stuck == difference.baseline)
-        is_clear = difference.metric.judges and difference.p is not None and difference.p < ALPHA
+        interval = difference.interval
+        is_clear = difference.metric.judges and interval is not None and (interval.lower > 0 or interval.upper < 0)
         because = ", which is why" if is_clear else ";"
         where = "higher" if is_higher else "lower"
         words += f"{because} its {difference.metric.words} is {amount(difference)} {where}"

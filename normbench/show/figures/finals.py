@@ -336,7 +336,7 @@ def ends_at_rates(tried: Sequence[TriedLevels], metric: Metric) -> list[dict[str
         largest = 2 ** np.mean(exponents) if levels.trains else np.nan
         for rate, arm in levels.by_level.items():
             row = {"arm": levels.arm.name, "learning_rate": rate, **vars(outcome(arm, metric))}
-            row["filled"] = "yes" if rate == levels.best else "no"
+            row["filled"] = "yes" if rate == levels.best and levels.trains_at_best else "no"
             row["largest"] = largest
             rows.append(row)
     return rows
