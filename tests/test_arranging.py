@@ -229,7 +229,7 @@ def test_equal_texts_are_on_one_side(holdout: float, tmp_path: Path) -> None:
             assert 0.05 < (data.labels["val"] == label).sum() / labels.count("ab"[label]) <= 0.11
         repeats = len(written) - len(set(written))
         assert data.describe()["repeated_texts"] == repeats
-        assert [line.startswith(f"note: {repeats} of the 200 texts") for line in data.notes()] == [True]
+        assert [line.startswith(f"note: {repeats} of the 200 texts") for line in data.notes()] == [True, False]
     else:
         wanted = holdout if holdout >= 1 else holdout * (sizes["train"] + sizes["val"])
         assert abs(sizes["val"] - wanted) <= max(Counter(written).values())
@@ -281,8 +281,17 @@ def test_repeats_are_those_of_the_examples_that_are_used(share: float, holdout: 
     used = [text for some in split_texts(data).values() for text in some]
     repeats = len(used) - len({*used})
     assert data.describe()["repeated_texts"] == repeats
-    (note,) = data.notes()
+    labels_of_text: dict[str, list[int]] = {}
+    for split, some in split_texts(data).items():
+        for text, label in zip(some, data.labels[split].tolist(), strict=True):  # type: ignore[index]
+            labels_of_text.setdefault(text, []).append(label)
+    contradicted = sum(len(labels) for labels in labels_of_text.values() if len({*labels}) > 1)
+    assert data.describe()["texts_with_other_labels"] == contradicted > 0
+    note, warning = data.notes()
     assert note.startswith(f"note: {repeats} of the {len(used)} texts of texts repeat another; ")
+    assert warning.startswith(
+        f"warning: {contradicted} of the {len(used)} texts of texts are equal to one with another"
+    )
 
 
 @pytest.mark.parametrize(
@@ -338,6 +347,7 @@ def test_equal_images_are_on_one_side_whatever_their_names(table: bool, holdout:
     assert not parts["train"] & parts["val"] and parts["val"]
     if not holdout:
         assert data.describe()["repeated_images"] == 24 and sum(map(len, data.examples.values())) == 60
+        assert data.describe()["images_with_other_labels"] == 36
         for number, name in enumerate(data.classes):
             for split in ("train", "val"):
                 assert (data.labels[split] == number).any(), f"{name} is in {split}"  # type: ignore[index]

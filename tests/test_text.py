@@ -245,6 +245,11 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) 
         own(tmp_path / "my.txt", batch_size=30)
 
 
+def test_a_folder_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory.*\): give a text file in UTF-8"):
+        own(tmp_path)
+
+
 @pytest.mark.parametrize(
     "change",
     [

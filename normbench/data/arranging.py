@@ -204,6 +204,15 @@ def count_repeats(kinds: Iterable[Kinds]) -> int:
     return len(shared) - len(np.unique(shared))
 
 
+def count_contradicted(kinds: Iterable[Kinds], labels: Iterable[Any]) -> int:
+    """Return how many examples are equal to one with another label. kinds, labels: of examples, part by part."""
+    pairs = np.stack([np.concatenate([*kinds]).astype(np.int64), np.concatenate([*labels]).astype(np.int64)])
+    numbers, times = np.unique(pairs[:, pairs[0] > 0], axis=1, return_counts=True)
+    kinds_of_pairs, labels_of_kinds = np.unique(numbers[0], return_counts=True)
+    is_contradicted = np.isin(numbers[0], kinds_of_pairs[labels_of_kinds > 1])
+    return int(times[is_contradicted].sum())
+
+
 def find_seen(trained: Kinds, judging: Kinds) -> Bool[np.ndarray, " rows"]:
     """Return which examples that judge are equal to one that trains; of both the kinds, as in `add_kinds`."""
     return np.isin(judging, trained[trained > 0])

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from normbench.data.arranging import Kinds, Places, count_repeats, find_alike, find_seen, tell_apart
+from normbench.data.arranging import Kinds, Places, count_contradicted, count_repeats, find_alike, find_seen, tell_apart
 from normbench.data.cache import KINDS, Content
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -261,6 +261,10 @@ class ContentData(Data):
             total = sum(map(len, self.examples.values()))
             what = f"{self.repeats:,} of the {total:,} {self.unit} of {self.content.name} repeat another"
             lines.append(f"note: {what}; equal ones are never divided where normbench divides the data")
+        if self.contradicted:
+            whole = f"{self.contradicted:,} of the {sum(map(len, self.examples.values())):,} {self.unit}"
+            what = f"{whole} of {self.content.name} are equal to one with another label"
+            lines.append(f"warning: {what}, so that no model can be right on all of them: check these labels")
         return lines
 
     @cached_property
@@ -270,6 +274,15 @@ class ContentData(Data):
             return 0
         judging = [self.judging_places(split) for split in self.examples if split != "train"]
         return count_repeats([self.kinds_at(*places) for places in (self.trained_places(), *judging)])
+
+    @cached_property
+    def contradicted(self) -> int:
+        """How many examples are equal to one with another label."""
+        if not self.labels or not self.knows_equal:
+            return 0
+        parts = [self.trained_places(), *(self.judging_places(split) for split in self.examples if split != "train")]
+        labels = [self.labels["train"], *(self.labels[split] for split in self.examples if split != "train")]
+        return count_contradicted([self.kinds_at(*places) for places in parts], labels)
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
@@ -282,6 +295,8 @@ class ContentData(Data):
             seen[f"{split}_{self.unit}_seen_in_training"] = count
         if self.repeats:
             seen[f"repeated_{self.unit}"] = self.repeats
+        if self.contradicted:
+            seen[f"{self.unit}_with_other_labels"] = self.contradicted
         return {
             "name": self.content.name,
             **self.content.about,

@@ -16,7 +16,7 @@ import numpy as np
 
 from normbench.data.cache import file_digest, logger
 from normbench.errors import RunFailure, UsageError, is_disk_full, lines_of
-from normbench.hub import data_sets_kept, explain_silence, is_empty, look_here_alone
+from normbench.hub import NUMBER, data_sets_kept, explain_silence, is_empty, look_here_alone
 
 COPIES = (
     "set data.root or NORMBENCH_DATA to a folder that holds copies in the hub's layout (ROOT/owner/name/…/*.parquet), "
@@ -257,8 +257,8 @@ def causes(fault: BaseException) -> list[BaseException]:
 
 
 def reason(fault: BaseException) -> str:
-    """Return the first line of what an exception says at its root."""
+    """Return the first line of what an exception says at its root, without the system's number."""
     root = causes(fault)[-1]
     lines = lines_of(root)
-    first = lines[0] if lines else type(root).__name__
+    first = NUMBER.sub("", lines[0]) if lines else type(root).__name__
     return first.rstrip(".:")
