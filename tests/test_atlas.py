@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbench.atlas.anatomy import fold_gain, fold_statistics, order_of_rotary, place_model, say_placement
+from normbench.atlas.anatomy import measure_model, order_of_rotary, place_model, say_placement
 from normbench.atlas.atlas import compare_rows, differences, measure_apart, measure_family, versions
 from normbench.atlas.behaviour import Behaviour, measure
 from normbench.atlas.families import Family
+from normbench.atlas.folding import count_folds
 from normbench.atlas.page import questions, read_published
 from normbench.cli import main
 from normbench.commands.atlas import as_json, write_markdown
@@ -252,6 +253,34 @@ class Widening(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class Listed(nn.Module):
+    """A transformer whose attention, MLPs and norms are in lists of their own, so that it has no blocks."""
+
+    def __init__(self, normalizes_embedding: bool, is_pre: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH)
+        self.embedding_norm = nn.LayerNorm(WIDTH) if normalizes_embedding else nn.Identity()
+        self.maps = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(4)])
+        self.is_pre = is_pre
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding_norm(self.embedding(tokens))
+        for linear, norm in zip(self.maps, self.norms, strict=True):
+            x = x + linear(norm(x)) if self.is_pre else norm(x + linear(x))
+        return x
+
+
+@pytest.mark.parametrize("is_pre", [True, False])
+@pytest.mark.parametrize("normalizes_embedding", [True, False])
+def test_the_norm_of_the_embedding_is_told_without_blocks(normalizes_embedding: bool, is_pre: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.arange(10).view(2, 5) % 9
+    row = measure_model(Listed(normalizes_embedding, is_pre), lambda model: model(tokens), has_low=False)
+    assert row["blocks"] == 0
+    assert row["embedding"] == ("LayerNorm" if normalizes_embedding else "")
+
+
 @pytest.mark.parametrize(("of_norm", "third"), [(True, "pre, of the learned shortcut too"), (False, "pre")])
 def test_a_map_to_another_width_is_a_shortcut_and_no_branch(of_norm: bool, third: str) -> None:
     widths = [(16, 16), (16, 16), (16, 24), (24, 24)]
@@ -357,28 +386,110 @@ def test_whether_rotary_comes_before_a_norm_is_measured(first: bool, words: str)
 # ---- folding
 
 
-def test_a_gain_folds_into_what_reads_it_and_not_past_a_sum() -> None:
-    x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
-
+def count(model: nn.Module, x: Tensor) -> dict[str, Any]:
     def call(model: nn.Module) -> object:
         return model(x)
 
-    for formula, folds in ((pre, True), (post, False)):
-        model = Stack(formula)
-        found = find(model, call).found[0]
-        assert fold_gain(model, call, found) is folds
+    return count_folds(model.eval(), call, find(model, call))
+
+
+def texts() -> Tensor:
+    return torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_gain_folds_into_what_reads_it_and_not_past_a_sum() -> None:
+    for formula, folding in ((pre, True), (post, False)):
+        found = count(Stack(formula), texts())
+        assert bool(found["folds"]) is folding
+        assert bool(found["kept"]) is not folding
+
+
+class Headed(nn.Module):
+    """A stack whose last norm is read by a linear map alone."""
+
+    def __init__(self, formula: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.stack = Stack(formula)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stack(x)[:, 0])
+
+
+def test_each_norm_of_a_place_is_tried() -> None:
+    found = count(Headed(post), texts())
+    assert sum(found["folds"].values()) == 1
+    assert sum(found["kept"].values()) > 1
+
+
+class Readers(nn.Module):
+    """A norm, and one that reads it: a weight outside of any module that computes with it, experts, or something else.
+
+    Args:
+        formula: what is made of the norm's output and of the weights.
+    """
+
+    def __init__(self, formula: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.Parameter(torch.randn(2, 3, WIDTH))
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self.norm(x), self.linear, self.experts)
+
+
+def by_experts(x: Tensor, linear: nn.Linear, experts: Tensor) -> Tensor:
+    """Give each position to one of two experts."""
+    flat = x.view(-1, WIDTH)
+    result = torch.zeros(len(flat), 3).type_as(x)
+    for number in range(2):
+        chosen = torch.where(torch.arange(len(flat)) % 2 == number)[0]
+        result.index_add_(0, chosen, F.linear(flat[chosen], experts[number]))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("formula", "folds"),
+    [
+        (lambda x, linear, experts: linear(x), True),
+        (lambda x, linear, experts: linear.weight @ x.transpose(1, 2), True),
+        (by_experts, True),
+        (lambda x, linear, experts: torch.einsum("btd,ekd->btek", x, experts), True),
+        (lambda x, linear, experts: linear(x / 4.0), True),
+        (lambda x, linear, experts: linear(x.mean(1)), True),
+        (lambda x, linear, experts: linear(x.unflatten(-1, (4, -1)).flatten(-2).float()), True),
+        (lambda x, linear, experts: linear(F.relu(x)), False),
+        (lambda x, linear, experts: linear(x) + x, False),
+        (lambda x, linear, experts: linear(x).mul_(x), False),
+        (lambda x, linear, experts: linear(x.amax(1)), False),
+        (lambda x, linear, experts: F.linear(x, F.normalize(linear.weight)), False),
+        (lambda x, linear, experts: linear(F.layer_norm(x, (WIDTH,))), False),
+        (lambda x, linear, experts: x @ x.transpose(1, 2), False),
+    ],
+)
+def test_what_a_gain_can_go_into_is_told_by_what_is_computed(formula: Callable[..., Tensor], folds: bool) -> None:
+    found = count(Readers(formula), texts())
+    assert (bool(found["folds"]), bool(found["kept"])) == (folds, not folds)
+
+
+def test_a_gain_folds_into_a_small_weight_beside_a_large_bias() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-5)
+    assert count(model, texts())["kept"] == {}
 
 
 def test_statistics_fold_into_the_convolution_before_them() -> None:
     x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-
-    def call(model: nn.Module) -> object:
-        return model(x)
-
     after = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     apart = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8))
-    assert fold_statistics(after, call, find(after, call).found[0])
-    assert not fold_statistics(apart, call, find(apart, call).found[0])
+    for model, folds in ((after, True), (apart, False)):
+        found = count(model, x)
+        assert (bool(found["folds"]), bool(found["kept"])) == (folds, not folds)
 
 
 # ---- what is published

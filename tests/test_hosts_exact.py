@@ -194,6 +194,8 @@ class Pieces(nn.Module):
         y = self.norm(x)
         if self.how == "read":
             return self.out(y) + self.out(x)
+        if self.how == "dtype":
+            return self.out(y) * (x.argmax(-1, keepdim=True) + 1).type_as(y)
         if self.how == "gain and a norm":
             return self.out(y) + self.out(self.other(before))
         return self.out(torch.tanh(y) if self.how == "tanh" else y)
@@ -204,6 +206,12 @@ def test_numbers_orders_and_sums_of_positions_are_seen_through() -> None:
     found = converted(stir(Pieces("moved")), lambda model: model(x))
     assert {*found.norms} == {"norm"} and found.biases == ["out"]
     assert found.model.get_buffer("table").mean(-1).abs().max() < 1e-15
+
+
+def test_what_takes_the_dtype_of_a_norm_alone_does_not_hinder() -> None:
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = converted(stir(Pieces("dtype")), lambda model: model(x))
+    assert {*found.norms} == {"norm"} and found.biases == ["out"]
 
 
 def test_a_gain_goes_into_what_it_multiplies() -> None:

@@ -10,7 +10,6 @@ import copy
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -20,32 +19,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from normbench.atlas.behaviour import Behaviour, Probe, measure
+from normbench.atlas.folding import count_folds, place_of
+from normbench.atlas.passes import CallModel, hooked
 from normbench.errors import UsageError
 from normbench.hosts.adapters import may_be_norm, qualified_name
 from normbench.hosts.exact import to_rms
 from normbench.hosts.finding import Findings, Found, find
 from normbench.hosts.sites import SHORTCUT, HostBlock, has_map
-from normbench.hosts.tape import evaluating, look_at, tensors_in, without_fast_path
-
-CallModel = Callable[[nn.Module], object]
+from normbench.hosts.tape import tensors_in
 
 SAME = 1e-5  # relative, of two outputs in float32 that are alike
-FOLDS = 1e-4  # relative, of an output whose γ is in another weight: some models compute in float32 alone
 SKIPPED = 6  # positions at the start that short convolutions see otherwise than those behind
 HEADS = ("q", "k", "qk", "kq", "qv", "kv", "qkv", "v")  # what a slot inside of attention begins with
 MOST_LAYER_NORMS = 40  # of a model whose mean is taken out, which is slow
 
 
 # ---- one pass, with something held
-
-
-@contextmanager
-def hooked(model: nn.Module) -> Iterator[ExitStack]:
-    """Run passes in evaluation mode without gradients and fused layers; hooks that the stack is given go at the end."""
-    with ExitStack() as stack:
-        for context in (evaluating(model), without_fast_path(), torch.no_grad()):
-            stack.enter_context(context)
-        yield stack
 
 
 def hold(value: Any, vary_first: bool = False) -> Any:
@@ -142,7 +131,9 @@ def has_skip(model: nn.Module, call: CallModel, block: HostBlock) -> bool | None
     return depends_around(model, call, list(maps_of(block)), block.module)
 
 
-def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Collection[Found]) -> dict[str, str]:
+def place_block(
+    model: nn.Module, call: CallModel, block: HostBlock, norms: Collection[Found], is_residual: bool | None
+) -> dict[str, str]:
     """Return the word for the placement of each branch of a block, and `together` where they stand side by side.
 
     Args:
@@ -150,6 +141,7 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
         call: runs one pass.
         block: of it.
         norms: those that stand in the block.
+        is_residual: whether its input goes around all of its maps, as `has_skip` tells.
     """
     around = [found for found in norms if found.site.slot in ("in", "out")]
     before = defaultdict[str, int](int)
@@ -169,7 +161,6 @@ def place_block(model: nn.Module, call: CallModel, block: HostBlock, norms: Coll
                 before[role] += 1
         else:
             after[found.site.role] += 1
-    is_residual = has_skip(model, call, block)
     words: dict[str, str] = {}
     for name in block.branches:
         role = name.partition(".")[0]
@@ -215,13 +206,14 @@ def stand_side_by_side(model: nn.Module, call: CallModel, block: HostBlock) -> b
 def place_model(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, int]:
     """Return how many branches have each placement, by word; of blocks with the same norms and skip one is tried."""
     by_path = {found.path: found for found in findings.found}
-    alike: dict[tuple[Any, ...], list[tuple[HostBlock, list[Found]]]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[tuple[HostBlock, list[Found], bool | None]]] = defaultdict(list)
     for block in findings.blocks:
         norms = [found for path, found in by_path.items() if path.startswith(f"{block.path}.")]
         form = [(found.site.role, found.site.slot, qualified_name(found.module)) for found in norms]
         has_projection = any(has_map(module) for module in block.shortcut)
-        skip = (has_projection, has_skip(model, call, block))  # blocks that change the size may have none
-        alike[type(block.module), block.side, tuple(block.branches), skip, *form].append((block, norms))
+        is_residual = has_skip(model, call, block)  # blocks that change the size may have none
+        skip = (has_projection, is_residual)
+        alike[type(block.module), block.side, tuple(block.branches), skip, *form].append((block, norms, is_residual))
     counts = Counter[str]()
     for blocks in alike.values():
         words = place_block(model, call, *blocks[-1])
@@ -233,6 +225,29 @@ def place_model(model: nn.Module, call: CallModel, findings: Findings) -> dict[s
                 phrase += ", parallel"
             counts[phrase] += len(blocks)
     return dict(counts)
+
+
+def norm_of_stream(model: nn.Module, call: CallModel, findings: Findings) -> Found | None:
+    """Return the first norm if all that a model gives comes through it and no map stands before it, as of embeddings.
+
+    Of a model without blocks this alone tells it from the norm before the first branch, around which the stream goes.
+    """
+    by_module = {found.module: found for found in findings.found}
+    order: dict[nn.Module, None] = {}
+
+    def note(module: nn.Module, given: Any) -> None:
+        order[module] = None
+
+    with hooked(model) as stack:
+        for module in model.modules():
+            is_innermost = has_map(module) and not any(has_map(child) for child in module.children())
+            if module in by_module or (is_innermost and not isinstance(module, nn.Embedding)):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        call(model)
+    first = by_module.get(next(iter(order), model))
+    if first is None or depends_around(model, call, [first.module], model) is not False:
+        return None
+    return first
 
 
 def say_placement(counts: Mapping[str, int]) -> str:
@@ -351,135 +366,7 @@ def describe_heads(model: nn.Module, findings: Findings, call_alike: CallModel |
     return "; ".join(phrases), "; ".join(values)
 
 
-# ---- what folds
-
-
-def count_folds(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, Any]:
-    """Return into which weights the γ of norms can go without a change, tried on a copy: `next`, or why `kept`.
-
-    One norm of each kind of place is tried: its γ are drawn, multiplied into the weights of the linear maps that read
-    its output, and set to 1.
-    """
-    done = Counter[str]()
-    kept = Counter[str]()
-    places: dict[str, list[Found]] = defaultdict(list)
-    for found in findings.found:
-        places[f"{place_of(found)} {qualified_name(found.module)}"].append(found)
-    for alike in places.values():
-        found = alike[0]
-        gain = found.adapter.read_gain(found.module)
-        if gain is None:
-            continue
-        fold = fold_statistics if found.adapter.running else fold_gain
-        if fold(model, call, found):
-            done[place_of(found)] += len(alike)
-        else:
-            kept[place_of(found)] += len(alike)
-    return {"folds": dict(done), "kept": dict(kept)}
-
-
-def place_of(found: Found) -> str:
-    """Return the role and slot of a norm's site, in words."""
-    return f"{found.site.side} {found.site.role} {found.site.slot}".strip().replace("  ", " ")
-
-
-@torch.no_grad()
-def fold_gain(model: nn.Module, call: CallModel, found: Found) -> bool:
-    """Tell whether a model computes the same once a norm's γ is in the weights of the linear maps that read it."""
-    trial = copy.deepcopy(model)
-    norm = trial.get_submodule(found.path)
-    weight = norm.get_parameter(found.adapter.gain)
-    generator = torch.Generator().manual_seed(3)
-    vector = 1.0 + 0.5 * torch.rand(found.features, generator=generator)
-    weight.copy_((vector - found.adapter.offset).view(weight.shape))
-    if found.adapter.read_shift(norm) is not None:
-        norm.get_parameter(found.adapter.shift).zero_()  # it goes into a bias
-    given: dict[Any, None] = {}
-    readers: dict[nn.Module, None] = {}
-
-    def note_output(module: nn.Module, args: Any, output: Any) -> None:
-        given[look_at(next(tensors_in(output))).key] = None
-
-    def note_reader(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if any(look_at(tensor).key in given for tensor in tensors_in((args, kwargs))):
-            readers[module] = None
-
-    with hooked(trial) as stack:
-        stack.callback(norm.register_forward_hook(note_output).remove)
-        for module in trial.modules():
-            if input_axis(module) is not None:
-                stack.callback(module.register_forward_pre_hook(note_reader, with_kwargs=True).remove)
-        before = first_output(call(trial))
-        if not readers:
-            return False
-        for reader in readers:
-            matrix = reader.get_parameter("weight")
-            axis = input_axis(reader)
-            assert axis is not None
-            if matrix.shape[axis] != found.features:
-                return False
-            view = [1] * matrix.ndim
-            view[axis] = found.features
-            reader.weight = nn.Parameter(matrix * vector.view(view))  # its own, where it was tied
-        weight.fill_(1.0 - found.adapter.offset)
-        after = first_output(call(trial))
-    return torch.allclose(before, after, rtol=FOLDS, atol=FOLDS * float(before.abs().max()))
-
-
-@torch.no_grad()
-def fold_statistics(model: nn.Module, call: CallModel, found: Found) -> bool:
-    """Tell whether a model computes the same once a BatchNorm is in the convolution or linear map before it."""
-    trial = copy.deepcopy(model)
-    norm: Any = trial.get_submodule(found.path)
-    makers: dict[Any, Any] = {}
-    before_norm: list[Any] = []
-
-    def note_maker(module: nn.Module, args: Any, output: Any) -> None:
-        makers[look_at(output).key] = module
-
-    def note_input(module: nn.Module, args: Any) -> None:
-        before_norm.append(makers.get(look_at(args[0]).key))
-
-    with hooked(trial) as stack:
-        stack.callback(norm.register_forward_pre_hook(note_input).remove)
-        for module in trial.modules():
-            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-                stack.callback(module.register_forward_hook(note_maker).remove)
-        before = first_output(call(trial))
-        layer = before_norm[0] if before_norm else None
-        if layer is None or norm.running_var is None or layer.weight.shape[0] != found.features:
-            return False
-        gain = 1.0 if norm.weight is None else norm.weight
-        shift = 0.0 if norm.bias is None else norm.bias
-        scale = gain * torch.rsqrt(norm.running_var + norm.eps)
-        bias = 0.0 if layer.bias is None else layer.bias
-        layer.bias = nn.Parameter((bias - norm.running_mean) * scale + shift)
-        layer.weight = nn.Parameter(layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)))
-        norm.running_mean.zero_()
-        norm.running_var.fill_(1.0 - norm.eps)
-        for vector, value in ((norm.weight, 1.0), (norm.bias, 0.0)):
-            if vector is not None:
-                vector.fill_(value)
-        after = first_output(call(trial))
-    return torch.allclose(before, after, rtol=FOLDS, atol=FOLDS * float(before.abs().max()))
-
-
-def input_axis(module: nn.Module) -> int | None:
-    """Return the axis of a linear map's weight that its input has; None of other modules."""
-    name = type(module).__name__
-    if isinstance(module, nn.Linear):
-        return 1
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1:
-        return 1
-    return 0 if name == "Conv1D" and qualified_name(module).startswith("transformers.") else None
-
-
-def first_output(output: Any) -> Tensor:
-    """Return the first tensor of floating point of what a model gives."""
-    for tensor in tensors_in(output):
-        if tensor.is_floating_point():
-            return tensor.clone()
-    raise UsageError("the model gives no numbers")
+# ---- what becomes an RMSNorm
 
 
 def count_exact(model: nn.Module, call: CallModel, findings: Findings) -> dict[str, Any]:
@@ -630,6 +517,9 @@ def measure_model(
     for found in findings.found:
         if found.site.role in outside:
             outside[found.site.role].append(type(found.module).__name__)
+    of_stream = None if findings.blocks else norm_of_stream(model, call, findings)
+    if of_stream is not None:
+        outside["stem"].append(type(of_stream.module).__name__)
     return {
         "norms": norms,
         "blocks": len(findings.blocks),

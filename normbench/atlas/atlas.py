@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from normbench.atlas.anatomy import first_output, measure_model, measure_norms
+from normbench.atlas.anatomy import measure_model, measure_norms
 from normbench.atlas.families import LENGTH, Built, Family, list_families, norm_settings
+from normbench.atlas.passes import first_output
 from normbench.errors import UsageError, explain
 from normbench.hosts.finding import find
 from normbench.hosts.libraries import LIBRARIES

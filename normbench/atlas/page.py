@@ -186,8 +186,9 @@ def fold_tables(published: Row) -> Iterator[Table]:
         if folds or kept:
             rows.append([name, say_counts(folds), say_counts(kept)])
     note = (
-        "γ goes into the linear maps that read the norm as it is; BatchNorm into the map before it. What stands before "
-        "attention's scores, a residual sum or a pool is kept."
+        "γ goes into the weights that read the norm, a router's and experts' too, also behind a mean over positions or "
+        "a product with a number; BatchNorm goes into the map before it. What stands before attention's scores, a "
+        "residual sum or an activation is kept. Each norm is tried."
     )
     yield Table("Whose γ fold into the next weights?", note, ["family", "folds", "stays"], rows)
     rows = []

@@ -580,7 +580,7 @@ class ExportedGraph:
             for user in self.users(node):
                 if user.target in READERS and argument(user, READERS[user.target][0]) is node:
                     readers.append(self.reader(user, node, axes[node], shift))
-                elif user not in axes:
+                elif user not in axes and not takes_no_numbers(user, node):
                     axes[user] = self.axis_shifted(user, node, axes[node])
                     waiting.append(user)
         return readers
@@ -704,6 +704,21 @@ def compute(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
     except Exception:  # what does not compute is not seen through
         return None
     return output if isinstance(output, Tensor) else None
+
+
+def takes_no_numbers(user: fx.Node, node: fx.Node) -> bool:
+    """Tell whether a user of a node takes no more of it than its shape or dtype, as `type_as` does of its second.
+
+    Of what a mask chooses it is not tried, which may choose something else.
+    """
+    if user.op != "call_function":
+        return False
+    values = random_operands(user)
+    if node not in values or any(value.dtype == torch.bool for value in values.values()):
+        return False
+    generator = torch.Generator().manual_seed(3)
+    other = torch.randn(values[node].shape, dtype=torch.float64, generator=generator)
+    return agree(compute(user, {**values, node: other}), compute(user, values))
 
 
 def random_gain(node: fx.Node, part: Part) -> Float[Tensor, " features"] | None:
