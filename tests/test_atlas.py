@@ -475,11 +475,12 @@ def test_what_a_gain_can_go_into_is_told_by_what_is_computed(formula: Callable[.
     assert (bool(found["folds"]), bool(found["kept"])) == (folds, not folds)
 
 
-def test_a_gain_folds_into_a_small_weight_beside_a_large_bias() -> None:
+@pytest.mark.parametrize("size", [0.0, 1e-5])
+def test_a_gain_folds_into_a_head_that_starts_near_zero(size: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3))
     with torch.no_grad():
-        model[1].weight.mul_(1e-5)
+        model[1].weight.mul_(size)
     assert count(model, texts())["kept"] == {}
 
 

@@ -24,6 +24,7 @@ from normbench.hosts.finding import Findings, Found
 from normbench.hosts.tape import SHAPED_LIKE, floats_in, look_at, storages_of, tensors_in
 
 FOLDS = 1e-4  # relative, of an output whose γ is in another weight: some models compute in float32 alone
+NEAR_ZERO = 1e-3  # the largest entry of a matrix that is as good as none
 
 Swap = Callable[[Tensor], Tensor]
 
@@ -61,10 +62,13 @@ def place_of(found: Found) -> str:
 def draw_gains(model: nn.Module, findings: Findings) -> nn.Module:
     """Return a copy of a model whose norms have other γ, of either sign, and no β, which would go into biases.
 
-    BatchNorms keep theirs.
+    BatchNorms keep theirs. Matrices that start near 0, as of heads, are drawn, since they would hide what they read.
     """
     trial = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(3)
+    for parameter in trial.parameters():
+        if parameter.ndim > 1 and parameter.is_floating_point() and not bool((parameter.abs() > NEAR_ZERO).any()):
+            parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
     for found in findings.found:
         norm = trial.get_submodule(found.path)
         if found.adapter.running or found.adapter.read_gain(norm) is None:
