@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PADDING = -100  # of targets: F.cross_entropy leaves it out
+KEEPS_NORM = "keeps_norm"  # in a group of parameters: the optimizer keeps the norm of each of their matrices
 
 Split = Literal["train", "val", "test"]
 Side = Literal["", "encoder", "decoder"]

@@ -21,7 +21,8 @@ from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.sweep.sweep import plan_sweep
 from normbench.training import precision
-from normbench.training.muon import MuonAdamW, matrices_in_blocks, separate_matrices
+from normbench.training.matrices import matrices_in_blocks, separate_matrices
+from normbench.training.muon import MuonAdamW
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.types import Model, Task
 
@@ -38,7 +39,7 @@ SMALL = ["optim=muon", "threads=1", "device=cpu", "trainer.steps=12"]
 def optimizer_of(model: Model, norms: dict[str, nn.Module]) -> MuonAdamW:
     """What a run would train the model with."""
     groups = parameter_groups(model, norms.values(), DECAY, decay_norms=False)
-    groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
+    groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()), "optim=muon")
     optimizer = make_optimizer(builder.factory(resolve("optim", section("optim", "muon"))), groups, CPU)
     assert isinstance(optimizer, MuonAdamW)
     return optimizer
@@ -248,7 +249,7 @@ def test_a_stack_and_one_graph_of_a_step_are_refused() -> None:
 
 def test_a_model_without_matrices_is_refused() -> None:
     with pytest.raises(UsageError, match="finds no matrix in the blocks of this model: use optim=adamw"):
-        separate_matrices([{"params": [nn.Parameter(torch.ones(3))]}], {})
+        separate_matrices([{"params": [nn.Parameter(torch.ones(3))]}], {}, "optim=muon")
 
 
 def test_fused_maps_whose_weights_are_treated_are_taken_by_their_parts() -> None:

@@ -19,6 +19,7 @@ PLAIN: dict[str, Any] = {group: section(group, NAMES[group]) for group in ("norm
 PLAIN |= {group: {"_target_": "mine.Own"} for group in ("model", "data")}
 OPAQUE = PLAIN | {"at": {"norm@qk": section("norm", "dyt") | {"impl": "compile"}}}
 OFFSET = PLAIN | {"at": {"norm@qk": section("norm", "dyt") | {"offset": 1.0}}}
+OF_LENGTH_1 = PLAIN | {"at": {"weights@mlp": section("weights", "unit")}}
 TREATED = PLAIN | {"at": {"weights@mlp": section("weights", "spectral")}}
 HOSTED = SimpleNamespace(hosted=True, recompute=False)
 WITHOUT_STACK = SimpleNamespace(hosted=False, recompute=None)
@@ -53,7 +54,9 @@ SIDES: dict[str, dict[str, Any]] = {
     "sweep.lr_seeds that serve several reported seeds": {"sweep.lr_seeds": [1000, 1001, 1001, 1002]},
     "init=mup": {"scales_rates": True},
     "an optimizer other than Adam": {"not_adam": True},
-    "optim=muon": {"needs_matrices": True},
+    "optim=muon, adamh or muonh": {"needs_matrices": True},
+    "optim=adamh or muonh": {"keeps_norms": True},
+    "weights=unit": {"recipe": Recipe(OF_LENGTH_1, NAMES)},
     "an optimizer that is not fused": {"not_fused": True},
     "schedule=ramp": {"ramps": True},
     "optim.lr": {"given": ["optim.lr"], "optim.lr": 0.1},

@@ -23,7 +23,7 @@ from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.loop import Loop
-from normbench.training.muon import matrices_in_blocks, separate_matrices
+from normbench.training.matrices import matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.stack import Stack
 from normbench.types import Treatment
@@ -110,7 +110,7 @@ def test_parameters_move_as_in_groups_of_torch_also_after_a_continuation(optim: 
 def test_muon_has_them_beside_its_matrices() -> None:
     model, norms = build("seednorm", "layerscale")
     groups = parameter_groups(model, norms.values(), DECAY, decay_norms=False)
-    groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
+    groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()), "optim=muon")
     slow = [group for group in groups if group.get("lr_factor") == 0.1]
     assert len(groups) == 6 and not any("parts" in group for group in slow)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

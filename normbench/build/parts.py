@@ -21,7 +21,8 @@ from normbench.norms.foreign import make_fitted, measure_facts, takes_place
 from normbench.record.loggers import Logger
 from normbench.settings import drop_keys, flat
 from normbench.training.devices import seed_draws
-from normbench.training.muon import MuonAdamW
+from normbench.training.hyperball import AdamH, MuonH
+from normbench.training.matrices import MatrixOptimizer
 from normbench.training.optimizer import may_fuse
 from normbench.types import Data, NormFacts, Task, worst_of
 
@@ -108,7 +109,8 @@ def combine(recipe: Recipe, making: Mapping[str, Any] | None = None, given: Coll
         init=recipe["init"].made,
         scales_rates=scales_rates(recipe["init"]),
         not_adam=not issubclass(optim.made, torch.optim.Adam),
-        needs_matrices=orthogonalizes(optim),
+        needs_matrices=takes_matrices(optim),
+        keeps_norms=keeps_norms(optim),
         not_fused=not (optim.settings.get("fused") or may_fuse(factory(optim))),
         ramps=getattr(recipe["schedule"].made, "ramps", False),
         settings={**drop_keys(flat(recipe.tree), *OF_MAKING), **(making or {})},
@@ -140,9 +142,14 @@ def scales_rates(init: Part) -> bool:
     return getattr(init.made, "lr_factors", Initialization.lr_factors) is not Initialization.lr_factors
 
 
-def orthogonalizes(optim: Part) -> bool:
+def takes_matrices(optim: Part) -> bool:
     """Tell whether the optimizer treats a matrix as one, and so needs it whole and by itself."""
-    return issubclass(optim.made, MuonAdamW)
+    return issubclass(optim.made, MatrixOptimizer)
+
+
+def keeps_norms(optim: Part) -> bool:
+    """Tell whether the optimizer keeps the norm of each matrix of blocks."""
+    return issubclass(optim.made, (AdamH, MuonH))
 
 
 # ---- data and loggers

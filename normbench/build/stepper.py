@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from normbench.build.parts import factory, orthogonalizes
+from normbench.build.parts import factory, keeps_norms, takes_matrices
 from normbench.build.treatments import treatments_after_step
 from normbench.config.recipe import Recipe
-from normbench.training.muon import matrices_in_blocks, separate_matrices
+from normbench.training.hyperball import check_start
+from normbench.training.matrices import matrices_in_blocks, separate_matrices
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group
 from normbench.training.precision import Precision
@@ -40,8 +41,11 @@ def make_stepper(
     weight_decay = optim.settings.get("weight_decay", 0.0)
     lr_factors = factory(recipe["init"])().lr_factors(model.anatomy())
     groups = parameter_groups(model, norms.values(), weight_decay, trainer["decay_norms"], lr_factors)
-    if orthogonalizes(optim):
-        groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()))
+    given = recipe.in_words("optim")
+    if takes_matrices(optim):
+        groups = separate_matrices(groups, matrices_in_blocks(model, norms.values()), given)
+    if keeps_norms(optim):
+        check_start(model, groups, given)
     return Stepper(
         model=model,
         data=data,

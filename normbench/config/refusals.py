@@ -46,6 +46,7 @@ class Combination:
         scales_rates: whether that comes with learning rates of its own.
         not_adam: whether the optimizer is none of Adam's kind.
         needs_matrices: whether the optimizer treats a matrix as one.
+        keeps_norms: whether the optimizer keeps the norm of each matrix of blocks.
         not_fused: whether the optimizer cannot run as one operator of a GPU, and keeps numbers outside of it.
         ramps: whether the learning rate grows until the run no longer learns.
         settings: of the run by dotted path, and what OF_MAKING names, where that is known.
@@ -62,6 +63,7 @@ class Combination:
     scales_rates: bool = False
     not_adam: bool = False
     needs_matrices: bool = False
+    keeps_norms: bool = False
     not_fused: bool = False
     ramps: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -343,6 +345,12 @@ def stores_offset(run: Combination) -> bool:
     return any(norm.settings.get("offset") for norm in run.recipe.parts_of("norm"))
 
 
+def sets_length(run: Combination) -> bool:
+    """Tell whether a treatment of weights divides what is trained by its length after each step."""
+    assert run.recipe is not None
+    return any(part.made.sets_length for part in run.recipe.parts_of("weights"))
+
+
 def keeps_all(run: Combination) -> bool:
     """Tell whether the model cannot compute its blocks again."""
     return run.model.recompute is None
@@ -387,9 +395,11 @@ NORMS_IN_16_BITS = Side(
 )
 ACCUMULATED = Side("trainer.accumulate", "trainer.accumulate above 1", partial(exceeds_one, "trainer.accumulate"))
 TREATED = Side("weights", "a treatment of weights", attrgetter("recipe.treats_weights"))
+OF_LENGTH_1 = Side("weights", "weights=unit", sets_length)
 WITH_RATES = Side("init", "init=mup", attrgetter("scales_rates"))
 NOT_ADAM = Side("optim", "an optimizer other than Adam", attrgetter("not_adam"))
-OF_MATRICES = Side("optim", "optim=muon", attrgetter("needs_matrices"))
+OF_MATRICES = Side("optim", "optim=muon, adamh or muonh", attrgetter("needs_matrices"))
+ON_SPHERES = Side("optim", "optim=adamh or muonh", attrgetter("keeps_norms"))
 NOT_FUSED = Side("optim", "an optimizer that is not fused", attrgetter("not_fused"))
 OFFSET_GAIN = Side("norm", "norm.offset", stores_offset)
 OPAQUE_NORM = Side("norm", "norm.impl=compile or liger", has_opaque_norm)
@@ -420,6 +430,12 @@ OF_SETTINGS = (
     clash(RECOMPUTED, KEEPS_ALL, "the model cannot compute its blocks again", "leave trainer.recompute out"),
     clash(WITH_RATES, NOT_ADAM, "the start has learning rates for Adam", "use optim=adamw"),
     clash(WITH_RATES, TREATED, "the start scales weights as they are", "leave the treatment out"),
+    clash(
+        ON_SPHERES,
+        OF_LENGTH_1,
+        "both say how long weights are after a step, the one for a matrix and the other for each of its vectors",
+        "use optim=adamw or muon, or leave the treatment out",
+    ),
     clash(SHARDED, TREATED, CUTS, ONE_OF_BOTH),
     clash(SHARDED, OF_MATRICES, CUTS, ONE_OF_BOTH),
     clash(SHARDED, AVERAGED, CUTS, ONE_OF_BOTH),

@@ -73,7 +73,7 @@ SECTIONS = (
         "the optimizer",
         makes="torch.optim.Optimizer",
         given="(params)",
-        trusted=("torch.optim.", "normbench.training.muon."),
+        trusted=("torch.optim.", "normbench.training.muon.", "normbench.training.hyperball."),
     ),
     Section(
         "schedule",

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from normbench.probes import tensor_statistics as stats
 from normbench.probes.reading import Reading, TagPlace
-from normbench.types import Block, InnerAttention, Model, Norm
+from normbench.types import KEEPS_NORM, Block, InnerAttention, Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
 
@@ -251,7 +251,8 @@ class Probes:
 
         ratio: ‖Δw‖ / ‖w‖. effective_lr: where a norm makes the scale of the weights irrelevant, the rate at which their
         direction moves: lr / ‖w‖² with SGD, and lr / ‖w‖ with the other optimizers, whose steps do not shrink with the
-        gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3). lr is the rate of the largest weight there.
+        gradient's scale (van Laarhoven 2017, §3; Hoffer et al. 2018, §3); lr itself where the optimizer keeps the norm
+        of weights, and steps by a share of it. lr is the rate of the largest weight there.
         """
         if "updates" not in self.wanted:
             yield
@@ -262,8 +263,11 @@ class Probes:
                 weights.append(parameter.detach())
         before = torch._foreach_mul(weights, 1)  # a copy
         lrs = dict[Tensor, float]()
+        relative = set[Tensor]()
         for group in optimizer.param_groups:
             lrs.update(dict.fromkeys(group["params"], group["lr"]))
+            if group.get(KEEPS_NORM):
+                relative.update(group["params"])
         power = 2 if isinstance(optimizer, torch.optim.SGD) else 1
         yield
         with torch.no_grad():
@@ -276,6 +280,7 @@ class Probes:
             reading.scalars[f"update/{place}/ratio"] = ratio
             if not place.endswith(".norms"):
                 largest = max(self.groups[place], key=Tensor.numel)
+                divisor = torch.ones_like(divisor) if largest in relative else divisor
                 reading.scalars[f"update/{place}/effective_lr"] = lrs[largest] / divisor
 
     # ---- what differs between examples

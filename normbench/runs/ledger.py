@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normbench.settings import Tree
-from normbench.types import Model, Norm, Placement
+from normbench.types import KEEPS_NORM, Model, Norm, Placement
 
 
 def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
@@ -74,6 +74,21 @@ def gain_rows(model: Model) -> dict[str, Any]:
             branch_gains.append(round(module.branch_gain, 6))
             residual_gains.append(round(module.residual_gain, 6))
     return {"branch_gain": find_distinct(branch_gains), "residual_gain": find_distinct(residual_gains)}
+
+
+def kept_norms_row(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return how many matrices have a norm that the optimizer keeps, and so no decay, where there are any."""
+    kept = count_kept_norms(optimizer)
+    return {"matrices_kept_at_their_norm": kept} if kept else {}
+
+
+def count_kept_norms(optimizer: torch.optim.Optimizer) -> int:
+    """Count the matrices whose norm the optimizer keeps."""
+    number = 0
+    for group in optimizer.param_groups:
+        if group.get(KEEPS_NORM):
+            number += group["parts"] * len(group["params"])
+    return number
 
 
 def dtype_row(trainer: Tree) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from normbench.build import untreated_weights
 from normbench.config.groups import content, options
 from normbench.models import unsafe_convolutions
-from normbench.runs.ledger import parameter_counts
+from normbench.runs.ledger import count_kept_norms, parameter_counts
 from normbench.runs.plan import Run
 from normbench.training.loop import Loop
 from normbench.training.optimizer import MovingAverage
@@ -62,6 +62,7 @@ def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: s
     lines += lone_feature_notes(norms)
     lines += [f"note: {sentence}" for sentence in loop.model.notes()]
     lines += weight_notes(run, loop.model, norms)
+    lines += decay_notes(run, loop.stepper.optimizer)
     return lines
 
 
@@ -85,6 +86,16 @@ def weight_notes(run: Run, model: Model, norms: Mapping[str, nn.Module]) -> list
     return [
         f"note: {given} leaves {what} alone: it treats linear maps and convolutions (nn.Linear, nn.Conv1d to Conv3d)"
     ]
+
+
+def decay_notes(run: Run, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return a note where decay is asked for, and the optimizer keeps the norm of most of what would decay."""
+    decay = run.config.recipe["optim"].settings.get("weight_decay", 0.0)
+    if not decay or not count_kept_norms(optimizer):
+        return []
+    given = run.config.recipe.in_words("optim")
+    what = f"{given} keeps the norm of each matrix of blocks, on which decay does nothing"
+    return [f"note: {what}: optim.weight_decay={short(decay)} is of embeddings, stem and head alone"]
 
 
 def norm_notes(run: Run, norms: Mapping[str, nn.Module]) -> list[str]:

@@ -21,7 +21,7 @@ from normbench.record.files import read_json
 from normbench.record.loggers import Scalar, finite
 from normbench.record.metrics import logged_lines
 from normbench.record.tensorboard import RESULTS, event_files
-from normbench.runs.ledger import make_ledger
+from normbench.runs.ledger import kept_norms_row, make_ledger
 from normbench.runs.notices import caveats
 from normbench.runs.plan import Run
 from normbench.settings import key_of
@@ -65,7 +65,7 @@ def make_summary(
         "norm_facts": vars(run.facts),
         **caveats(run),
         "extends": run.parent.path.name if run.parent else None,
-        "ledger": {**ledger, **loop.early.found()},
+        "ledger": {**ledger, **kept_norms_row(loop.stepper.optimizer), **loop.early.found()},
         "status": status,
         "step": step,
         "message": message,

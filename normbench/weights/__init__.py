@@ -43,9 +43,11 @@ class Weights(ABC):
 
     Attributes:
         everywhere: whether it also holds for embeddings, stem and head where no rule names them.
+        sets_length: whether it divides what is trained by its length after each step.
     """
 
     everywhere: ClassVar[bool] = False
+    sets_length: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, module: nn.Module, site: Site) -> None:
@@ -137,6 +139,7 @@ class Unit(Weights):
     """
 
     everywhere = True
+    sets_length = True
 
     def apply(self, module: nn.Module, site: Site) -> None:
         self.after_step({module: site})
