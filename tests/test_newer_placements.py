@@ -18,6 +18,7 @@ from normbench.types import Branch, Placement, Site
 WIDTH = 5
 DEPTH = 3
 NEWER = ("lns", "keel", "b2t", "gpas", "admin", "layerscale", "rezero", "skipinit", "ngpt", "nf", "fixup")
+NEWER += ("orthogonal",)
 TWO = 2 * DEPTH  # branches in a stack of blocks with two
 
 
@@ -137,8 +138,25 @@ def fixup(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
     return x + gain_2 * g(n(x + before_2)) + after_2
 
 
+def orthogonal(x: Tensor, layer: int, own: list[Tensor]) -> Tensor:
+    """Of what is along x the share ε / (‖x‖² + ε) stays."""
+    for function in (f, g):
+        y = function(n(x))
+        across = at_right_angles(y, x)
+        left = 1e-6 / (x.square().sum(-1, keepdim=True) + 1e-6)
+        x = x + across + left * (y - across)
+    return x
+
+
+def at_right_angles(y: Tensor, x: Tensor) -> Tensor:
+    """Return the part of y at right angles to x, row by row, from an orthogonal basis of both that begins with x."""
+    rows = torch.stack((x, y), dim=-1).reshape(-1, x.shape[-1], 2)
+    basis, triangle = torch.linalg.qr(rows)
+    return (basis[..., 1] * triangle[..., 1, 1:]).view_as(y)
+
+
 REFERENCES = {"nf": nf, "fixup": fixup, "lns": lns, "keel": keel, "b2t": b2t, "gpas": gpas, "admin": admin}
-REFERENCES["ngpt"] = ngpt
+REFERENCES |= {"ngpt": ngpt, "orthogonal": orthogonal}
 REFERENCES |= dict.fromkeys(("layerscale", "rezero", "skipinit"), scaled)
 
 
@@ -205,6 +223,37 @@ def test_nf_expects_the_deviation_anew_where_the_shape_has_changed() -> None:
     y = branch.conv2(torch.relu(branch.conv1(read)))
     skip = branch.projection(read[:, :, ::2, ::2])
     assert (block(x) - (skip + 0.2 * gain * y)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("projection", ["feature", "global"])
+def test_what_is_orthogonal_in_an_image(projection: str) -> None:
+    """Each pixel, or the image as one vector; in a text each token all the same, so that none depends on later ones."""
+    block = make("orthogonal", 1, f, channel_dim=1, projection=projection, eps=0.0)
+    x = numbers(2, WIDTH, 3, 4)
+    added = block(x, mark=7) - x
+    axes = (1,) if projection == "feature" else (1, 2, 3)
+    assert (added * x).sum(axes).abs().max() < 1e-12
+    assert (added * x).sum(1).abs().max() > 0.1 or projection == "feature"
+    text = make("orthogonal", 1, f, g, projection=projection)
+    assert (text(X, mark=7) - orthogonal(X, 1, [])).abs().max() < 1e-12
+
+
+def test_what_is_orthogonal_where_a_block_changes_the_shape() -> None:
+    """What is added is at right angles to what the shortcut gives, as in the authors' ResNets."""
+    block: Any = make("orthogonal", 1, lambda x: x[..., ::2, ::2] + 0.3, channel_dim=1)
+    block.branches["attention"].shortcut = lambda x: 5 * x[..., ::2, ::2].cos()
+    x = numbers(2, WIDTH, 4, 4)
+    skip = 5 * x[..., ::2, ::2].cos()
+    added = block(x, mark=7) - skip
+    assert added.abs().max() > 0.1 and (added * skip).sum(1).abs().max() < 1e-5
+
+
+def test_orthogonal_divides_by_no_zero() -> None:
+    """A stream of zeros has no direction, and takes all of what a branch gives."""
+    x = torch.zeros(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+    y = make("orthogonal", 1, f)(x, mark=7)
+    y.sum().backward()
+    assert torch.equal(y, f(n(x))) and x.grad is not None and x.grad.isfinite().all()
 
 
 # ---- how they start
