@@ -282,8 +282,9 @@ def test_repeats_are_those_of_the_examples_that_are_used(share: float, holdout: 
     repeats = len(used) - len({*used})
     assert data.describe()["repeated_texts"] == repeats
     labels_of_text: dict[str, list[int]] = {}
+    assert data.labels is not None
     for split, some in split_texts(data).items():
-        for text, label in zip(some, data.labels[split].tolist(), strict=True):  # type: ignore[index]
+        for text, label in zip(some, data.labels[split].tolist(), strict=True):
             labels_of_text.setdefault(text, []).append(label)
     contradicted = sum(len(labels) for labels in labels_of_text.values() if len({*labels}) > 1)
     assert data.describe()["texts_with_other_labels"] == contradicted > 0
