@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrix_runs import CNN, TRANSFORMER, draw_gradients, take_step
 from support import IMAGES, TEXT, build, refused, section
 from torch import Tensor, nn
 
@@ -30,8 +31,6 @@ from normbench.types import Model, Task
 
 CPU = torch.device("cpu")
 RATE, ADAM_RATE, DECAY, BETAS, EPS, MOMENTUM = 0.05, 2e-3, 0.3, (0.8, 0.9), 1e-8, 0.95
-TRANSFORMER = ["model=nano", "model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs"]
-CNN = ["model=cnn", "model.width=4", "data=digits", "data.batch_size=16", "norm=batchnorm"]
 SMALL = ["threads=1", "device=cpu", "trainer.steps=12"]
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim has no Muon")
 BOTH = ["adamh", pytest.param("muonh", marks=needs_muon)]
@@ -48,13 +47,6 @@ def optimizer_of(name: str, model: Model, norms: dict[str, nn.Module]) -> torch.
 def part_of(name: str) -> Any:
     settings = section("optim", name, lr=RATE, adam_lr=ADAM_RATE, weight_decay=DECAY, betas=[*BETAS], eps=EPS)
     return resolve("optim", settings)
-
-
-def draw_gradients(parameters: list[nn.Parameter], seed: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    for parameter in parameters:
-        drawn = torch.randn(parameter.shape, generator=random, dtype=torch.float64).to(parameter.dtype)
-        parameter.grad = torch.empty_like(parameter).copy_(drawn)
 
 
 def on_sphere(weight: Tensor, update: Tensor) -> Tensor:
@@ -203,13 +195,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(tmp_path: Path, 
         take_step(second, step)
     there = second.model.state_dict()
     assert all(torch.equal(value, there[name]) for name, value in first.model.state_dict().items())
-
-
-def take_step(loop: Any, number: int) -> None:
-    stepper = loop.stepper
-    stepper.set_learning_rates(number)
-    stepper.gradients(stepper.local_batches(number))
-    stepper.update()
 
 
 def test_both_learning_rates_follow_the_schedule_and_the_logged_one_is_that_of_matrices() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrix_runs import CNN, TRANSFORMER, draw_gradients, take_step
 from support import IMAGES, TEXT, build, reason_against_in_a_fork, refused, section
 from torch import Tensor, nn
 
@@ -31,8 +32,6 @@ if not hasattr(torch.optim, "Muon"):
 
 CPU = torch.device("cpu")
 DECAY = 0.1
-TRANSFORMER = ["model=nano", "model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data=pydocs"]
-CNN = ["model=cnn", "model.width=4", "data=digits", "data.batch_size=16", "norm=batchnorm"]
 SMALL = ["optim=muon", "threads=1", "device=cpu", "trainer.steps=12"]
 
 
@@ -43,14 +42,6 @@ def optimizer_of(model: Model, norms: dict[str, nn.Module]) -> MuonAdamW:
     optimizer = make_optimizer(builder.factory(resolve("optim", section("optim", "muon"))), groups, CPU)
     assert isinstance(optimizer, MuonAdamW)
     return optimizer
-
-
-def draw_gradients(parameters: list[nn.Parameter], seed: int) -> None:
-    """Give each parameter a gradient that lies in memory as the parameter does, as autograd's do."""
-    random = torch.Generator().manual_seed(seed)
-    for parameter in parameters:
-        drawn = torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
-        parameter.grad = torch.empty_like(parameter).copy_(drawn)
 
 
 @pytest.mark.parametrize("shape", [(48, 12), (12, 48)])
@@ -194,13 +185,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(tmp_path: Path, 
         take_step(second, step)
     there = second.model.state_dict()
     assert all(torch.equal(value, there[name]) for name, value in first.model.state_dict().items())
-
-
-def take_step(loop: Any, number: int) -> None:
-    stepper = loop.stepper
-    stepper.set_learning_rates(number)
-    stepper.gradients(stepper.local_batches(number))
-    stepper.update()
 
 
 def test_a_damaged_state_is_refused() -> None:

@@ -234,7 +234,7 @@ class Folding(TorchFunctionMode):
         """
         self.refuse_others(read)
         plain = run.leaves()
-        wanted = run.leaves(lambda x: x * self.gain_of(x) if id(x) in self.lacking else x)
+        wanted = run.leaves(lambda x: x * self.gain_of(x))
         if equal(plain, wanted):
             return run.really()
         for put_in in self.swaps(read):
@@ -289,7 +289,9 @@ class Run:
         def replace(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
-            return (change(item) if change is not None and is_float(item) else item).clone()
+            if change is not None and is_float(item):
+                item = change(item)
+            return item.clone()
 
         args, kwargs = tree_map(replace, (self.args, self.kwargs))
         return self.leaves_of(self.func(*args, **kwargs), args)

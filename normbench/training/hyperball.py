@@ -122,10 +122,10 @@ def step_on_spheres(group: dict[str, Any], step: Callable[[dict[str, Any]], None
     torch._foreach_zero_(parameters)
     step({**group, "params": parameters, "lr": 1.0, "weight_decay": 0.0})
     for parameter, start in zip(parameters, starts, strict=True):
+        matrices = matrices_of(start, group["parts"])
+        directions = matrices_of(parameter.detach(), group["parts"])
         ends = list[Tensor]()
-        for matrix, direction in zip(
-            matrices_of(start, group["parts"]), matrices_of(parameter.detach(), group["parts"]), strict=True
-        ):
+        for matrix, direction in zip(matrices, directions, strict=True):
             ends.append(move_on_sphere(matrix, direction, group["lr"]))
         end = torch.cat(ends).view_as(start)
         if found_inf is not None:
